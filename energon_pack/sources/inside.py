@@ -7,7 +7,7 @@ from typing import Any
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.lmdb_file import open_value
 from energon_pack.sources.named_bytes import bytes_at
-from energon_pack.sources.storage import InMemory, open_file
+from energon_pack.sources.storage import File, InMemory, open_file
 from energon_pack.sources.zip_file import open_member
 
 _SEPARATOR = "::"
@@ -33,7 +33,7 @@ def media_in(media_root: str, name: str) -> str | None:
     return joined_name(media_root, name) if media_root.endswith(_ZIP) and not is_address(name) else None
 
 
-def open_inside(file: str, key: str) -> InMemory:
+def open_inside(file: str, key: str) -> File:
     """Open what a key names.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Finds a cell of a Parquet column by the page that it is in, so that one page is read for it and not its row group.
+"""Finds the values of a Parquet column of bytes in its pages, so that one is read without the others of its row group.
 
 The layout of pages, levels and encodings is Parquet's own (apache/parquet-format: Encodings.md, parquet.thrift).
 Columns of bytes, alone or in one list, with plain or dictionary encoding are read; `None` says that pyarrow has to.
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from energon_pack.samples.bytes import Bytes
+from energon_pack.sources.page_content import Content, Snappy, content_of
 
 _CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "BROTLI": "brotli"}
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
@@ -27,34 +27,44 @@ class _Page(NamedTuple):
     header: dict[int, Any]
 
 
-class _Block(NamedTuple):
-    """The values of a page, compressed or not."""
-
-    offset: int
-    size: int
-    plain_size: int
-    codec: str | None
-
-
 @dataclass(frozen=True)
 class Column:
     """Where each value of a column of bytes lies, in one row group."""
 
-    blocks: list[_Block]
+    pages: list[Content]
     first: np.ndarray  # of each row: its first value; and the number of all
-    block: np.ndarray  # of each value
+    page: np.ndarray  # of each value
     start: np.ndarray
     length: np.ndarray  # -1: null
 
-    def value(self, file: Bytes, row: int, index: int) -> bytes | None:
-        """Read a value; None: it is null, or not there."""
+    @property
+    def num_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, Snappy))
+        return elements + self.first.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
+
+    def value(self, row: int, index: int) -> "Value | None":
+        """Find a value; None: it is null, or not there."""
         number = int(self.first[row]) + index
         if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
             return None
-        block, start, length = self.blocks[self.block[number]], int(self.start[number]), int(self.length[number])
-        if block.codec is None:
-            return file.read(block.offset + start, length)
-        return _plain(file, block)[start : start + length]
+        return Value(self.pages[self.page[number]], int(self.start[number]), int(self.length[number]))
+
+    def are_there(self, row: int) -> list[bool]:
+        """Tell which values of a row are not null."""
+        return [length >= 0 for length in self.length[self.first[row] : self.first[row + 1]].tolist()]
+
+
+class Value(NamedTuple):
+    """Where a value lies."""
+
+    page: Content
+    start: int
+    size: int
+
+    def read(self, file: Bytes, offset: int, size: int) -> bytes:
+        """Read some of its bytes; raises as `Content.read`."""
+        return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
 def leaf_of(schema: Any, names: Sequence[str], depth: int) -> int | None:
@@ -74,19 +84,23 @@ def leaf_of(schema: Any, names: Sequence[str], depth: int) -> int | None:
     return None
 
 
-def column_of(file: Bytes, chunk: Any, leaf: Any) -> Column | None:
+def column_of(file: Bytes, of: tuple[str, str], chunk: Any, leaf: Any) -> Column | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
 
     Args:
+        of: path and version of the file.
         chunk: pyarrow's ColumnChunkMetaData.
         leaf: pyarrow's ColumnSchema.
+
+    Raises:
+        ArrowException, OSError, ValueError, LookupError, TypeError: it is damaged.
     """
     if chunk.compression not in _CODECS:
         return None
     codec = _CODECS[chunk.compression]
-    blocks: list[_Block] = []
+    pages: list[Content] = []
     starts: list[np.ndarray] = []  # of the entries at which rows begin
-    found: list[np.ndarray] = []  # of each page: block, start and length of its entries
+    found: list[np.ndarray] = []  # of each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
     num_entries = 0
     for page in _pages(file, chunk):
@@ -94,17 +108,19 @@ def column_of(file: Bytes, chunk: Any, leaf: Any) -> Column | None:
         about = page.header.get(7) if kind == _DICTIONARY else version_2 or page.header.get(5)
         if about is None or kind not in (_DATA, _DICTIONARY, _DATA_V2):
             continue
+        if about[1] > chunk.num_values:
+            raise ValueError(f"a page of {about[1]} values in a column of {chunk.num_values}")
         encoding = about[4] if kind == _DATA_V2 else about[2]
         levels = about[6] + about[5] if kind == _DATA_V2 else 0  # bytes of levels, which are never compressed
         is_plain = kind == _DATA_V2 and about.get(7) is False
-        place = page.offset + levels, page.size - levels, page.plain_size - levels, None if is_plain else codec
-        blocks.append(_Block(*place))
-        data = _plain(file, blocks[-1])
+        own = None if is_plain else codec
+        content = content_of(file, of, own, page.offset + levels, page.size - levels, page.plain_size - levels)
+        pages.append(content)
         if kind == _DICTIONARY:
             if encoding not in (_PLAIN, _INDEXES[0]):
                 return None
-            dictionary = _places(data, 0, about[1])
-            in_dictionary = len(blocks) - 1
+            dictionary = _places(file, content, 0, about[1])
+            in_dictionary = len(pages) - 1
             continue
         if kind == _DATA_V2:
             raw = file.read(page.offset, levels)
@@ -112,16 +128,17 @@ def column_of(file: Bytes, chunk: Any, leaf: Any) -> Column | None:
             defined = _levels(raw[about[6] :], leaf.max_definition_level, about[1])
             begin = 0
         else:
-            repeated, begin = _levels_v1(data, 0, leaf.max_repetition_level, about[1])
-            defined, begin = _levels_v1(data, begin, leaf.max_definition_level, about[1])
+            repeated, begin = _levels_v1(file, content, 0, leaf.max_repetition_level, about[1])
+            defined, begin = _levels_v1(file, content, begin, leaf.max_definition_level, about[1])
         is_there = defined == leaf.max_definition_level
         num_values = int(is_there.sum())
         entries = np.full((about[1], 3), -1, np.int64)
         if encoding == _PLAIN:
-            entries[is_there, 0], entries[is_there, 1:] = len(blocks) - 1, _places(data, begin, num_values)
+            entries[is_there, 0], entries[is_there, 1:] = len(pages) - 1, _places(file, content, begin, num_values)
         elif encoding in _INDEXES and num_values:
-            indexes = _hybrid(data[begin + 1 :], data[begin], num_values)
-            entries[is_there, 0], entries[is_there, 1:] = in_dictionary, dictionary[indexes]
+            packed = content.read(file, begin, content.size - begin)
+            entries[is_there, 0] = in_dictionary
+            entries[is_there, 1:] = dictionary[_hybrid(packed[1:], packed[0], num_values)]
         elif num_values:
             return None
         starts.append(np.flatnonzero(repeated == 0) + num_entries)
@@ -129,9 +146,7 @@ def column_of(file: Bytes, chunk: Any, leaf: Any) -> Column | None:
         num_entries += about[1]
     every = np.concatenate(found) if found else np.zeros((0, 3), np.int64)
     first = np.concatenate([*starts, [num_entries]])
-    return Column(
-        blocks, first, every[:, 0].astype(np.int32), every[:, 1].astype(np.int32), every[:, 2].astype(np.int32)
-    )
+    return Column(pages, first, *every.astype(np.int32).T)
 
 
 def _pages(file: Bytes, chunk: Any) -> Iterator[_Page]:
@@ -145,42 +160,24 @@ def _pages(file: Bytes, chunk: Any) -> Iterator[_Page]:
         begin += size + header[3]
 
 
-#: the last pages that were decompressed: values of one page are mostly read one after another
-_kept: dict[tuple[int, str, int], bytes] = {}
-_MOST_KEPT = 8
-
-
-def _plain(file: Bytes, block: _Block) -> bytes:
-    """Read the values of a page."""
-    if block.codec is None:
-        return file.read(block.offset, block.size)
-    key = id(file), getattr(file, "version", ""), block.offset
-    data = _kept.pop(key, None)
-    if data is None:
-        while len(_kept) >= _MOST_KEPT:
-            _kept.pop(next(iter(_kept)))
-        packed = file.read(block.offset, block.size)
-        data = pa.Codec(block.codec).decompress(packed, block.plain_size, asbytes=True) if block.plain_size else b""
-    _kept[key] = data
-    return data
-
-
-def _places(data: bytes, begin: int, number: int) -> np.ndarray:
+def _places(file: Bytes, content: Content, begin: int, number: int) -> np.ndarray:
     """Start and length of byte arrays in plain encoding, each with its length in 4 bytes before it."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
-        size = int.from_bytes(data[begin : begin + 4], "little")
+        size = int.from_bytes(content.read(file, begin, 4), "little")
         places[index] = begin + 4, size
         begin += 4 + size
+    if begin > content.size:
+        raise ValueError(f"values of {begin} bytes in a page of {content.size}")
     return places
 
 
-def _levels_v1(data: bytes, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
+def _levels_v1(file: Bytes, content: Content, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
     """Levels of a page of version 1, and where they end."""
     if most == 0:
         return np.zeros(number, np.int64), begin
-    size = int.from_bytes(data[begin : begin + 4], "little")
-    return _levels(data[begin + 4 : begin + 4 + size], most, number), begin + 4 + size
+    size = int.from_bytes(content.read(file, begin, 4), "little")
+    return _levels(content.read(file, begin + 4, size), most, number), begin + 4 + size
 
 
 def _levels(data: bytes, most: int, number: int) -> np.ndarray:
@@ -204,7 +201,9 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
             runs.append(bits.reshape(-1, width).astype(np.int64) @ (1 << np.arange(width)))
         else:
             size = (width + 7) // 8
-            runs.append(np.full(header >> 1, int.from_bytes(data[at : at + size], "little"), np.int64))
+            runs.append(
+                np.full(min(header >> 1, number - have), int.from_bytes(data[at : at + size], "little"), np.int64)
+            )
         at += size
         have += len(runs[-1])
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)

@@ -26,10 +26,12 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import bytes_at, with_names
-from energon_pack.sources.parquet_pages import Column, column_of, leaf_of
-from energon_pack.sources.storage import File, InMemory, open_file, state_of
+from energon_pack.sources.parquet_pages import Column, Value, column_of, leaf_of
+from energon_pack.sources.parquet_rows import LIST, put_bytes, ways_of
+from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 _BUFFER = 1 << 20
+_SMALL_BUFFER = 1 << 14  # between columns of text there are columns of images
 _MOST_OPEN = 16
 _MOST_BYTES = 64 << 20  # of groups that a process keeps; one is kept whatever its size
 
@@ -52,7 +54,7 @@ class Table:
 
 
 def _parquet(path: str, file: File) -> Table:
-    parquet = pq.ParquetFile(as_file(file, _BUFFER))
+    parquet = pq.ParquetFile(as_file(file, _SMALL_BUFFER))
     groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
     texts = [sum(group.column(number).total_uncompressed_size for number in leaves) for group in groups]
@@ -84,11 +86,32 @@ def _csv(path: str, file: File) -> Table:
         as_file(file, _BUFFER), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
     ) as head:
         names = head.schema.names
-    texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))  # an answer "007" is no number
+    as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
     parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    table = _of_one_group(pa.csv.read_csv(as_file(file, _BUFFER), reading, parsing, texts), file)
+    read = pa.csv.read_csv(as_file(file, _BUFFER), reading, parsing, as_bytes)
+    table = _of_one_group(_in_utf8(read, bad), file)
     table.bad = bad
     return table
+
+
+def _in_utf8(table: pa.Table, bad: list[str]) -> pa.Table:
+    """Make texts of bytes, without the rows that are not UTF-8: these are added to `bad`."""
+    schema = pa.schema([(name, pa.string()) for name in table.column_names])
+    try:
+        return table.cast(schema)
+    except pa.ArrowInvalid:
+        pass
+    is_text = [all(map(_is_utf8, row.values())) for row in table.to_pylist()]
+    bad += [f"row {number} is not UTF-8" for number, is_whole in enumerate(is_text) if not is_whole]
+    return table.filter(pa.array(is_text)).cast(schema)
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _of_one_group(table: pa.Table, file: File) -> Table:
@@ -111,6 +134,7 @@ _groups: dict[_Key, pa.Table] = {}
 _texts: dict[_Key, list[bytes]] = {}
 #: the same, and a leaf → where its values are; None: only pyarrow can read it
 _columns: dict[tuple[_Key, int], Column | None] = {}
+_MOST_OF_COLUMNS = 256 << 20  # bytes that these take in a process
 
 
 def table_of(path: str) -> Table:
@@ -144,11 +168,35 @@ def table_row(path: str, version: str, number: int) -> bytes:
 def _rows(key: _Key) -> list[bytes]:
     """Return the JSON of each row of a group."""
     path, version, index = key
-    group, name = _group(key), os.path.basename(path)
-    first = _opened(path, version).starts[index]
-    without = pa.table([_emptied(column.combine_chunks()) for column in group.columns], group.column_names)
-    rows = (with_names(row, f"{name}::{first + number}") for number, row in enumerate(without.to_pylist()))
+    table, name = _opened(path, version), os.path.basename(path)
+    values = _without_bytes(table, key)
+    if values is None:
+        group = _group(key)
+        columns = [_emptied(column.combine_chunks()) for column in group.columns]
+        values = pa.table(columns, group.column_names).to_pylist()
+    rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
     return [json.dumps(row, default=str).encode() for row in rows]
+
+
+def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
+    """Read the rows of a Parquet group with empty bytes in the place of bytes; None: it has to be read whole."""
+    if table.parquet is None:
+        return None
+    schema = table.parquet.schema
+    found = []
+    for number, way in enumerate(ways_of(table.parquet.schema_arrow)):
+        if not _is_text(schema.column(number)):
+            column = _column(table, key, number)
+            if column is None or way.count(LIST) > 1:
+                return None
+            found.append((way, column))
+    texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
+    rows = table.parquet.read_row_group(key[2], columns=texts, use_threads=False).to_pylist() if texts else []
+    rows = rows or [{} for _ in range(table.group_lens[key[2]])]
+    for way, column in found:
+        for number, row in enumerate(rows):
+            put_bytes(row, way, column.are_there(number))
+    return rows
 
 
 def _emptied(array: Any) -> Any:
@@ -167,7 +215,21 @@ def _emptied(array: Any) -> Any:
     return array
 
 
-def open_cell(path: str, key: str) -> InMemory:
+class _Cell(File):
+    """A value of a page, whose file may be closed in between."""
+
+    def __init__(self, path: str, version: str, value: Value):
+        super().__init__(State(value.size, version))
+        self._path, self._value = path, value
+
+    def read(self, offset: int, size: int) -> bytes:
+        try:
+            return self._value.read(_opened(self._path, self.version).file, offset, size)
+        except pa.ArrowException as error:
+            raise OSError(None, one_line(error)) from None
+
+
+def open_cell(path: str, key: str) -> File:
     """Open the bytes of a cell; their version is the table's.
 
     Args:
@@ -186,9 +248,9 @@ def open_cell(path: str, key: str) -> InMemory:
         raise KeyError(key)
     try:
         table, group, row = _place(path, state.version, int(number))
-        data = _by_page(table, group, row, [unquote(step) for step in way])
-        if data is None:
-            data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
+        if value := _by_page(table, group, row, [unquote(step) for step in way]):
+            return _Cell(path, state.version, value)
+        data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
     except pa.ArrowException as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, state.version)
@@ -200,20 +262,35 @@ def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
     return value[int(step) if isinstance(value, pa.ListScalar | pa.LargeListScalar) else step]
 
 
-def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> bytes | None:
-    """Read a cell by its page; None: pyarrow has to."""
+def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | None:
+    """Find a cell in its page; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
     if table.parquet is None or len(lists) > 1:
         return None
     schema = table.parquet.schema
     leaf = leaf_of(schema, [step for step in way if step not in lists], len(lists))
-    if leaf is None:
+    if leaf is None or _is_text(schema.column(leaf)):  # a text is base64
         return None
+    column = _column(table, group, leaf)
+    return None if column is None else column.value(row, int(lists[0]) if lists else 0)
+
+
+def _column(table: Table, group: _Key, leaf: int) -> Column | None:
+    """Find the values of a column of bytes; None: only pyarrow can read it."""
     if (group, leaf) not in _columns:
         chunk = table.parquet.metadata.row_group(group[2]).column(leaf)
-        _columns[group, leaf] = column_of(table.file, chunk, schema.column(leaf))
-    column = _columns[group, leaf]
-    return None if column is None else column.value(table.file, row, int(lists[0]) if lists else 0)
+        try:
+            column = column_of(table.file, group[:2], chunk, table.parquet.schema.column(leaf))
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):  # damaged: pyarrow says what it is
+            column = None
+        if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
+            column = None
+        kept = sum(other.num_bytes for other in _columns.values() if other)
+        while _columns and kept > _MOST_OF_COLUMNS:
+            out = _columns.pop(next(iter(_columns)))
+            kept -= out.num_bytes if out else 0
+        _columns[group, leaf] = column
+    return _columns[group, leaf]
 
 
 def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:

@@ -1,0 +1,174 @@
+"""Reads parts of a Parquet page, without the rest of it where that can be: the head of an image for its size.
+
+A page that is not compressed is read in place. Snappy leaves bytes that it can't compress, as those of a JPEG, as they
+are: its elements are found by jumping from one to the next, and a part is put together from them. Any other page is
+decompressed whole. The format of snappy is google/snappy's format_description.txt.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from energon_pack.samples.bytes import Bytes
+
+_WINDOW = 256  # bytes that are read at once to find elements
+_MOST_ELEMENTS = 4096  # of a page: more are found no faster than the page is decompressed
+_MOST_VISITED = 512  # elements for one part: copies of copies of copies are decompressed
+
+
+class Content(Protocol):
+    """The bytes of a page as its writer encoded them, before they were compressed."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, file: Bytes, start: int, length: int) -> bytes:
+        """Read some bytes; fewer at the end."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A page that is not compressed."""
+
+    offset: int
+    size: int
+
+    def read(self, file: Bytes, start: int, length: int) -> bytes:
+        return file.read(self.offset + start, max(0, min(length, self.size - start)))
+
+
+#: the last pages that were decompressed: values of one page are mostly read one after another
+_kept: dict[tuple[str, str, int], bytes] = {}
+_MOST_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A page that is decompressed whole."""
+
+    codec: str
+    offset: int
+    packed_size: int
+    size: int
+    #: path and version of its file
+    of: tuple[str, str]
+
+    def read(self, file: Bytes, start: int, length: int) -> bytes:
+        """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page."""
+        key = (*self.of, self.offset)
+        data = _kept.pop(key, None)
+        if data is None:
+            while len(_kept) >= _MOST_KEPT:
+                _kept.pop(next(iter(_kept)))
+            packed = file.read(self.offset, self.packed_size)
+            data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
+        _kept[key] = data
+        return data[start : start + length]
+
+
+@dataclass(frozen=True)
+class Snappy:
+    """A page compressed by snappy, by its elements."""
+
+    #: of each element: its first byte; the size of all
+    starts: np.ndarray
+    #: of each element: where its bytes lie in the file, or how far before it they stand in the page, below zero
+    places: np.ndarray
+    whole: Compressed
+
+    @property
+    def size(self) -> int:
+        return self.whole.size
+
+    def read(self, file: Bytes, start: int, length: int) -> bytes:
+        try:
+            return b"".join(self._pieces(file, start, min(start + length, self.size), [_MOST_VISITED]))
+        except _TooMany:
+            return self.whole.read(file, start, length)
+
+    def _pieces(self, file: Bytes, start: int, end: int, left: list[int]) -> list[bytes]:
+        pieces = []
+        number = bisect_right(self.starts, start) - 1
+        while start < end:
+            left[0] -= 1
+            if left[0] < 0:
+                raise _TooMany
+            begin, until = int(self.starts[number]), min(end, int(self.starts[number + 1]))
+            place = int(self.places[number])
+            if place >= 0:
+                pieces.append(file.read(place + start - begin, until - start))
+            else:  # a copy may reach into itself: then it repeats
+                far = -place
+                once = b"".join(self._pieces(file, begin - far, min(begin, until - far), left))
+                times = -(-(until - begin) // max(1, len(once)))
+                pieces.append((once * times)[start - begin : until - begin])
+            start = until
+            number += 1
+        return pieces
+
+
+class _TooMany(Exception):
+    pass
+
+
+def content_of(
+    file: Bytes, of: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
+) -> Content:
+    """Find the best way to read a page.
+
+    Args:
+        of: path and version of the file.
+        codec: None: it is not compressed.
+        offset, packed_size: of the page in the file.
+        size: when it is decompressed.
+    """
+    if codec is None:
+        return Plain(offset, size)
+    whole = Compressed(codec, offset, packed_size, size, of)
+    return (_snappy(file, whole) if codec == "snappy" else None) or whole
+
+
+def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
+    """Find the elements of a page; None: they are too many, or no page of that size."""
+    end = whole.offset + whole.packed_size
+    window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW, whole.packed_size))
+    at, shift, size = whole.offset, 0, 0
+    while True:  # the size of all comes first
+        byte = window[at - window_start] if at - window_start < len(window) else 0
+        size |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            break
+    if size != whole.size:
+        return None
+    starts, places, start = [0], [], 0
+    while at < end:
+        if at - window_start + 5 > len(window) and window_start + len(window) < end:
+            window_start, window = at, file.read(at, min(_WINDOW, end - at))
+        here = at - window_start
+        tag = window[here]
+        kind, length = tag & 3, (tag >> 2) + 1
+        if kind == 0:
+            num_bytes = max(0, length - 60)  # 60 to 63 say how many bytes the length has
+            if num_bytes:
+                length = int.from_bytes(window[here + 1 : here + 1 + num_bytes], "little") + 1
+            place = at + 1 + num_bytes
+            at = place + length
+        else:
+            num_bytes = (1, 2, 4)[kind - 1]
+            far = int.from_bytes(window[here + 1 : here + 1 + num_bytes], "little")
+            if kind == 1:
+                far, length = far | (tag >> 5) << 8, 4 + (tag >> 2 & 7)
+            place = -far
+            at += 1 + num_bytes
+            if not 0 < far <= start:
+                return None
+        start += length
+        places.append(place)
+        starts.append(start)
+        if len(places) > _MOST_ELEMENTS:
+            return None
+    return Snappy(np.array(starts), np.array(places), whole) if start == size and at == end else None
