@@ -47,15 +47,17 @@ def python_of(framework: str) -> Path:
     return python
 
 
-def run(framework: str, conversations: list[dict[str, Any]], folder: Path, scratch: Path, *names: str) -> list[Any]:
-    """What `run_FRAMEWORK.py` makes of conversations with a processor's folder.
+def run(
+    framework: str, conversations: list[Any], folder: Path, scratch: Path, *names: str, script_name: str = ""
+) -> list[Any]:
+    """What `run_FRAMEWORK.py`, or another script, makes of conversations with a processor's folder.
 
     Raises:
         OSError: the environment can't be made, or the script ends with an error; its last lines are the message.
     """
     given, out = scratch / "conversations.json", scratch / f"{framework}.json"
     given.write_text(json.dumps(conversations))
-    script = ROOT / "tests" / "support" / "labels" / f"run_{framework}.py"
+    script = ROOT / "tests" / "support" / "labels" / (script_name or f"run_{framework}.py")
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "USE_HF": "1", "PATH": os.environ["PATH"]}
     variables |= {"HOME": str(scratch), "MODELSCOPE_CACHE": str(scratch)}
     arguments: list[str | Path] = [python_of(framework), script, given, folder, out, *names]
