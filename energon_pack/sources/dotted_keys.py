@@ -9,6 +9,7 @@ and all but one line of them would be lost. What tells them from a sample with a
                                    of a key that has its own medium (`0001.jpg`), and so lost its record
 """
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from energon_pack.samples.skip import Skip
 Member = tuple[str, int, int]  # part, offset, size
 
 _ENDINGS = (".json", ".txt")
+_SIDES = re.compile(r"\.(question|answers?|context|prompt|response)s?\.txt$")
 _MOST_ASKED = 16  # so many parts of one name are compared; the others are assumed to be like them
 
 #: A tar with no dot in its names but the last.
@@ -55,6 +57,11 @@ def refusal(path: str, name: str, number: int) -> str:
         number: of such files.
     """
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
+    if _SIDES.search(name):
+        return (
+            f"{path}: {name}{others}: questions and answers in texts of their own are not read: write a JSON for each"
+            ' sample in their place, {"question": …, "answer": …}; source.on_damaged=keep leaves them out'
+        )
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
         f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"

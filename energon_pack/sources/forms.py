@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from energon_pack.errors import PackError
+from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, VIDEO_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
 from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
@@ -25,6 +26,7 @@ from energon_pack.sources.table_shard import TableShard
 
 _LEDGER = "skipped.jsonl"  # which packing and converting leave beside what they write
 _TABLES = re.compile(r"\.(parquet|arrow)$")  # beside which a CSV may be anything
+_MEDIA = re.compile(rf"(?i)\.({'|'.join((*IMAGE_EXTENSIONS, *VIDEO_NAMES))})$")
 _KINDS = {Format.wds: TarShard, Format.jsonl: JsonlShard, Format.table: TableShard}
 
 
@@ -114,8 +116,22 @@ def _look(entry: str) -> _Looked:
     if not forms and any(walk(folder, LINES) for folder in folders):  # *.json, which finding lines has advice about
         forms.add(Format.jsonl)
     if not forms:
-        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there")
+        raise PackError(
+            f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there{_but(folders)}"
+        )
     return _Looked([form for form in _KINDS if form in forms], stems)
+
+
+def _but(folders: Sequence[str]) -> str:
+    """Name what lies in folders without samples, and what would make samples of it."""
+    if any(walk(folder, re.compile(r"^data\.mdb$")) for folder in folders):
+        return ' but an LMDB: lines of JSON name its values, as {"image": "DIR.lmdb::KEY", "caption": …}'
+    if any(walk(folder, _MEDIA) for folder in folders):
+        return (
+            " but images or videos, and nothing that says what to train: a metadata.jsonl beside them does, with lines"
+            ' as {"file_name": "a.jpg", "text": …}'
+        )
+    return ""
 
 
 def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:

@@ -240,20 +240,23 @@ def open_cell(path: str, key: str) -> File:
         KeyError: no such row or value.
         Skip: `unreadable_media`: no base64, or a page that can't be read.
     """
-    state = state_of(path)
-    if state is None:
+    if is_address(path) and path in _tables:  # its requests name the version: another one is an error
+        version = _tables[path][0]
+    elif state := state_of(path):
+        version = state.version
+    else:
         raise FileNotFoundError(path)
     number, *way = key.split("/")
     if not number.isdecimal():
         raise KeyError(key)
     try:
-        table, group, row = _place(path, state.version, int(number))
+        table, group, row = _place(path, version, int(number))
         if value := _by_page(table, group, row, [unquote(step) for step in way]):
-            return _Cell(path, state.version, value)
+            return _Cell(path, version, value)
         data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
     except pa.ArrowException as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
-    return InMemory(data, state.version)
+    return InMemory(data, version)
 
 
 def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:

@@ -13,6 +13,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import Format, PackConfig, Stage
@@ -49,6 +51,36 @@ def test_a_demo_in_a_bucket_is_packed_as_from_disk(
     pack(config(demo[0], output__name="local", cache_dir=str(tmp_path / "cache")))
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
     assert seen.counts["bytes read"] < 1.01 * size + 10_000
+
+
+def test_parquet_in_a_bucket_is_packed_as_from_disk(config: Make, tmp_path: Path, bucket: Bucket) -> None:
+    """Pages of images are read by their places: of a compressed one too, not once for each image in it."""
+    chance = random.Random(0)
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = [
+        {
+            "images": [{"bytes": noise(number) + chance.randbytes(60_000), "path": None}],
+            "texts": [{"user": "q", "assistant": str(number)}],
+        }
+        for number in range(200)
+    ]
+    schema = pa.schema(
+        {"images": pa.list_(image), "texts": pa.list_(pa.struct({"user": pa.string(), "assistant": pa.string()}))}
+    )
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=50)
+    source, size = bucket.put_folder(tmp_path / "in", "data"), path.stat().st_size
+    few = {"source__format": "table", "packing__max_token_len": 700, "cache_dir": str(tmp_path / "cache")}
+    pack(config(tmp_path / "in", output__name="local", **few))
+    bucket.seen()
+    run = config(source, output__name="stored", **few)
+    pack(replace(run, stage=Stage.lengths))
+    measured = bucket.seen().counts
+    assert measured["bytes read"] < 1.01 * size + 10_000
+    assert measured["GET"] + measured["HEAD"] < 20  # of 51 MB, with 200 images
+    pack(run)
+    assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
 
 
 @pytest.mark.parametrize("most", [32 << 20, slow(1 << 20), slow(1)])
