@@ -11,6 +11,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.sample import ReadSample, read_but_media
@@ -120,7 +121,8 @@ class Sources:
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
         """Compare the header before a part with the one it had when it was measured."""
-        if self._lead(row) and not is_header_of(header, f"{row.key}.{part}", size):
+        names = (f"{key}.{part}" for key in (row.key, source_key(row.key)))
+        if self._lead(row) and not any(is_header_of(header, name, size) for name in names):
             raise self.changed(row)
 
     def changed(self, row: PlanRow) -> SourceChanged:

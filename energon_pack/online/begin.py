@@ -127,6 +127,8 @@ def _held(source: Any, config: PackConfig) -> Samples:
 
 def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
     """Return the samples that `source.*` draws from files."""
+    if places.source.mixture is not None:
+        raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     excluded, limit = places.source.excluded, config.source.limit
     indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
     indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))

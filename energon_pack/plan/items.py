@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
+from energon_pack.plan.drawn import Share
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Reason
+from energon_pack.sources.draws import copy_numbers, drawn_keys
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -90,12 +92,26 @@ class _Rows:
     rows: Ints | None  # None: all
     start: int  # the first of them among the items
     num: int
+    copies: Ints | None = None  # of each row: how often it came before; -1: it is not drawn. None: all come once
 
     def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
         """Return the shard and the columns of those rows in a chunk that count."""
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
-        return numbers[: self.num], table.slice(0, self.num)
+        numbers, table = numbers[: self.num], table.slice(0, self.num)
+        return numbers, table if self.copies is None else _as_drawn(table, self.copies)
+
+
+def _as_drawn(table: pa.Table, copies: Ints) -> pa.Table:
+    """Name copies, and say of samples that are not drawn why they are in no pack."""
+    names = table.column_names
+    if "key" in names:
+        keys = drawn_keys(table["key"].to_pylist(), np.arange(len(copies)), copies.clip(0))
+        table = table.set_column(names.index("key"), "key", pa.array(keys, pa.string()))
+    if "reason" in names:
+        reasons = pc.if_else(pa.array(copies < 0), Reason.NOT_DRAWN.value, table["reason"])
+        table = table.set_column(names.index("reason"), "reason", reasons.cast(pa.string()))
+    return table
 
 
 class Lengths:
@@ -136,6 +152,9 @@ class Lengths:
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self.flavor, self.seed, self._shares = flavor, seed, shares
+        #: of each entry of a mixture, in its order; none: there is no mixture
+        self.mixture: list[Share] = []
+        self.entry_of_shard: Ints = np.zeros(0, np.int64)
         self._is_split = max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[_Rows] = []
@@ -167,6 +186,34 @@ class Lengths:
             cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
         cut._join()
         return cut
+
+    def drawn(self, counts: Ints) -> "Lengths":
+        """These lengths with each sample as often as `counts` says; one that never comes stays, as not drawn.
+
+        Args:
+            counts: int[num_samples]; of a sample that can't be packed, 1.
+        """
+        drawn = copy.copy(self)
+        times = counts.clip(1)
+        drawn._rows, drawn._columns, drawn._num_items = [], self._new_columns(), 0
+        for rows in self._rows:
+            mine = slice(rows.start, rows.start + rows.num)
+            base = np.arange(rows.num) if rows.rows is None else rows.rows[: rows.num]
+            ascending = np.repeat(np.arange(rows.num), times[mine])
+            copies = np.where(counts[mine][ascending] == 0, -1, copy_numbers(ascending))
+            num = len(ascending)
+            drawn._rows.append(_Rows(rows.chunk, base[ascending], drawn._num_items, num, copies))
+            drawn._num_items += num
+            for name, values in self._arrays.items():
+                taken = values[mine][ascending]
+                drawn._append(name, np.where(copies < 0, 0, taken) if name == "token_len" else taken)
+        drawn.num_samples = drawn._num_items
+        drawn.is_cut = self.scratch.zeros(drawn.num_samples, np.bool_)
+        drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(counts == 0))})
+        drawn._join()
+        drawn.sample_lens = drawn.items.lens
+        drawn.num_supervised = int(drawn.items.num_supervised[drawn.items.lens > 0].sum())
+        return drawn
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
         """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""

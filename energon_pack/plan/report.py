@@ -11,6 +11,7 @@ from rich.table import Table
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
+from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
 from energon_pack.plan.plan import (
     LEFT_OUT,
@@ -96,6 +97,7 @@ class Report:
     samples_with_tools_left_out: int  # the chat template writes nothing of them
     samples_with_reasoning_left_out: int  # nor of that
     unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
+    mixture: list[dict[str, Any]] | None  # of each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
     weighted_share: float  # of the trained tokens of all samples that were measured
     by_media: dict[str, MediaFigures]
@@ -201,6 +203,7 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if found.samples[code] or of_packs[code]
         },
+        mixture=mixture_figures(lengths, plan) or None,
         by_split=split_counts(items, plan),
         members_per_pack=packs.members.spread(),
         token_len=found.lens.spread(),
@@ -209,6 +212,31 @@ def summarize(
         flops=_flops(packs, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
     )
+
+
+def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
+    """What each entry of a mixture was asked to have of the trained tokens, and has in the packs of the train split."""
+    items, num = lengths.items, len(lengths.mixture)
+    samples, tokens, trained = (np.zeros(num, np.int64) for _ in range(3))
+    for block in blocks(len(plan.items)):
+        members = plan.items[block]
+        members = members[items.split[members] == 0]
+        entry = lengths.entry_of_shard[items.shard[members]] if num else members[:0]
+        samples += np.bincount(entry, minlength=num)
+        tokens += np.bincount(entry, items.lens[members] if num else None, num).astype(np.int64)
+        trained += np.bincount(entry, items.num_supervised[members] if num else None, num).astype(np.int64)
+    return [
+        {
+            "name": share.name,
+            "asked": share.asked,
+            "share": float(trained[number] / max(1, trained.sum())),
+            "epochs": share.epochs,
+            "samples": int(samples[number]),
+            "tokens": int(tokens[number]),
+            "trained": int(trained[number]),
+        }
+        for number, share in enumerate(lengths.mixture)
+    ]
 
 
 def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
@@ -251,10 +279,15 @@ def print_plan(report: Report) -> None:
         for name, split in report.by_split.items():
             packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"
             out.print(f"split: {name} {packs}, {amount(split['tokens'], 'token')}")
+    for entry in report.mixture or ():
+        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
+        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
+        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
+        out.print(f"mixture: {entry['name']} {entry['share']:.2%} of the trained tokens{asked}, {drawn}")
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:
-        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio")
+        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio or a mixture")
     for reason, number in report.skipped_by_reason.items():
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""

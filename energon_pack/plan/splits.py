@@ -1,6 +1,5 @@
 """Assign samples to splits by their ids and the seed alone, so that new data move no sample. Pure."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from zlib import crc32
 
@@ -9,11 +8,10 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import mixed
+from energon_pack.sources.draws import source_key
 
 #: those that Energon's tools ask for
 SPLITS = ("train", "val", "test")
-
-_COPY = re.compile(r"@\d+$")  # of a sample that is drawn several times
 
 
 def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
@@ -36,6 +34,6 @@ def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) ->
     Args:
         samples: ids, without the part of one that was cut.
     """
-    codes = np.fromiter((crc32(_COPY.sub("", sample).encode()) for sample in samples), np.uint64)
+    codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
     place = mixed(codes ^ mixed(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

@@ -30,13 +30,15 @@ class Reason(str, Enum):
     NOT_IN_FLAVOR = "not_in_flavor"
     NOT_CHOSEN = "not_chosen"
     LEFT_OUT_BY_MAP = "left_out_by_map"
+    NOT_DRAWN = "not_drawn"
     MAP_ERROR = "map_error"
 
     @property
     def is_policy(self) -> bool:
         """Tell whether the settings chose it, not a fault of the data: then it does not count for `max_skipped`."""
         return self in (
-            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP
+            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP,
+            Reason.NOT_DRAWN,
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Draws samples of a source by the `sample_ratio` of a meta file and by `source.slice`. Pure."""
 
+import re
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints, random_keys
+
+_COPY = re.compile(r"@\d+$")
 
 
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
@@ -32,6 +35,11 @@ def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
     """Return the keys of these rows; a row that is drawn a second time gets `@2` at the end."""
     pairs = zip(rows.tolist(), copies.tolist(), strict=True)
     return [f"{keys[row]}@{copy + 1}" if copy else keys[row] for row, copy in pairs]
+
+
+def source_key(key: str) -> str:
+    """Return the key of a sample in its source, without the `@2` of a copy."""
+    return _COPY.sub("", key)
 
 
 def parse_slice(text: str | None) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
 from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
 from energon_pack.sources.media_root import find_media_root
+from energon_pack.sources.mixture import Entry, Mixture, read_mixture
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
@@ -39,6 +40,8 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     Raises:
         PackError: as `find_shards` and `find_lines`, and for an entry with files of two forms.
     """
+    if mixed := read_mixture(path):
+        return _mixed(settings, mixed, copies)
     if settings.format != Format.auto:
         if kind := kind_of_lines(settings.format):
             return _lines(settings, path, kind, copies)
@@ -58,6 +61,33 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
             is_table = kind is TableShard
             parts.append(_lines(settings, named, kind, copies, partial(_tables if is_table else _with_samples, stems)))
     return parts[0] if len(parts) == 1 else _together(parts)
+
+
+def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
+    """Find the files of all entries; where there are several, ids of samples begin with the name of their entry."""
+    parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
+    for number, entry in enumerate(entries):
+        try:
+            part = find_source(replace(settings, format=Format.auto.value, **entry.settings), entry.path, copies)
+        except PackError as error:
+            raise PackError(f"mixture: {entry.name}: {error}") from None
+        if part.mixture is not None:
+            raise PackError(f"mixture: {entry.name} is a mixture itself: write its entries here")
+        if len(entries) > 1:
+            part = _renamed(part, entry.name)
+        for shard in part.shards:
+            if shard.ratio != 1:
+                raise PackError(f"mixture: {entry.name}: {shard.name} has a sample_ratio: name the file with epochs")
+            if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
+                raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
+            entry_of[shard.name] = number
+        parts.append(part)
+    return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
+
+
+def _renamed(part: Source, name: str) -> Source:
+    shards = [replace(shard, name=f"{name}/{shard.name}") for shard in part.shards]
+    return replace(part, shards=shards, excluded={f"{name}/{of}": keys for of, keys in part.excluded.items()})
 
 
 def _lines(

@@ -21,6 +21,7 @@ from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
+from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
 from energon_pack.sources.shard import Shard
@@ -117,7 +118,7 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
-    positions, timed = _timed(reader, shard, placed, row.key, row.positions)
+    positions, timed = _timed(reader, shard, placed, source_key(row.key), row.positions)
     is_timed = timed != placed.messages
     fields = placed.record.fields
     whole = ReadSample(raw, placed.messages, timed, record.tools, fields, row.parts, positions, is_timed, [])

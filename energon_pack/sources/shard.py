@@ -28,6 +28,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.storage import File, absolute, folder_of, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
@@ -142,7 +143,7 @@ class TarShard(_File):
     @property
     def base(self) -> str:
         """The folder in which it has its name."""
-        return self.path.removesuffix(f"/{self.name}")
+        return self.path.removesuffix(f"/{self.name}") if self.path.endswith(f"/{self.name}") else folder_of(self.path)
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         """Where a part lies, as packs that refer to it say it.
@@ -282,6 +283,7 @@ class Source:
     excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
     num_left_out: int = 0  # samples of shards left out whole, as far as the source says
     stored: frozenset[str] = frozenset()  # addresses of folders on object stores, named as a whole
+    mixture: Mixture | None = None  # None: each sample comes once, or as its file's `ratio` says
 
     @cached_property
     def beside(self) -> frozenset[Path]:

@@ -10,6 +10,7 @@ from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples
 from energon_pack.lengths.measure import measure_part, measured_by
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.mix import mix
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.part import Part, Spans
@@ -61,11 +62,13 @@ def measure_source(
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
         measured, method = measured_by(first_samples(drawn, limit, _num_excluded(places)), method, run)
         flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-        return Measured(
-            lengths=Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache())),
-            num_found=sum(item.num_rows for item in indexed) + source.num_left_out,
-            num_repeated=sum(item.num_repeated for item in drawn),
-        ), method
+        lengths = Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache()))
+        num_repeated = sum(item.num_repeated for item in drawn)
+        if source.mixture is not None:
+            mixed = mix(lengths, source.mixture, config.packing, config.seed)
+            num_repeated, lengths = num_repeated + mixed.num_samples - lengths.num_samples, mixed
+        num_found = sum(item.num_rows for item in indexed) + source.num_left_out
+        return Measured(lengths, num_found, num_repeated), method
 
 
 def measure_share(config: PackConfig, places: Places, part: Part, run: Run) -> int:

@@ -1,5 +1,6 @@
 """Check that every sample of the source is accounted for: in a pack, in the ledger, or left out by source settings."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -122,6 +123,7 @@ class Drawn:
     limit: int | None
     slice_of: tuple[int, int]
     seed: int
+    most_times: int = 1  # that a mixture may draw a sample
 
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
@@ -131,7 +133,10 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
         slice_of = parse_slice(text if isinstance(text, str) else None)
     except PackError:
         slice_of = (0, 1)
-    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0)
+    entries = report.get("mixture")
+    times = [at(entry, "epochs") for entry in entries] if isinstance(entries, list) else []
+    most = max((math.ceil(time) for time in times if isinstance(time, int | float) and time < 1e6), default=1)
+    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0, most)
 
 
 @dataclass(frozen=True)
@@ -141,12 +146,13 @@ class SourceSamples:
     jobs: "list[_Job]"
     hashes: list[Hashes]  # of the samples of each shard
     defects: list[str]
+    copies: Hashes  # of the copies that a mixture may draw
 
 
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
     """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
     jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
-    found, defects = list[Hashes](), list[str]()
+    found, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     number, num_slices = drawn.slice_of
     start = 0  # of this shard, among all drawn samples
     size = sum(job.shard.size for job in jobs)
@@ -158,10 +164,13 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
             mine = values[(number - start) % num_slices :: num_slices]
             start += len(values)
             mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
+            if drawn.most_times > 1:
+                times = range(2, drawn.most_times + 1)
+                copies.append(hashes(f"{name}@{time}" for time in times for name in _names(job)))
             found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             run.progress.add(len(found[-1]))
             advance(1, job.shard.size)
-    return SourceSamples(jobs, found, defects)
+    return SourceSamples(jobs, found, defects, joined(copies))
 
 
 def unaccounted(
@@ -176,6 +185,8 @@ def unaccounted(
     yield sum(map(len, samples.hashes)), samples.defects
     wanted, num_wanted = np.unique(joined(samples.hashes), return_counts=True)
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
+    is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
+    ours, num_ours = ours[~is_copy], num_ours[~is_copy]
     there = np.searchsorted(ours, wanted).clip(0, max(len(ours) - 1, 0))
     times = np.where(ours[there] == wanted, num_ours[there], 0) if len(ours) else np.zeros(len(wanted), np.int64)
     lost = wanted[times < num_wanted]

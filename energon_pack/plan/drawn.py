@@ -1,0 +1,81 @@
+"""Says how often each sample of a mixture is packed, by the trained tokens that its entry is to have. Pure.
+
+weights 40, 60 ──► epochs of each entry, with as many trained tokens in all as the entries have
+epochs 2.3     ──► each sample twice, and those that hold 0.3 of the entry's trained tokens once more
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from energon_pack.errors import PackError
+from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.sources.mixture import Entry
+
+#: a sample that comes more often than this is named in the report
+MANY_EPOCHS = 4.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an entry was asked to have, and what it has."""
+
+    name: str
+    asked: float | None  # share of the trained tokens; None: epochs were asked for
+    epochs: float  # how often each of its samples comes
+    samples: int  # that may be drawn
+    tokens: int  # trained, of these
+
+
+def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Share]:
+    """Say how often the samples of each entry come.
+
+    Args:
+        entry: int[num_samples] index into `entries`.
+        trained: int[num_samples] trained tokens; 0: the sample can't be packed.
+
+    Raises:
+        PackError: an entry with a weight has nothing to train on.
+    """
+    tokens = np.bincount(entry, trained, len(entries))
+    samples = np.bincount(entry, trained > 0, len(entries))
+    total, weights = tokens.sum(), sum(item.weight or 0.0 for item in entries)
+    shares = []
+    for item, num_tokens, num_samples in zip(entries, tokens.tolist(), samples.tolist(), strict=True):
+        if item.weight and not num_tokens:
+            raise PackError(f"mixture: {item.name} has the weight {item.weight:g}, and no sample that can be trained")
+        asked = None if item.weight is None else item.weight / weights
+        epochs = (item.epochs or 0.0) if asked is None else asked * total / max(1, num_tokens)
+        shares.append(Share(item.name, asked, epochs, int(num_samples), int(num_tokens)))
+    return shares
+
+
+def draws(epochs: float, trained: Ints, by_tokens: bool, seed: int, stream: int) -> Ints:
+    """Return how often each sample of an entry comes.
+
+    Args:
+        epochs: how often on the average.
+        trained: int[num_samples] trained tokens of each.
+        by_tokens: the average is one of tokens, else of samples.
+        stream: so that two entries do not draw alike.
+
+    Returns:
+        int64[num_samples]: `epochs` rounded down or up. Those that come once more hold the fraction of `epochs` of the
+        tokens, or of the samples, to the nearest sample.
+    """
+    whole = int(epochs)
+    by_chance = np.argsort(random_keys(len(trained), seed, stream), kind="stable")
+    size = trained[by_chance].astype(np.float64) if by_tokens else np.ones(len(trained))
+    upto = np.cumsum(size) - size / 2
+    count = np.full(len(trained), whole, np.int64)
+    count[by_chance[upto < (epochs - whole) * size.sum()]] += 1
+    return count
+
+
+def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
+    """Choose at most so many of some samples by chance: bool[num]."""
+    is_in = np.ones(num, np.bool_)
+    if most is not None and most < num:
+        is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False
+    return is_in

@@ -1,0 +1,124 @@
+"""Reads a mixture: sources with the share of each in what is trained, as a YAML file.
+
+    mixture:
+      - {name: charts, path: /data/charts, weight: 40}
+      - {path: chat.jsonl, weight: 60, max_samples: 100000}
+
+`weight` is a share of the trained tokens; `epochs`, in place of it, says how often each sample comes.
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.run.stores import is_address, joined
+from energon_pack.sources.storage import absolute, folder_of, open_file
+
+_LARGEST = 1 << 20
+_SETTINGS = ("media_root", "split", "datasets")
+_KEYS = ("name", "path", "weight", "epochs", "max_samples", *_SETTINGS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A source of a mixture."""
+
+    name: str
+    path: str | list[str]
+    #: share of the trained tokens, in relation to the others; None: `epochs` says how often samples come
+    weight: float | None
+    #: how often each sample comes; None: `weight` says it
+    epochs: float | None
+    #: only so many of its samples, drawn by chance; None: all
+    max_samples: int | None
+    #: settings of `source` of its own
+    settings: dict[str, Any]
+
+
+def read_mixture(path: Any) -> list[Entry] | None:
+    """Read the entries of a mixture; None: the path is none.
+
+    Raises:
+        PackError: an entry makes no sense, or two contradict each other.
+    """
+    if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
+        return None
+    try:
+        with open_file(path) as file:
+            value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
+    except (OSError, yaml.YAMLError):
+        return None  # finding lines says what is wrong
+    if not isinstance(value, dict) or "mixture" not in value:
+        return None
+    listed = value["mixture"]
+    if not isinstance(listed, list) or not listed:
+        raise PackError(f"{path}: mixture is no list of entries: {str(listed)[:80]}")
+    folder = folder_of(absolute(path))
+    entries = [_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
+    if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
+        raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
+    weighted = [entry for entry in entries if entry.weight is not None]
+    if weighted and len(weighted) < len(entries):
+        other = next(entry.name for entry in entries if entry.weight is None)
+        raise PackError(f"{path}: {weighted[0].name} has a weight and {other} has none: all entries have one, or none")
+    if weighted and not sum(entry.weight or 0 for entry in weighted):
+        raise PackError(f"{path}: the weights of all entries are 0")
+    return entries
+
+
+def _entry(where: str, item: Any, folder: str) -> Entry:
+    if not isinstance(item, dict) or not item.get("path"):
+        raise PackError(f"{where} has no path: {str(item)[:80]}")
+    if unknown := [key for key in item if key not in _KEYS]:
+        raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_KEYS)}")
+    paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
+    if not all(isinstance(path, str) and path for path in paths):
+        raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
+    paths = [_in(folder, path) for path in paths]
+    weight, epochs = (_number(where, item, key) for key in ("weight", "epochs"))
+    if weight is not None and epochs is not None:
+        raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
+    most = item.get("max_samples")
+    if most is not None and (type(most) is not int or most < 1):
+        raise PackError(f"{where}: max_samples is {most!r}, not a number of samples")
+    name = item.get("name") or _stem(paths[0])
+    if not isinstance(name, str) or "/" in name or name.startswith("."):
+        raise PackError(f"{where}: the name {name!r} can't begin the ids of samples")
+    settings = {key: item[key] for key in _SETTINGS if item.get(key) is not None}
+    if isinstance(settings.get("media_root"), str):
+        settings["media_root"] = _in(folder, settings["media_root"])
+    epochs = 1.0 if weight is None and epochs is None else epochs
+    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings)
+
+
+def _number(where: str, item: dict[str, Any], key: str) -> float | None:
+    value = item.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
+        raise PackError(f"{where}: {key} is {value!r}, not a number from 0")
+    return float(value)
+
+
+def _in(folder: str, path: str) -> str:
+    if is_address(folder) or is_address(path):
+        return joined(folder, path)
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+
+
+def _stem(path: str) -> str:
+    fixed = path.rstrip("/*?[]").rpartition("/")[2]
+    return fixed.partition(".")[0] or "source"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The entries of a mixture, and the files of each."""
+
+    entries: tuple[Entry, ...]
+    #: name of a file → index of its entry
+    entry_of: dict[str, int]
