@@ -29,7 +29,13 @@ _NARROWER = 0.95  # each try than what the last one says
 
 
 def lay_out(
-    costs: Floats, trained: Ints, topology: Topology, seed: int, weights: StepWeights | None = None, jitter: float = 0.0
+    costs: Floats,
+    trained: Ints,
+    topology: Topology,
+    seed: int,
+    weights: StepWeights | None = None,
+    jitter: float = 0.0,
+    amounts: Floats | None = None,
 ) -> Ints:
     """The packs in the order in which they are written: with whole steps no less even, in nothing that counts, than as
     they come.
@@ -39,6 +45,7 @@ def lay_out(
             the ranks of a step.
         trained: int64[num_packs] tokens, to be even over the steps.
         weights: how much each counts; None: alike.
+        amounts: float64[num_packs, num_kinds] of which stretches of steps have their shares, as `order_packs`.
         jitter: of the costs by which packs are compared: other packs of about the same cost meet with each seed.
 
     Returns:
@@ -51,7 +58,7 @@ def lay_out(
     most_off = as_they_come.off / weights.trained if weights.trained and has_any else np.inf
     chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
     counted = np.array([[weights.lm], [weights.vision]])
-    for read in _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off):
+    for read in _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts):
         found = _Evenness(costs, trained, read, topology)
         if found.off <= most_off and not ((found.waits > as_they_come.waits) & (counted[:, 0] > 0)).any():
             written = np.empty(num, np.int64)
@@ -74,7 +81,13 @@ class _Evenness:
 
 
 def _layouts(
-    costs: Floats, counted: Floats, trained: Ints, topology: Topology, seed: int, most_off: float
+    costs: Floats,
+    counted: Floats,
+    trained: Ints,
+    topology: Topology,
+    seed: int,
+    most_off: float,
+    amounts: Floats | None,
 ) -> Iterator[Ints]:
     """Orders in which packs are read, the best first.
 
@@ -83,14 +96,14 @@ def _layouts(
     """
     trains, each = _shares(trained[None]), _shares(costs) * counted
     if topology.rows_per_step > 1:
-        yield _read(each, trains, topology, seed, most_off)
+        yield _read(each, trains, topology, seed, most_off, amounts)
         yield _within_steps(each, topology)
         return
     together = costs * counted
     for shares in (together / max(together.sum() / max(1, len(trained)), 1e-9), each):
         within = most_off
         for _ in range(_TRIES):
-            read = _read(shares, trains, topology, seed, within)
+            read = _read(shares, trains, topology, seed, within, amounts)
             if topology.micro_batches == 1:
                 read = mended(shares, trained, read, topology.data_parallel, most_off)
             yield read
@@ -100,7 +113,9 @@ def _layouts(
             within *= _NARROWER * most_off / off
 
 
-def _read(costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float) -> Ints:
+def _read(
+    costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
+) -> Ints:
     """The packs in the order in which all ranks together read them."""
     num, unit = trains.shape[1], topology.unit
     by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # equal costs say nothing of the data they are of
@@ -113,7 +128,8 @@ def _read(costs: Floats, trains: Floats, topology: Topology, seed: int, most_off
     units = _units(costs, trains, np.delete(in_order, over), topology, seed, most_off)
     of_units = [(cost * 1e6).astype(np.int64)[units].sum(axis=1) for cost in (*costs, *trains)]
     nothing = np.zeros(len(units), np.int64)
-    return np.concatenate((units[order_packs(of_units, nothing, seed)].ravel(), left))
+    in_units = None if amounts is None else amounts[units].sum(axis=1)
+    return np.concatenate((units[order_packs(of_units, nothing, seed, in_units)].ravel(), left))
 
 
 def _middling(trains: Floats, num: int) -> slice:

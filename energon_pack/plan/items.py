@@ -68,6 +68,7 @@ class Items:
     dataset: AnyInts  # number of the folder its shard is in
     split: AnyInts  # index into SPLITS
     num_supervised: AnyInts  # tokens that are trained on
+    entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
 
     @property
     def lens(self) -> AnyInts:
@@ -81,7 +82,9 @@ class Items:
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        return Items(counts, *(values[numbers] for values in others))
+        entry = None if self.entry is None else self.entry[numbers]
+        media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
+        return Items(counts, media, shard, dataset, split, num_supervised, entry)
 
 
 @dataclass(frozen=True)

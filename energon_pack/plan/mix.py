@@ -1,5 +1,7 @@
 """Draws the samples of a mixture, after they are measured: other weights measure nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from energon_pack.plan import caps
@@ -38,6 +40,8 @@ def mix(lengths: Lengths, mixture: Mixture, packing: PackingConfig, seed: int) -
         mine = np.flatnonzero(may & (entry == number))
         counts[mine] = draws(share.epochs, trained[mine], item.weight is not None, seed, 2 * number + 1)
     drawn = lengths.drawn(counts)
+    if len(shares) > 1:
+        drawn.items = replace(drawn.items, entry=of_shard[drawn.items.shard].astype(np.int16))
     drawn.mixture = shares
     drawn.entry_of_shard = of_shard
     return drawn

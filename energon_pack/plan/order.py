@@ -13,6 +13,11 @@ import numpy.typing as npt
 
 from energon_pack.run.seeded import Ints, random_keys
 
+_WINDOW = 64  # packs among which the next one is chosen
+_BLOCK = 4096
+_OTHERS = 0.3  # how much other evenness counts beside that of shares
+_SHARES = 8  # of what a pack holds most of: more tell packs apart that are alike
+
 
 def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
     """One number a pack, near for packs alike in all features: the Morton code of their ranks.
@@ -35,11 +40,15 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
     return code
 
 
-def order_packs(features: Sequence[Ints], group: Ints, seed: int = 0) -> npt.NDArray[np.int64]:
+def order_packs(
+    features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
+) -> npt.NDArray[np.int64]:
     """The packs in the order they are written.
 
     Args:
         features: int64[num_packs] each; what is to be even over the order.
+        amounts: float64[num_packs, num_kinds], as the trained tokens of each entry of a mixture: of each, every stretch
+            has its share, as near as packs allow; None: features alone say what is even.
         group: int64[num_packs]; groups are spread evenly over the order, each for itself.
 
     Returns:
@@ -50,20 +59,23 @@ def order_packs(features: Sequence[Ints], group: Ints, seed: int = 0) -> npt.NDA
     # Kind and likeness in one number, so that one sort does.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
     code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
-    in_order = np.argsort(code, kind="stable")
+    in_order = np.argsort(code, kind="stable") if amounts is None else _by_amounts(amounts, code, kind)
     keys = random_keys(num, seed, 10)
     place = np.empty(num)
     for stream, packs in enumerate(np.split(in_order, np.cumsum(np.bincount(kind))[:-1])):
-        dealt = packs[_halved(len(packs), seed, 1000 * (1 + stream))]
+        of_packs = None if amounts is None else amounts[packs]
+        dealt = packs[_halved(len(packs), seed, 1000 * (1 + stream), of_packs)]
         jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
         place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
-    return np.argsort(place, kind="stable")
+    order = np.argsort(place, kind="stable")
+    return order if amounts is None else order[_near_shares(_off_shares(amounts, kind)[order])]
 
 
-def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:
+def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
     """An order of `num` units, which come sorted by likeness, in which both halves are alike, and so are their halves.
 
-    Each half takes one of every two neighbours: the left one the first of one pair and the second of the next.
+    Each half takes one of every two neighbours: the left one the first of one pair and the second of the next; where
+    there are amounts, whichever leaves the halves with about the same of each.
     """
     order = np.arange(num)
     sizes = np.array([num])
@@ -74,7 +86,10 @@ def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:
         pair, place = np.divmod(np.arange(num) - start, 2)
         chance = (random_keys(len(sizes), seed, stream + level) >> np.uint64(63)).astype(np.int64)
         is_alone = 2 * pair + 1 == sizes[half]
-        goes_right = (place ^ (pair + chance[half]) & 1) & ~is_alone
+        first = pair + chance[half]
+        if amounts is not None:
+            first = _first_of_pairs(amounts[order], sizes, num_pairs[half], start)
+        goes_right = (place ^ first & 1) & ~is_alone
         halved = np.empty_like(order)
         halved[start + pair + goes_right * num_pairs[half]] = order
         order = halved
@@ -82,3 +97,111 @@ def _halved(num: int, seed: int, stream: int) -> npt.NDArray[np.int64]:
         sizes = sizes[sizes > 0]
         level += 1
     return order
+
+
+def _by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], kind: Ints) -> Ints:
+    """Sort packs so that neighbours have about the same amounts: by what they hold most of, and by its share."""
+    largest = amounts.argmax(axis=1)
+    share = amounts.max(axis=1) / np.maximum(1.0, amounts.sum(axis=1))
+    return np.lexsort((code, (share * _SHARES).astype(np.int64), largest, kind))
+
+
+def _first_of_pairs(
+    amounts: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_pairs: Ints, start: Ints
+) -> npt.NDArray[np.int64]:
+    """Say for each unit whether the second of its pair goes left: 0 or 1.
+
+    Args:
+        amounts: float64[num, num_kinds] of the units in their order.
+        sizes: of each half, in which units are neighbours.
+        num_pairs, start: of the half of each unit.
+    """
+    at = np.cumsum(sizes) - sizes
+    most = int((sizes + 1).max() // 2)
+    pairs = at[:, None] + 2 * np.arange(most)
+    is_pair = 2 * np.arange(most) + 1 < sizes[:, None]
+    last = len(amounts) - 1
+    apart = amounts[pairs.clip(0, last)] - amounts[(pairs + 1).clip(0, last)]
+    apart *= is_pair[..., None]
+    alone = np.where((sizes % 2 == 1)[:, None], amounts[(at + sizes - 1).clip(0, last)], 0.0)
+    is_turned = _turned(apart, alone)
+    half = np.repeat(np.arange(len(sizes)), sizes)
+    first: npt.NDArray[np.int64] = is_turned[half, (np.arange(len(amounts)) - start) // 2].astype(np.int64)
+    return first
+
+
+def _turned(apart: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Turn some vectors of each row so that their sum is short: in blocks side by side, and then the blocks.
+
+    Args:
+        apart: float64[num_rows, num, num_kinds].
+        left: float64[num_rows, num_kinds] to start from.
+
+    Returns:
+        bool[num_rows, num].
+    """
+    num_rows, num, num_kinds = apart.shape
+    num_blocks = max(1, int(num**0.5))
+    size = -(-num // num_blocks)
+    padded = np.zeros((num_rows, num_blocks * size, num_kinds))
+    padded[:, :num] = apart
+    blocks = padded.reshape(num_rows, num_blocks, size, num_kinds)
+    turned = np.zeros((num_rows, num_blocks, size), np.bool_)
+    sums = np.zeros((num_rows, num_blocks, num_kinds))
+    for place in range(size):
+        vector = blocks[:, :, place]
+        turned[:, :, place] = (sums * vector).sum(-1) > 0
+        sums += np.where(turned[:, :, place, None], -vector, vector)
+    total = left.copy()
+    for number in range(num_blocks):
+        turns = (total * sums[:, number]).sum(-1) > 0
+        turned[turns, number] ^= True
+        total += np.where(turns[:, None], -sums[:, number], sums[:, number])
+    return turned.reshape(num_rows, -1)[:, :num]
+
+
+def _off_shares(amounts: npt.NDArray[np.float64], kind: Ints) -> npt.NDArray[np.float64]:
+    """float64[num, num_kinds + ...]: what each pack has more of each amount than its share of what it holds; then how
+    far it is from the mean in all it holds, and in being of each kind, which count less.
+    """
+    total = amounts.sum(axis=1)
+    mean = max(1e-9, float(total.mean()))
+    off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
+    of_kind = np.eye(int(kind.max(initial=0)) + 1)[kind]
+    others = np.column_stack(((total - mean) / mean, of_kind - of_kind.mean(axis=0)))
+    return np.column_stack((off, _OTHERS * others))
+
+
+def _near_shares(off: npt.NDArray[np.float64]) -> Ints:
+    """Move units a little, so that the sums of what they are off stay near zero: each next one is the best of some.
+
+    Long orders are cut into blocks, which are done side by side.
+
+    Source: herding (Welling, "Herding Dynamical Weights to Learn", 2009), with a window.
+    """
+    num, width = off.shape
+    size = min(num, _BLOCK)
+    num_blocks = -(-num // max(1, size))
+    padded = np.full((num_blocks * size, width), np.inf)
+    padded[:num] = off
+    blocks = padded.reshape(num_blocks, size, width)
+    rows = np.arange(num_blocks)
+    window = np.tile(np.arange(min(_WINDOW, size)), (num_blocks, 1))
+    sums = np.zeros((num_blocks, width))
+    order = np.empty((num_blocks, size), np.int64)
+    for place in range(size):
+        there = window < size
+        vectors = blocks[rows[:, None], window.clip(0, size - 1)]
+        length = ((sums[:, None] + vectors) ** 2).sum(-1)
+        length[~there] = np.inf
+        late = place - window  # a unit that is never the best comes in the end, else all such would be last
+        length -= np.where(late > _WINDOW, late, 0)
+        length[~there] = np.inf
+        best = length.argmin(axis=1)
+        chosen = window[rows, best]
+        order[:, place] = chosen
+        sums += np.where(np.isfinite(vectors[rows, best]), vectors[rows, best], 0.0)
+        window[rows, best] = place + window.shape[1]
+    order += rows[:, None] * size
+    flat: Ints = order.ravel()[order.ravel() < num]
+    return flat

@@ -203,7 +203,7 @@ def in_order(
             if packing.group_by is GroupBy.dataset:
                 kind = groups(items.take(some.items[some.starts[:-1]]), packing)
             features = list(features_of_packs(items, some).values())
-            in_row = order_packs(features, kind, seed_of(seed, number))
+            in_row = order_packs(features, kind, seed_of(seed, number), trained_by_entry(items, some))
             for block in blocks(len(in_row), some.mean_members):
                 packs.add(*_taken(some, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
@@ -216,11 +216,12 @@ def _in_steps(
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
-    split, weights = split_of_packs(items, plan), packing.step_weights
+    split, weights, amounts = split_of_packs(items, plan), packing.step_weights, trained_by_entry(items, plan)
     order = []
     for number in np.unique(split).tolist():
         mine = np.flatnonzero(split == number)
-        order.append(mine[lay_out(flops[:, mine], trained[mine], packing.topology, seed, weights)])
+        of_mine = None if amounts is None else amounts[mine]
+        order.append(mine[lay_out(flops[:, mine], trained[mine], packing.topology, seed, weights, amounts=of_mine)])
     return replace(taken(plan, order, scratch), places=np.concatenate(order))
 
 
@@ -267,6 +268,16 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
+
+
+def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
+    """float64[num_packs, num_entries]: the trained tokens of each entry of a mixture; None: there is none."""
+    if items.entry is None:
+        return None
+    entries = range(int(items.entry.max(initial=0)) + 1)
+    return np.stack(
+        [plan.per_pack(np.where(items.entry == number, items.num_supervised, 0)) for number in entries], axis=1
+    ).astype(np.float64)
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:

@@ -40,6 +40,35 @@ def test_every_stretch_looks_like_the_whole() -> None:
         assert unevenness(values["kind"] == kind, order) < 0.03
 
 
+def shares_off(amounts: np.ndarray, order: np.ndarray, size: int) -> float:
+    """How far the shares of a stretch of so many packs are from those of all: the root of the mean square."""
+    num = len(order) // size
+    sums = amounts[order][: num * size].reshape(num, size, -1).sum(axis=1)
+    off = sums / sums.sum(axis=1, keepdims=True) - amounts.sum(axis=0) / amounts.sum()
+    return float(np.sqrt((off**2).mean()))
+
+
+def test_every_stretch_has_the_shares_of_a_mixture() -> None:
+    """Else a step trains now this entry, now that one, whatever their weights are in the end."""
+    rng, values = np.random.default_rng(0), features()
+    amounts = rng.gamma(2, 60, (8000, 5)) * [0.4, 0.3, 0.15, 0.1, 0.05]
+    amounts[np.arange(8000), rng.choice(5, 8000, p=[0.4, 0.3, 0.15, 0.1, 0.05])] += rng.gamma(3, 150, 8000)
+    columns = [values["cost"], values["visual"], values["members"]]
+    plain, mixed = order_packs(columns, values["kind"]), order_packs(columns, values["kind"], amounts=amounts)
+    assert sorted(mixed.tolist()) == list(range(8000))
+    assert shares_off(amounts, mixed, 80) < 0.01 < 0.02 < shares_off(amounts, plain, 80)
+    assert shares_off(amounts, mixed, 800) < 0.002
+    for kind in range(3):
+        assert unevenness(values["kind"] == kind, mixed) < 0.06
+
+
+def test_an_order_with_amounts_has_each_pack_once() -> None:
+    for num in (1, 2, 3, 63, 64, 65, 4095, 4097):
+        amounts = np.random.default_rng(num).random((num, 3))
+        order = order_packs([np.arange(num)], np.zeros(num, np.int64), 1, amounts)
+        assert sorted(order.tolist()) == list(range(num))
+
+
 def test_near_numbers_are_like_packs() -> None:
     values = features()
     order = np.argsort(likeness([values["cost"], values["visual"]]))
