@@ -40,7 +40,7 @@ _HOMES = {
     "templates.sample": "Sample",
     "templates.template": "Template",
     "templates.torchvision_shim": "prepare_torchvision",
-    "training.batch": "PackedBatch total_weight touch_vision weighted_loss",
+    "training.batch": "PackedBatch source_losses total_weight touch_vision weighted_loss",
     "training.guards": "Guard guard",
     "training.inputs": "MixingError check_inputs",
     "training.members": "sample_of",
@@ -92,6 +92,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.templates.template import Template as Template
     from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
     from energon_pack.training.batch import PackedBatch as PackedBatch
+    from energon_pack.training.batch import source_losses as source_losses
     from energon_pack.training.batch import total_weight as total_weight
     from energon_pack.training.batch import touch_vision as touch_vision
     from energon_pack.training.batch import weighted_loss as weighted_loss

@@ -76,10 +76,12 @@ def main() -> int:
 def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     places = resolve(config)
     run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
-    shards = _spread(places.source.shards, _MOST_FILES)
+    source = replace(places.source, mixture=None)  # shares are those of all samples
+    places = replace(places, source=source)
+    shards = _spread(source.shards, _MOST_FILES)
     indexed = measuring.index_source(config, places, run, shards)
     num_rows = sum(item.num_rows for item in indexed)
-    is_whole = len(shards) == len(places.source.shards)
+    is_whole = len(shards) == len(source.shards)
     say(printable(f"read as: {read_as(places.source, config.source.reading, num_rows if is_whole else None)}"))
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
@@ -219,7 +221,7 @@ def _arguments() -> argparse.Namespace:
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MOST_SAMPLES:,})"
     tool.add_argument("-n", "--num-samples", type=count, default=_MOST_SAMPLES, metavar="N", help=most)
-    return tool.parse_args()
+    return tool.parse_intermixed_args()
 
 
 if __name__ == "__main__":

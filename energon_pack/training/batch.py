@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -169,16 +169,54 @@ def weighted_loss(logits: Tensor, batch: Mapping[str, Any], total: Tensor | None
         total: Σ w over all batches of one step, accumulated and on all ranks (`total_weight`). The losses of these
             batches then add up to the loss of the same samples as one unpacked batch. By default this batch's own.
     """
-    labels, weights = batch["labels"], _weights(batch)
-    if "_packed_seq_ids" not in batch:  # not shifted yet
-        logits, labels, weights = logits[:, :-1], labels[:, 1:], weights[:, 1:]
-    each = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten().to(logits.device), ignore_index=IGNORE, reduction="none"
-    )
-    weights = weights.flatten().to(logits.device)
+    each, weights, _ = _of_tokens(logits, batch)
     divisor = (weights.sum() if total is None else total.to(logits.device)).clamp(min=1e-9)  # nothing trained: 0
     loss: Tensor = (each * weights).sum(dtype=divisor.dtype) / divisor
     return loss
+
+
+def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[str]) -> Tensor:
+    """Return the loss of each entry of a mixture in a `neat` batch, as sums that add up over batches and ranks.
+
+    Args:
+        logits: [B, S, vocabulary].
+        sources: the names of all entries, in one order on all ranks: report.json has them under `mixture`.
+
+    Returns:
+        float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
+        is `weighted_loss`.
+
+    Raises:
+        ValueError: a sample is of no such entry.
+    """
+    each, weights, members = _of_tokens(logits.detach(), batch)
+    number = {name: index for index, name in enumerate(sources)}
+    width = max(map(len, batch["sample_ids"]), default=0) + 1
+    of_member = torch.zeros(len(batch["sample_ids"]), width, dtype=torch.int64)
+    for row, ids in enumerate(batch["sample_ids"]):
+        for place, sample_id in enumerate(ids, 1):
+            name = sample_id.partition("/")[0]
+            if name not in number:
+                raise ValueError(f"{sample_id}: its entry {name!r} is none of {', '.join(sources)}")
+            of_member[row, place] = number[name]
+    rows = torch.arange(len(of_member), device=logits.device)[:, None].expand(members.shape)
+    source = of_member.to(logits.device)[rows, members].flatten()
+    sums = torch.zeros(2, len(sources), dtype=torch.float64, device=logits.device)
+    sums[0].index_add_(0, source, (each * weights).double())
+    sums[1].index_add_(0, source, weights.double())
+    return sums
+
+
+def _of_tokens(logits: Tensor, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cross entropy and the weight of each label, flat, and the number of its member in the row, [B, T]."""
+    labels, weights, members = batch["labels"], _weights(batch), batch.get("doc_ids")
+    members = torch.zeros_like(labels) if members is None else members
+    if "_packed_seq_ids" not in batch:  # not shifted yet
+        logits, labels, weights, members = logits[:, :-1], labels[:, 1:], weights[:, 1:], members[:, 1:]
+    each = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten().to(logits.device), ignore_index=IGNORE, reduction="none"
+    )
+    return each, weights.flatten().to(logits.device), members.to(logits.device)
 
 
 def _weights(batch: Mapping[str, Any]) -> Tensor:
