@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ def find_source(
     try:
         format, is_remote = str(settings.get("format", "wds")), settings.get("remote_media") is True
         reading = read_settings({"content": at(report, "config")})
-        same = {field.name: getattr(reading, field.name) for field in fields(ReadSettings)}
+        same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
         asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
         asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
         return forms.find_source(asked, path)
@@ -123,7 +123,13 @@ class Drawn:
     limit: int | None
     slice_of: tuple[int, int]
     seed: int
-    most_times: int = 1  # that a mixture may draw a sample
+    most_times: Mapping[str, int] = field(default_factory=dict)  # by entry of a mixture: that a sample may be drawn
+
+    def most_times_of(self, shard: str) -> int:
+        """Return how often a sample of a file may be drawn."""
+        if len(self.most_times) == 1:
+            return next(iter(self.most_times.values()))
+        return self.most_times.get(shard.partition("/")[0], 1)
 
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
@@ -134,8 +140,8 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
     except PackError:
         slice_of = (0, 1)
     entries = report.get("mixture")
-    times = [at(entry, "epochs") for entry in entries] if isinstance(entries, list) else []
-    most = max((math.ceil(time) for time in times if isinstance(time, int | float) and time < 1e6), default=1)
+    times = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
+    most = {name: math.ceil(time) for name, time in times.items() if isinstance(time, int | float) and time < 1e9}
     return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0, most)
 
 
@@ -164,8 +170,8 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
             mine = values[(number - start) % num_slices :: num_slices]
             start += len(values)
             mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
-            if drawn.most_times > 1:
-                times = range(2, drawn.most_times + 1)
+            times = range(2, drawn.most_times_of(job.shard.name) + 1)
+            if times:
                 copies.append(hashes(f"{name}@{time}" for time in times for name in _names(job)))
             found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             run.progress.add(len(found[-1]))
