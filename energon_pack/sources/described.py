@@ -6,6 +6,7 @@ read as: Parquet, texts: user/assistant, images in cells; 12 files
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from energon_pack.errors import PackError, amount
@@ -99,12 +100,9 @@ def _turns(value: Any) -> str | None:
             return f"{name}: {'/'.join(side for side in _SIDES if side in first) or 'objects'}"
     if not INTERLEAVED_KEYS.isdisjoint(value):
         return "texts and images that take turns"
-    try:
-        written = turns_of(value, only_vqa=False)
-    except Skip:
-        return None
-    if written is not None:
-        return written.dialect.name
+    with suppress(Skip):  # a question and an answer that are texts, not lists
+        if written := turns_of(value, only_vqa=False):
+            return written.dialect.name
     return next((" and ".join(names) for names in _ALONE if all(value.get(name) for name in names)), None)
 
 

@@ -67,6 +67,12 @@ def test_a_folder_of_csv_alone_is_read(tmp_path: Path) -> None:
     assert read_as(source, AUTO.reading, 1) == "CSV, caption, image in files, 1 file; 1 sample"
 
 
+def test_a_question_with_its_answer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("image\tquestion\tanswer\na.png\tq\ta\n")
+    source = find_source(AUTO, str(tmp_path / "a.tsv"))
+    assert read_as(source, AUTO.reading) == "TSV, question and answer, image in files, 1 file"
+
+
 def lines_with(path: Path, *names: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ({"messages": chat_of("<image>?", "A cat."), "images": [name]} for name in names)
