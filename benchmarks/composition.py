@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.plan.items import MEDIA_TYPES, Items
-from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs, plan_packs
+from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
+from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.spread import spread_of
 from energon_pack.steps.topology import Topology, stream

@@ -30,7 +30,8 @@ from rich.table import Table
 from step_sets import SETS
 from timing import cpu_seconds
 
-from energon_pack.plan.plan import PackPlan, costs_of_packs, plan_packs
+from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import cost_model

@@ -26,7 +26,7 @@ from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import ROWS, prepare
 from energon_pack.online.rows import ItemRow, Rows
 from energon_pack.plan.epochs import plan_of_epoch
-from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs, taken
+from energon_pack.plan.packs import PackPlan, costs_of_packs, split_of_packs, taken
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints

@@ -13,6 +13,7 @@ from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
+from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.journal import State, begin, refuse_none
 from energon_pack.steps.place import Place, Taken
@@ -70,7 +71,7 @@ class PackSampler(Sampler[tuple[int, int]]):
             )
         topology = Topology(self._ranks, 1, self._of_step)
         self._beginning = Place(len(packs), packs.fingerprint, topology)
-        self._orders: dict[int, Ints] = {}
+        self._orders: Recent[int, Ints] = Recent(2)
         self._go_on(states)
 
     def _go_on(self, states: Sequence[State]) -> None:
@@ -146,17 +147,16 @@ class PackSampler(Sampler[tuple[int, int]]):
 
     def _order(self, epoch: int) -> Ints:
         """Order the packs of an epoch so that steps are even over the ranks that began the epoch."""
-        if epoch not in self._orders:
-            while len(self._orders) > 1:
-                self._orders.pop(next(iter(self._orders)))
+        order = self._orders.get(epoch)
+        if order is None:
             self._packs.have_epoch(epoch)
             topology, order = self._share.place.topology, np.arange(len(self._packs))
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
                 order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
-            self._orders[epoch] = order
-        return self._orders[epoch]
+            self._orders.put(epoch, order)
+        return order
 
 
 class LengthGroupedSampler(Sampler[list[int]]):

@@ -25,7 +25,7 @@ from energon_pack.inspect.source import index_shard, look, template_of
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.plan.compare_lens import Choice, print_choices, try_lens
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.plan import no_plan
+from energon_pack.plan.packs import no_plan
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run

@@ -41,12 +41,17 @@ def test_weights_are_shares_of_the_trained_tokens() -> None:
 
 @given(st.floats(0, 9), st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.booleans(), st.integers(0, 9))
 def test_draws_are_even(epochs: float, trained: list[int], by_tokens: bool, seed: int) -> None:
-    """Each sample comes as often as another, or once more; tokens or samples are as many as asked for, but for one."""
+    """Each sample comes as often as another, or once more, in one epoch and in several; tokens or samples are as many
+    as asked for, but for one at each end.
+    """
     lens = np.array(trained)
-    counts = draws(epochs, lens, by_tokens, seed, 3)
-    assert set(counts.tolist()) <= {int(epochs), int(epochs) + 1}
+    counts = draws(epochs, lens, by_tokens, seed, 3, num_epochs=4)
+    assert set(counts.ravel().tolist()) <= {int(epochs), int(epochs) + 1}
+    for start in range(3):
+        assert np.ptp(counts[start:].sum(axis=0)) <= 1
     size = lens if by_tokens else np.ones(len(lens))
-    assert abs((counts * size).sum() - epochs * size.sum()) <= size.max()
+    assert (abs((counts * size).sum(axis=1) - epochs * size.sum()) <= 2 * size.max()).all()
+    assert abs((counts[0] * size).sum() - epochs * size.sum()) <= size.max()
 
 
 def write_set(folder: Path, name: str, num: int, length: int) -> Path:

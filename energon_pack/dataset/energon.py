@@ -12,7 +12,7 @@ import yaml
 from energon_pack.dataset.manifest import MANIFEST, TYPED
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.plan import PackPlan, split_counts
+from energon_pack.plan.packs import PackPlan, split_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor

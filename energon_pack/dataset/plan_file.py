@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from energon_pack.dataset.plan_rows import COLUMNS, WRITTEN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.plan import LEFT_OUT, PackPlan, split_of_packs
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints

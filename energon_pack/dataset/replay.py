@@ -16,7 +16,7 @@ from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk
 from energon_pack.plan.items import MEDIA_TYPES, Items, Lengths
-from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.packs import PackPlan
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints, random_keys

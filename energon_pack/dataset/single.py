@@ -7,8 +7,7 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.record import MESSAGE_KEYS
-from energon_pack.samples.sample import Part, media_type
+from energon_pack.samples.sample import MESSAGE_KEYS, Part, media_type
 from energon_pack.sources.jsonl.index import LINE
 
 _TIMES = ("patch_positions", "fps", "timestamp_decimal")

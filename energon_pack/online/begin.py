@@ -129,6 +129,7 @@ def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
     """Return the samples that `source.*` draws from files."""
     if places.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
+    config.packing.check_in_training()
     excluded, limit = places.source.excluded, config.source.limit
     indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
     indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.packs import PackPlan
 from energon_pack.run.files import write_whole
+from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints
 
 #: the error of a pickled copy, which holds no lengths
@@ -29,7 +30,7 @@ class EpochPlans:
 
     def __init__(self, folder: Path, num_packs: int, make: Callable[[int], PackPlan] | None = None):
         self._folder, self._num_packs, self._make = folder, num_packs, make
-        self._mapped: dict[int, Ints] = {}
+        self._mapped: Recent[int, Ints] = Recent(2)  # an epoch's last packs and the next one's first may mix
 
     def items(self, epoch: int, pack: int) -> list[int]:
         """Return the numbers of a pack's items."""
@@ -55,13 +56,10 @@ class EpochPlans:
         write_whole(path, file.getvalue())
 
     def _file(self, epoch: int) -> Ints:
-        found = self._mapped.pop(epoch, None)
+        found = self._mapped.get(epoch)
         if found is None:
             self.have(epoch)
-            while len(self._mapped) > 1:  # an epoch's last packs and the next one's first may mix
-                self._mapped.pop(next(iter(self._mapped)))
-            found = np.load(self._path(epoch), mmap_mode="r")
-        self._mapped[epoch] = found
+            found = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
         return found
 
     def _path(self, epoch: int) -> Path:

@@ -27,8 +27,8 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import MESSAGE_KEYS, Record, parse_in_our_words
-from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
+from energon_pack.samples.record import Record, parse_in_our_words
+from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import state_of
@@ -37,7 +37,6 @@ from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
 NAME = "conversations"
-_MEDIA_KEYS = ("images", "image", "videos", "video")
 
 
 class MapStyle(Sized, Protocol):
@@ -134,7 +133,7 @@ class Given:
         item = in_our_words(item, self._settings)
         media: list[Any] = []
         if isinstance(item, dict):
-            for key in _MEDIA_KEYS:
+            for key in MEDIA_KEYS:
                 if _holds_media(value := item.get(key)):
                     media += value if isinstance(value, (list, tuple)) else [value]
                     del item[key]
@@ -167,7 +166,7 @@ def _seems(item: Any) -> str | None:
     """Guess the media type of an item that can't be read, by its fields and the names in them; None: no media."""
     if not isinstance(item, Mapping):
         return None
-    kinds = ["video" if "video" in key else "image" for key in _MEDIA_KEYS if _holds_media(item.get(key))]
+    kinds = ["video" if "video" in key else "image" for key in MEDIA_KEYS if _holds_media(item.get(key))]
     return media_type(kinds) if kinds else media_type_by_name(list(named_media(item)))
 
 

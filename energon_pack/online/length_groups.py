@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.base import Bins
+from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, random_keys, seed_of
 
 
@@ -107,22 +108,21 @@ class EpochGroups:
         self._lens, self._limits, self._seed = lens, limits, seed
         self._samples = np.arange(len(lens)) if samples is None else samples
         self._window = window * limits.samples(lens[self._samples])
-        self._kept: dict[tuple[int, tuple[tuple[int, int], ...], int], Groups] = {}
+        self._kept: Recent[tuple[int, tuple[tuple[int, int], ...], int], Groups] = Recent(2)
 
     def of(self, epoch: int, num_ranks: int, before: Before = ()) -> Groups:
         """Return the batches of an epoch, or of its rest if other numbers of ranks began it."""
         key = epoch, tuple(before), num_ranks
-        if key not in self._kept:
-            while len(self._kept) > 1:
-                self._kept.pop(next(iter(self._kept)))
+        groups = self._kept.get(key)
+        if groups is None:
             left, seed = self._samples, seed_of(self._seed, epoch)
             for ranks, num_steps in before:
                 had = group(self._lens[left], ranks, self._limits, self._window, seed)
                 gone = [had.samples(batch) for batch in had.steps[:num_steps].ravel().tolist()]
                 left = np.delete(left, np.concatenate(gone))
             batches, steps, num_over = group(self._lens[left], num_ranks, self._limits, self._window, seed)
-            self._kept[key] = Groups(batches._replace(items=left[batches.items]), steps, num_over)
-        return self._kept[key]
+            groups = self._kept.put(key, Groups(batches._replace(items=left[batches.items]), steps, num_over))
+        return groups
 
 
 def padding(lens: Ints, groups: Groups) -> float:

@@ -91,6 +91,7 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
+    packing.check_in_training()
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)

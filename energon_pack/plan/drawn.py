@@ -51,26 +51,28 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Shar
     return shares
 
 
-def draws(epochs: float, trained: Ints, by_tokens: bool, seed: int, stream: int) -> Ints:
-    """Return how often each sample of an entry comes.
+def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
+    """Return how often each sample of an entry comes in each epoch.
 
     Args:
-        epochs: how often on the average.
+        times: how often on the average.
         trained: int[num_samples] trained tokens of each.
         by_tokens: the average is one of tokens, else of samples.
         stream: so that two entries do not draw alike.
 
     Returns:
-        int64[num_samples]: `epochs` rounded down or up. Those that come once more hold the fraction of `epochs` of the
-        tokens, or of the samples, to the nearest sample.
+        int64[num_epochs, num_samples]: `times` rounded down or up. Those that come once more hold the fraction of
+        `times` of the tokens, or of the samples, to the nearest sample. They take turns: in any number of epochs in a
+        row no sample comes two times more than another.
     """
-    whole = int(epochs)
+    whole = int(times)
     by_chance = np.argsort(random_keys(len(trained), seed, stream), kind="stable")
     size = trained[by_chance].astype(np.float64) if by_tokens else np.ones(len(trained))
-    upto = np.cumsum(size) - size / 2
-    count = np.full(len(trained), whole, np.int64)
-    count[by_chance[upto < (epochs - whole) * size.sum()]] += 1
-    return count
+    place = np.empty(len(trained))
+    place[by_chance] = (np.cumsum(size) - size / 2) / max(1.0, size.sum())
+    more = times - whole
+    starts = np.arange(num_epochs) * more
+    return whole + ((place - starts[:, None]) % 1 < more).astype(np.int64)
 
 
 def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 
 from energon_pack.plan import caps
 from energon_pack.plan.items import Items
-from energon_pack.plan.plan import PackPlan, groups, in_order
+from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.plan import groups, in_order
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import random_keys, seed_of
 

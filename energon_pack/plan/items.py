@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
+from energon_pack.plan.cached_rows import CachedRows
 from energon_pack.plan.drawn import Share
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
@@ -25,7 +26,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.draws import copy_numbers, drawn_keys
+from energon_pack.sources.draws import copy_numbers
 
 #: In the order of two bits: holds images, holds videos.
 MEDIA_TYPES = ("text", "image", "video", "mix")
@@ -51,8 +52,8 @@ _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_
 _MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
 
 #: Held of each item; of 4 bytes where nothing else is said.
-_HELD = ("media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-_TYPES = {"media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
+_HELD = ("epoch", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
+_TYPES = {"epoch": np.int16, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
 _IN_MEMORY = Scratch()
 
 AnyInts = npt.NDArray[np.integer[Any]]
@@ -69,6 +70,7 @@ class Items:
     split: AnyInts  # index into SPLITS
     num_supervised: AnyInts  # tokens that are trained on
     entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
+    epoch: AnyInts | None = None  # None: there is one
 
     @property
     def lens(self) -> AnyInts:
@@ -82,39 +84,9 @@ class Items:
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        entry = None if self.entry is None else self.entry[numbers]
+        entry, epoch = (None if values is None else values[numbers] for values in (self.entry, self.epoch))
         media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
-        return Items(counts, media, shard, dataset, split, num_supervised, entry)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of lengths that are read together, and which of them count."""
-
-    chunk: Chunk
-    rows: Ints | None  # None: all
-    start: int  # the first of them among the items
-    num: int
-    copies: Ints | None = None  # of each row: how often it came before; -1: it is not drawn. None: all come once
-
-    def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
-        """Return the shard and the columns of those rows in a chunk that count."""
-        if self.rows is not None:
-            table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
-        numbers, table = numbers[: self.num], table.slice(0, self.num)
-        return numbers, table if self.copies is None else _as_drawn(table, self.copies)
-
-
-def _as_drawn(table: pa.Table, copies: Ints) -> pa.Table:
-    """Name copies, and say of samples that are not drawn why they are in no pack."""
-    names = table.column_names
-    if "key" in names:
-        keys = drawn_keys(table["key"].to_pylist(), np.arange(len(copies)), copies.clip(0))
-        table = table.set_column(names.index("key"), "key", pa.array(keys, pa.string()))
-    if "reason" in names:
-        reasons = pc.if_else(pa.array(copies < 0), Reason.NOT_DRAWN.value, table["reason"])
-        table = table.set_column(names.index("reason"), "reason", reasons.cast(pa.string()))
-    return table
+        return Items(counts, media, shard, dataset, split, num_supervised, entry, epoch)
 
 
 class Lengths:
@@ -156,11 +128,12 @@ class Lengths:
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self.flavor, self.seed, self._shares = flavor, seed, shares
         #: of each entry of a mixture, in its order; none: there is no mixture
-        self.mixture: list[Share] = []
-        self.entry_of_shard: Ints = np.zeros(0, np.int64)
+        self.shares_of_entries: list[Share] = []
+        self._entry_of_shard: Ints | None = None
+        self._num_epochs = 1
         self._is_split = max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
-        self._rows: list[_Rows] = []
+        self._rows: list[CachedRows] = []
         self._num_items = 0
         self.scratch = scratch
         self._columns = self._new_columns()
@@ -172,12 +145,14 @@ class Lengths:
         self._join()
         #: tokens of each sample, cut or not
         self.sample_lens = self.items.lens
+        #: the sample of each part
+        self.whole_of_part: Ints = np.zeros(0, np.int64)
 
-    def with_parts(self, parts: Iterable[tuple[Chunk, Ints]], is_cut: npt.NDArray[np.bool_]) -> "Lengths":
+    def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]], is_cut: npt.NDArray[np.bool_]) -> "Lengths":
         """These lengths with parts in place of some samples.
 
         Args:
-            parts: where parts are, and the rows of them that count.
+            parts: where parts are, the rows of them that count, and the sample of each.
             is_cut: bool[num_samples], the samples they are of.
         """
         cut = copy.copy(self)
@@ -185,37 +160,60 @@ class Lengths:
         for block in blocks(self.num_samples):
             for name, values in self._arrays.items():
                 cut._append(name, np.where(is_cut[block], 0, values[block]) if name == "token_len" else values[block])
-        for chunk, rows in parts:
+        wholes = [self.whole_of_part]
+        for chunk, rows, whole in parts:
             cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
+            wholes.append(whole)
+        cut.whole_of_part = np.concatenate(wholes)
         cut._join()
         return cut
 
-    def drawn(self, counts: Ints) -> "Lengths":
+    def drawn(self, counts: Ints, shares: Sequence[Share] = (), entry_of_shard: Ints | None = None) -> "Lengths":
         """These lengths with each sample as often as `counts` says; one that never comes stays, as not drawn.
 
         Args:
-            counts: int[num_samples]; of a sample that can't be packed, 1.
+            counts: int[num_epochs, num_samples]; of a sample that can't be packed, once in all.
+            shares: of the entries of a mixture.
+            entry_of_shard: the entry of each file, where there are several.
         """
         drawn = copy.copy(self)
-        times = counts.clip(1)
         drawn._rows, drawn._columns, drawn._num_items = [], self._new_columns(), 0
+        drawn._num_epochs, drawn.shares_of_entries, drawn._entry_of_shard = len(counts), [*shares], entry_of_shard
+        first = np.zeros(self.num_samples + 1, np.int64)  # where the samples stand that come of each
+        never = counts.sum(axis=0) == 0
+        np.cumsum(counts.sum(axis=0) + never, out=first[1:])
+        drawn.num_samples = int(first[-1])
+        drawn.is_cut, drawn.sample_lens = (self.scratch.zeros(drawn.num_samples, kind) for kind in (np.bool_, np.int32))
+        wholes = [np.zeros(0, np.int64)]
         for rows in self._rows:
-            mine = slice(rows.start, rows.start + rows.num)
+            here = slice(rows.start, rows.start + rows.num)
+            is_part = rows.start >= self.num_samples
+            of = np.arange(here.start, here.stop)
+            if is_part:
+                of = self.whole_of_part[here.start - self.num_samples : here.stop - self.num_samples]
+            times = counts[:, of].T.copy()  # [num, num_epochs]
+            if not is_part:
+                times[never[of], 0] = 1
+            taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
+            copies = copy_numbers(taken)
+            sample = first[of[taken]] + copies
+            is_out = never[of[taken]]
+            if is_part:
+                wholes.append(sample)
+            else:
+                drawn.is_cut[sample] = self.is_cut[here][taken] & ~is_out
+                drawn.sample_lens[sample] = np.where(is_out, 0, self.sample_lens[here][taken])
             base = np.arange(rows.num) if rows.rows is None else rows.rows[: rows.num]
-            ascending = np.repeat(np.arange(rows.num), times[mine])
-            copies = np.where(counts[mine][ascending] == 0, -1, copy_numbers(ascending))
-            num = len(ascending)
-            drawn._rows.append(_Rows(rows.chunk, base[ascending], drawn._num_items, num, copies))
-            drawn._num_items += num
+            drawn._rows.append(
+                CachedRows(rows.chunk, base[taken], drawn._num_items, len(taken), np.where(is_out, -1, copies))
+            )
+            drawn._num_items += len(taken)
             for name, values in self._arrays.items():
-                taken = values[mine][ascending]
-                drawn._append(name, np.where(copies < 0, 0, taken) if name == "token_len" else taken)
-        drawn.num_samples = drawn._num_items
-        drawn.is_cut = self.scratch.zeros(drawn.num_samples, np.bool_)
-        drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(counts == 0))})
+                some = epoch if name == "epoch" else values[here][taken]
+                drawn._append(name, np.where(is_out, 0, some) if name == "token_len" else some)
+        drawn.whole_of_part = np.concatenate(wholes)
+        drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
         drawn._join()
-        drawn.sample_lens = drawn.items.lens
-        drawn.num_supervised = int(drawn.items.num_supervised[drawn.items.lens > 0].sum())
         return drawn
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
@@ -267,7 +265,7 @@ class Lengths:
     def _add(self, chunk: Chunk, rows: Ints | None, num: int, table: pa.Table, is_sample: bool = False) -> None:
         if not num:
             return
-        mine = _Rows(chunk, rows, self._num_items, num)
+        mine = CachedRows(chunk, rows, self._num_items, num)
         numbers, table = mine.take(table, chunk.numbers_of_rows)
         self._rows.append(mine)
         self._num_items += num
@@ -281,6 +279,7 @@ class Lengths:
         self._append("shard", numbers.astype(np.int32))
         self._append("dataset", self._datasets[numbers])
         self._append("split", self._splits(numbers, table))
+        self._append("epoch", np.zeros(num, np.int16))
         for name in _NUMBERS:
             self._append(name, table[name].to_numpy())
         if is_sample:
@@ -293,7 +292,7 @@ class Lengths:
             self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
             self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
 
-    def _count_unknown(self, rows: _Rows, table: pa.Table) -> None:
+    def _count_unknown(self, rows: CachedRows, table: pa.Table) -> None:
         """Count the keys that nothing knows, of samples that may be packed."""
         places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table["unknown_keys"])).to_numpy())
         if not len(places):
@@ -331,4 +330,8 @@ class Lengths:
         #: bytes of each item as members of a tar, and what tells whether it is as measured
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
+        if self._num_epochs > 1:
+            others["epoch"] = self._arrays["epoch"]
+        if self._entry_of_shard is not None:
+            others["entry"] = self._entry_of_shard[self._arrays["shard"]].astype(np.int16)
         self.items = Items(counts={name: self._arrays[name] for name in caps.COLUMNS}, **others)

@@ -1,47 +1,107 @@
-"""Draws the samples of a mixture, after they are measured: other weights measure nothing."""
+"""Draws the samples of each epoch, and of a mixture, after they are measured: other weights measure nothing."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from energon_pack.errors import PackError
 from energon_pack.plan import caps
-from energon_pack.plan.drawn import chosen, draws, shares_of
+from energon_pack.plan.drawn import Share, chosen, draws, shares_of
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.overlong import CUTTING
+from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.sources.mixture import Mixture
+from energon_pack.run.scratch import blocks
+from energon_pack.run.seeded import Ints
+from energon_pack.sources.mixture import Entry, Mixture
+
+_TRAIN = SPLITS.index("train")
 
 
-def mix(lengths: Lengths, mixture: Mixture, packing: PackingConfig, seed: int) -> Lengths:
-    """Return the lengths with each sample as often as its entry asks for.
+def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int) -> Lengths:
+    """Return the lengths with each sample as often as `packing.epochs` and its entry of a mixture ask for.
 
-    Samples of validation and test come once. A sample that is too long for a pack is drawn neither, and stays for the
-    ledger.
+    Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
 
     Raises:
-        PackError: an entry has nothing to train on.
+        PackError: an entry has nothing to train on, or a file has samples that are drawn already.
     """
-    items = lengths.items
+    if mixture is None and packing.epochs == 1:
+        return lengths
+    if drawn := next((item.shard for item in lengths.shards if item.shard.ratio != 1), None):
+        raise PackError(
+            f"packing.epochs={packing.epochs}: {drawn.name} has a sample_ratio: a mixture names files with their epochs"
+        )
+    may, trained = _may_train(lengths, packing)
+    counts = np.zeros((packing.epochs, lengths.num_samples), np.int64)
+    counts[0] = 1
+    if mixture is None:
+        counts[1:] = may
+        return lengths.drawn(counts)
     of_shard = np.array([mixture.entry_of[name] for name in lengths.shard_names], np.int64)
-    entry = of_shard[items.shard] if len(items) else np.zeros(0, np.int64)
-    costs, _ = caps.costs(items.counts, packing)
-    fits = (items.lens > 0) & ((costs[0] <= packing.longest[1]) | (packing.overlong in CUTTING))
-    may = fits & (items.split == SPLITS.index("train"))
-    counts = np.ones(len(items), np.int64)
-    for number, item in enumerate(mixture.entries):
-        mine = np.flatnonzero(may & (entry == number))
-        left_out = mine[~chosen(len(mine), item.max_samples, seed, 2 * number)]
-        may[left_out] = False
-        counts[left_out] = 0
-    trained = np.where(may, items.num_supervised.astype(np.int64), 0)
-    shares = shares_of(mixture.entries, entry, trained)
-    for number, (item, share) in enumerate(zip(mixture.entries, shares, strict=True)):
-        mine = np.flatnonzero(may & (entry == number))
-        counts[mine] = draws(share.epochs, trained[mine], item.weight is not None, seed, 2 * number + 1)
-    drawn = lengths.drawn(counts)
-    if len(shares) > 1:
-        drawn.items = replace(drawn.items, entry=of_shard[drawn.items.shard].astype(np.int16))
-    drawn.mixture = shares
-    drawn.entry_of_shard = of_shard
-    return drawn
+    entry = of_shard[lengths.items.shard[: lengths.num_samples]]
+    shares = _draw_entries(mixture.entries, np.where(may, entry, -1), trained, counts, seed)
+    return lengths.drawn(counts, shares, of_shard if len(shares) > 1 else None)
+
+
+def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
+    """Tell which samples can be packed for training, and how many tokens of each are trained: bool and int64[num]."""
+    items, num = lengths.items, lengths.num_samples
+    costs, limits = caps.costs(items.counts, packing)
+    limits[0] = packing.longest[1]
+    fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0) & (items.split == _TRAIN)
+    tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)
+    may, trained = fits[:num].copy(), tokens[:num].copy()
+    may[lengths.whole_of_part[fits[num:]]] = True
+    np.add.at(trained, lengths.whole_of_part, tokens[num:])
+    return may, trained
+
+
+def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: Ints, seed: int) -> list[Share]:
+    """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples].
+
+    Args:
+        entry: int64[num_samples] index of the entry; -1: the sample is not drawn.
+    """
+    for number, item in enumerate(entries):
+        of_entry = np.flatnonzero(entry == number)
+        left_out = of_entry[~chosen(len(of_entry), item.max_samples, seed, 2 * number)]
+        entry[left_out] = -1
+        counts[:, left_out] = 0
+    is_in = entry >= 0
+    shares = shares_of(entries, entry[is_in], trained[is_in])
+    for number, (item, share) in enumerate(zip(entries, shares, strict=True)):
+        of_entry = np.flatnonzero(entry == number)
+        by_tokens = item.weight is not None
+        counts[:, of_entry] = draws(share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts))
+    return shares
+
+
+def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
+    """What each entry of a mixture was asked to have of the trained tokens, and has in the packs of the train split."""
+    items, shares = lengths.items, lengths.shares_of_entries
+    samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))
+    for block in blocks(len(plan.items)) if shares else ():
+        members = plan.items[block]
+        members = members[items.split[members] == _TRAIN]
+        entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
+        for sums, weights in ((samples, None), (tokens, items.lens), (trained, items.num_supervised)):
+            sums += _by_entry(entry, None if weights is None else weights[members], len(shares))
+    return [
+        {
+            "name": share.name,
+            "asked": share.asked,
+            "share": float(trained[number] / max(1, trained.sum())),
+            "epochs": share.epochs,
+            "samples": int(samples[number]),
+            "tokens": int(tokens[number]),
+            "trained": int(trained[number]),
+        }
+        for number, share in enumerate(shares)
+    ]
+
+
+def _by_entry(entry: npt.NDArray[Any], weights: npt.NDArray[Any] | None, num: int) -> Ints:
+    return np.bincount(entry, weights, num).astype(np.int64)

@@ -25,7 +25,7 @@ from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunk
 from energon_pack.lengths.worker import LengthsRow, lengths_table
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.plan import LEFT_OUT, PackPlan
+from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
@@ -167,8 +167,13 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], overlong: npt.N
             is_cut[here] = overlong[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
             wanted.append(_ids(numbers, table).filter(pa.array(is_cut[here])))
     ours = pa.chunked_array(wanted, pa.large_string())
-    rows = [np.flatnonzero(pc.is_in(mine, ours).to_numpy(zero_copy_only=False)) for mine in ids]
-    return lengths.with_parts(zip(chunks, rows, strict=True), is_cut)
+    samples = np.flatnonzero(is_cut)
+    parts_of = []
+    for chunk, mine in zip(chunks, ids, strict=True):
+        found = pc.index_in(mine, ours)
+        rows = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
+        parts_of.append((chunk, rows, samples[found.take(pa.array(rows)).to_numpy()]))
+    return lengths.with_parts(parts_of, is_cut)
 
 
 def _ids(numbers: Ints, table: pa.Table) -> pa.Array:

@@ -1,18 +1,30 @@
 """Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.plan.items import AnyInts, Items, Lengths
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.order import order_packs
+from energon_pack.plan.packs import (
+    LEFT_OUT,
+    PackBuilder,
+    PackPlan,
+    costs_of_packs,
+    epoch_of_packs,
+    features_of_packs,
+    media_of_packs,
+    members_of,
+    split_counts,
+    split_of_packs,
+    taken,
+    trained_by_entry,
+)
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.windows import by_chance, window_of, windows
@@ -20,91 +32,10 @@ from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
-
-#: `PackPlan.left_out` by code
-LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
+from energon_pack.steps.topology import stream
 
 _IN_MEMORY = Scratch()
 _MOST_AT_ONCE = 4_000_000  # items that are planned for a figure alone
-
-
-def _same(values: Any) -> Any:
-    return values
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """Pack p holds the items `items[starts[p]:starts[p + 1]]`, in that order."""
-
-    starts: Ints  # num_packs + 1
-    items: Ints
-    left_out: npt.NDArray[np.int8]  # per item: index into LEFT_OUT
-    lower_bound: int  # packs, summed over the groups that may not mix
-    #: where each pack would stand without `packing.topology`; None: there
-    places: Ints | None = None
-
-    @property
-    def num_packs(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def mean_members(self) -> float:
-        return len(self.items) / max(1, self.num_packs)
-
-    def parts(self) -> "Iterator[PackPlan]":
-        """The packs, many at a time."""
-        for packs in blocks(self.num_packs, self.mean_members):
-            starts = self.starts[packs.start : packs.stop + 1]
-            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
-
-    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
-        """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
-
-        Args:
-            columns: of all items.
-            of: what makes the value of them; of one column, it is the value.
-            add: what takes the place of a sum.
-        """
-        sums, done = np.zeros(self.num_packs, np.int64), 0
-        for part in self.parts():
-            values = of(*(column[part.items] for column in columns)).astype(np.int64)
-            sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
-            done += part.num_packs
-        return sums
-
-    def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
-        """Of each item whether it is in a pack."""
-        found = scratch.zeros(len(self.left_out), np.bool_)
-        for block in blocks(len(self.items)):
-            found[self.items[block]] = True
-        return found
-
-
-class _Packs:
-    """Packs of one plan that are made one after another."""
-
-    def __init__(self, scratch: Scratch):
-        self._items = scratch.column(np.int64)
-        self._sizes: list[Ints] = [np.zeros(1, np.int64)]
-
-    def add(self, sizes: Ints, items: Ints) -> None:
-        self._sizes.append(sizes)
-        self._items.add(items)
-
-    def add_all(self, made: "_Packs") -> None:
-        self._sizes += made._sizes[1:]
-        items = made._items.array()
-        for block in blocks(len(items)):
-            self._items.add(items[block])
-
-    def plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
-        return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
-
-
-def no_plan(items: Items) -> PackPlan:
-    """One without packs, that leaves nothing out."""
-    nothing = np.zeros(0, np.int64)
-    return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
 def plan_packs(
@@ -117,8 +48,8 @@ def plan_packs(
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
-    than a pack may hold of something else. Items of different groups (`group_by`, `window`) or splits
-    share no pack; packs of one split come in a row. One window is planned at a time.
+    than a pack may hold of something else. Items of different epochs, groups (`group_by`, `window`) or splits share no
+    pack; packs of one split come in a row, in the order of their epochs. One window is planned at a time.
 
     Args:
         cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
@@ -127,23 +58,37 @@ def plan_packs(
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
-    of_splits, bound = [_Packs(scratch) for _ in SPLITS], 0
+    of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
-    for numbers in windows(items, packing, seed):
-        some = items.take(numbers)
-        plan = in_order(_packed(some, packing, seed), some, packing, seed, scratch)
-        split = split_of_packs(some, plan)
-        for number in np.unique(split).tolist():
-            of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
-            members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
-            of_splits[number].add(np.diff(of_split.starts), members)
-        left_out[numbers] = plan.left_out
-        bound += plan.lower_bound
-    packs = _Packs(scratch)
+    for epoch, of_epoch in _epochs(items):
+        of_items = items.take(of_epoch)
+        for numbers in windows(of_items, packing, seed_of(seed, epoch)):
+            some = of_items.take(numbers)
+            plan = _packed(some, packing, seed_of(seed, epoch))
+            plan = in_order(plan, some, packing, seed_of(seed, epoch), scratch)
+            split = split_of_packs(some, plan)
+            for number in np.unique(split).tolist():
+                of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
+                members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
+                members = members if isinstance(of_epoch, slice) else of_epoch[members]
+                of_splits[number].add(np.diff(of_split.starts), members)
+            left_out[numbers if isinstance(of_epoch, slice) else of_epoch[numbers]] = plan.left_out
+            bound += plan.lower_bound
+    packs = PackBuilder(scratch)
     for made in of_splits:
         packs.add_all(made)
     plan = packs.plan(left_out, bound)
     return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+
+
+def _epochs(items: Items) -> Iterator[tuple[int, Ints | slice]]:
+    """Yield the items of each epoch."""
+    if items.epoch is None:
+        yield 0, np.s_[:]
+        return
+    in_order = np.argsort(items.epoch, kind="stable")
+    epochs, starts = np.unique(items.epoch[in_order], return_index=True)
+    yield from zip(epochs.tolist(), np.split(in_order, starts[1:]), strict=True)
 
 
 def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
@@ -160,7 +105,7 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
-    packs, bound = _Packs(_IN_MEMORY), len(own)
+    packs, bound = PackBuilder(_IN_MEMORY), len(own)
     packs.add(np.ones(len(own), np.int64), own)
     candidates = np.flatnonzero(to_pack)
     group = groups(items, packing)[candidates]
@@ -191,7 +136,7 @@ def in_order(
     split = split_of_packs(items, plan)
     of_splits = [np.flatnonzero(split == number) for number in np.unique(split)]
     window = window_of(items.shard[plan.items[plan.starts[:-1]]], packing)
-    packs = _Packs(scratch)
+    packs = PackBuilder(scratch)
     for of_split in of_splits:
         numbers, starts = np.unique(np.sort(window[of_split]), return_index=True)
         of_windows = np.split(of_split[np.argsort(window[of_split], kind="stable")], starts[1:])
@@ -205,7 +150,7 @@ def in_order(
             features = list(features_of_packs(items, some).values())
             in_row = order_packs(features, kind, seed_of(seed, number), trained_by_entry(items, some))
             for block in blocks(len(in_row), some.mean_members):
-                packs.add(*_taken(some, in_row[block]))
+                packs.add(*members_of(some, in_row[block]))
     return packs.plan(plan.left_out, plan.lower_bound)
 
 
@@ -216,31 +161,26 @@ def _in_steps(
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
-    split, weights, amounts = split_of_packs(items, plan), packing.step_weights, trained_by_entry(items, plan)
+    split, amounts, topology = split_of_packs(items, plan), trained_by_entry(items, plan), packing.topology
+    epoch = epoch_of_packs(items, plan)
     order = []
     for number in np.unique(split).tolist():
-        mine = np.flatnonzero(split == number)
-        of_mine = None if amounts is None else amounts[mine]
-        order.append(mine[lay_out(flops[:, mine], trained[mine], packing.topology, seed, weights, amounts=of_mine)])
+        of_split = np.flatnonzero(split == number)
+        last, over, read = int(epoch[of_split].max()), of_split[:0], []
+        for turn in range(last + 1):
+            mine = np.concatenate((over, of_split[epoch[of_split] == turn]))
+            of_mine = None if amounts is None else amounts[mine]
+            laid = lay_out(
+                flops[:, mine], trained[mine], topology, seed_of(seed, turn), packing.step_weights, amounts=of_mine
+            )
+            in_time = mine[laid[stream(len(mine), topology)]]
+            num = len(mine) if turn == last else len(mine) // topology.unit * topology.unit
+            read.append(in_time[:num])
+            over = in_time[num:]  # what makes no whole step comes with the next epoch
+        written = np.empty_like(of_split)
+        written[stream(len(of_split), topology)] = np.concatenate(read)
+        order.append(written)
     return replace(taken(plan, order, scratch), places=np.concatenate(order))
-
-
-def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """Index into SPLITS for each pack."""
-    return items.split[plan.items[plan.starts[:-1]]]
-
-
-def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
-    """Packs, samples and tokens of each split that has any."""
-    counts = np.zeros((len(SPLITS), 3), np.int64)
-    for part in plan.parts():
-        split = split_of_packs(items, part)
-        of_packs = np.ones(len(split), np.int64), np.diff(part.starts), part.per_pack(items.lens)
-        np.add.at(counts, split, np.stack(of_packs, axis=1))
-    names = "packs", "samples", "tokens"
-    return {
-        split: dict(zip(names, row, strict=True)) for split, row in zip(SPLITS, counts.tolist(), strict=True) if row[0]
-    }
 
 
 def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
@@ -261,38 +201,6 @@ def without_window(items: Items, packing: PackingConfig, seed: int) -> int | Non
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
-def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
-    """What makes packs alike: attention cost Σ len², visual tokens, members."""
-    return {
-        "attention_cost": plan.per_pack(items.lens, of=lambda lens: lens.astype(np.int64) ** 2),
-        "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
-        "members": np.diff(plan.starts),
-    }
-
-
-def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
-    """float64[num_packs, num_entries]: the trained tokens of each entry of a mixture; None: there is none."""
-    if items.entry is None:
-        return None
-    entries = range(int(items.entry.max(initial=0)) + 1)
-    return np.stack(
-        [plan.per_pack(np.where(items.entry == number, items.num_supervised, 0)) for number in entries], axis=1
-    ).astype(np.float64)
-
-
-def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
-    """float64[2, num_packs]: of the language model and of the vision encoder."""
-    visual = items.counts["num_visual_tokens"], items.counts["num_images"]
-    found = np.empty((2, plan.num_packs), np.float64)
-    found[0], found[1] = plan.per_pack(items.lens, of=cost.lm), plan.per_pack(*visual, of=cost.vision)
-    return found
-
-
-def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
-    """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
-    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
-
-
 def groups(items: Items, packing: PackingConfig) -> Ints:
     """A number an item; items with different numbers share no pack."""
     group = np.zeros(len(items), np.int64)
@@ -301,20 +209,3 @@ def groups(items: Items, packing: PackingConfig) -> Ints:
     elif packing.group_by is GroupBy.dataset:
         group += items.dataset
     return group + (window_of(items.shard, packing) + items.split.astype(np.int64) * (1 << 24)) * (1 << 32)
-
-
-def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
-    """Some packs of a plan, in this order."""
-    found = _Packs(scratch)
-    for order in packs:
-        for block in blocks(len(order), plan.mean_members):
-            found.add(*_taken(plan, order[block]))
-    return found.plan(plan.left_out, plan.lower_bound)
-
-
-def _taken(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
-    """Of some packs the sizes, and all members."""
-    starts = plan.starts[order]
-    size = plan.starts[order + 1] - starts
-    before = np.cumsum(size) - size
-    return size, plan.items[np.arange(size.sum()) + np.repeat(starts - before, size)]

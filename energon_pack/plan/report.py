@@ -13,12 +13,9 @@ from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
-from energon_pack.plan.plan import (
-    LEFT_OUT,
-    PackPlan,
-    split_counts,
-    without_window,
-)
+from energon_pack.plan.mix import mixture_figures
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, epoch_counts, split_counts
+from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
 from energon_pack.plan.tally import Moments, Tally
@@ -102,6 +99,7 @@ class Report:
     weighted_share: float  # of the trained tokens of all samples that were measured
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
+    by_epoch: list[dict[str, int]] | None  # of the train split, the same; None, and not in the file: there is one epoch
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
     token_len: dict[str, int]  # of samples that were measured, cut or not
     visual_tokens_per_pack: dict[str, int]
@@ -205,6 +203,7 @@ def summarize(
         },
         mixture=mixture_figures(lengths, plan) or None,
         by_split=split_counts(items, plan),
+        by_epoch=epoch_counts(items, plan),
         members_per_pack=packs.members.spread(),
         token_len=found.lens.spread(),
         visual_tokens_per_pack=packs.visual_tokens.spread(),
@@ -212,31 +211,6 @@ def summarize(
         flops=_flops(packs, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
     )
-
-
-def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
-    """What each entry of a mixture was asked to have of the trained tokens, and has in the packs of the train split."""
-    items, num = lengths.items, len(lengths.mixture)
-    samples, tokens, trained = (np.zeros(num, np.int64) for _ in range(3))
-    for block in blocks(len(plan.items)):
-        members = plan.items[block]
-        members = members[items.split[members] == 0]
-        entry = lengths.entry_of_shard[items.shard[members]] if num else members[:0]
-        samples += np.bincount(entry, minlength=num)
-        tokens += np.bincount(entry, items.lens[members] if num else None, num).astype(np.int64)
-        trained += np.bincount(entry, items.num_supervised[members] if num else None, num).astype(np.int64)
-    return [
-        {
-            "name": share.name,
-            "asked": share.asked,
-            "share": float(trained[number] / max(1, trained.sum())),
-            "epochs": share.epochs,
-            "samples": int(samples[number]),
-            "tokens": int(tokens[number]),
-            "trained": int(trained[number]),
-        }
-        for number, share in enumerate(lengths.mixture)
-    ]
 
 
 def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
@@ -279,6 +253,9 @@ def print_plan(report: Report) -> None:
         for name, split in report.by_split.items():
             packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"
             out.print(f"split: {name} {packs}, {amount(split['tokens'], 'token')}")
+    for number, epoch in enumerate(report.by_epoch or (), 1):
+        packs = f"{amount(epoch['samples'], 'sample')} in {amount(epoch['packs'], 'pack')}"
+        out.print(f"epoch {number}: {packs}, {amount(epoch['tokens'], 'token')}")
     for entry in report.mixture or ():
         asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
         many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
@@ -287,7 +264,7 @@ def print_plan(report: Report) -> None:
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:
-        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio or a mixture")
+        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs")
     for reason, number in report.skipped_by_reason.items():
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""

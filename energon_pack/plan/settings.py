@@ -7,6 +7,8 @@ from math import inf
 from energon_pack.errors import PackError
 from energon_pack.steps.topology import Topology
 
+MOST_EPOCHS = 10_000
+
 
 class Layout(str, Enum):
     """How the members of a pack lie in a batch."""
@@ -99,6 +101,8 @@ class PackingConfig:
     max_attention_cost: int | None = None
     #: whether every pack holds an image
     need_image: bool = False
+    #: how often each sample comes: each epoch has other packs, and they lie in the order of the epochs
+    epochs: int = 1
     #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole
     topology: Topology = field(default_factory=Topology)
     #: what counts how much where steps can't be even in all
@@ -111,9 +115,18 @@ class PackingConfig:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
+    def check_in_training(self) -> None:
+        """Raises PackError where a setting is for packs on disk alone."""
+        if self.epochs > 1:
+            raise PackError(
+                f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"
+            )
+
     def check(self) -> None:
         """Raises PackError where settings contradict each other."""
         self.topology.check()
+        if not 1 <= self.epochs <= MOST_EPOCHS:
+            raise PackError(f"packing.epochs={self.epochs}: from 1 to {MOST_EPOCHS:,}")
         if not 0 <= self.max_dropped_tokens <= 1:
             raise PackError(f"packing.max_dropped_tokens={self.max_dropped_tokens}: a share of the tokens, 0 to 1")
         self.step_weights.check()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.plan.items import Items
-from energon_pack.plan.plan import PackPlan, costs_of_packs, split_of_packs
+from energon_pack.plan.packs import PackPlan, costs_of_packs, split_of_packs
 from energon_pack.plan.splits import SPLITS
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.spread import PackCosts, compared, figures

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from energon_pack.dataset.losses import dropped
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
-from energon_pack.plan.plan import LEFT_OUT, PackPlan
+from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, unknown_keys
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally

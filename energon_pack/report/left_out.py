@@ -6,7 +6,7 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.packs import PackPlan
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader

@@ -11,7 +11,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.pages.html import Html, details
 from energon_pack.plan.items import MEDIA_TYPES, Items
-from energon_pack.plan.plan import PackPlan, features_of_packs, media_of_packs
+from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.templates.processor import load_saved
 from energon_pack.views.html import pack_section

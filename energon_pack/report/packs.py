@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items
-from energon_pack.plan.plan import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs, taken
+from energon_pack.plan.packs import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs, taken
 from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.shapes import Histogram, linear_histogram

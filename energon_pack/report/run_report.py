@@ -11,7 +11,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.pages.html import Html
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.grid import PackGrid, grid_of

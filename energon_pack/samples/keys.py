@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
+from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -32,9 +33,11 @@ _PLACES = ("", "messages[].", "content[].")
 _READ: tuple[frozenset[str], ...] = (
     frozenset(
         (
-            *("messages", "conversations", "texts", "prompts", "captions", "caption", "question", "context", "answer"),
+            *MESSAGE_KEYS,
+            *("prompts", "captions", "caption", "question", "context", "answer"),
             *("answers", "text", "system", "system_prompt", "tools", "functions"),
-            *("name", "media_files", "media", "media_type", "images", "image", "videos", "video"),
+            *("name", "media_files", "media", "media_type"),
+            *MEDIA_KEYS,
             *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
             *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # these are read if they make preference data
@@ -119,7 +122,7 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
         "ipython": _Elsewhere("torchtune: a tool call as text"),
         "refusal": _Elsewhere("OpenAI: the answer itself, which belongs in content"),
         "audio": _SOUND,
-        **dict.fromkeys(("images", "image", "videos", "video", "audios"), _IN_A_TURN),
+        **dict.fromkeys((*MEDIA_KEYS, "audios"), _IN_A_TURN),
     },
     {
         "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.record import MESSAGE_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS
 
 _LONGEST = 1024  # most characters of a name
 

@@ -21,7 +21,7 @@ from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
-from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings, SampleType, ToolsAs
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tool_calls import (
@@ -42,7 +42,6 @@ _ROLES = {
     **dict.fromkeys(("gpt", "bot", "chatgpt", "bing", "model", "bard", *CALL_ROLES), "assistant"),
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
-MESSAGE_KEYS = ("messages", "conversations", "texts")
 _MEDIA_KEYS = ("name", "media_files")
 _SYSTEM_KEYS = ("system", "system_prompt")  # the second is ms-swift's
 _KIND_KEYS = ("media", "media_type")

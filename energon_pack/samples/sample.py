@@ -8,6 +8,9 @@ from energon_pack.samples.media.formats import kind_by_name
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+#: keys of a record that hold its turns; those that name its media
+MESSAGE_KEYS = ("messages", "conversations", "texts")
+MEDIA_KEYS = ("images", "image", "videos", "video")
 
 
 class Part(NamedTuple):

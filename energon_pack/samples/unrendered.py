@@ -9,11 +9,11 @@ from typing import Any
 
 from energon_pack.samples.dialects.boxes import with_boxes
 from energon_pack.samples.dialects.pictures import pictures_in, with_pictures
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import MEDIA_KEYS, Message
 from energon_pack.samples.settings import Boxes
 from energon_pack.samples.skip import Reason, Skip
 
-_MEDIA_KEYS = ("name", "media_files", "images", "image", "videos", "video")
+_MEDIA_KEYS = ("name", "media_files", *MEDIA_KEYS)
 #: field → mark in the text for its values, unless an end tag follows (HTML, `<bbox>1,2,3,4</bbox>`); the message
 _FIELDS = {
     "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),

@@ -14,13 +14,13 @@ from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
 from energon_pack.samples.mapping import mapped
-from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import split_name
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
-from energon_pack.sources.storage import folder_of, open_file
+from energon_pack.sources.storage import folder_of
 from energon_pack.sources.table_shard import TableShard
 
 _CALLED = {
@@ -31,10 +31,9 @@ _CALLED = {
     ".csv": "CSV",
     ".tsv": "TSV",
 }
-_TURNS = ("messages", "conversations", "texts", *TURN_FIELDS)
+_TURNS = (*MESSAGE_KEYS, *TURN_FIELDS)
 _SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
 _ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
-_MEDIA = ("images", "image", "videos", "video")
 _NUM_TRIED = 4
 
 
@@ -67,9 +66,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
     if not isinstance(shard, JsonlShard):
         return
     try:
-        with open_file(shard.path) as file:
-            places = shard.first_places(_NUM_TRIED)
-            values = [_value(shard, shard.raw(file, *place), settings) for place in places]
+        values = [_value(shard, raw, settings) for raw in shard.first(_NUM_TRIED)]
     except (PackError, OSError, Skip):  # indexing says what is wrong
         return
     for value in values:
@@ -81,9 +78,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
 
 def _value(shard: JsonlShard, raw: bytes, settings: ReadSettings) -> Any:
     try:
-        return in_our_words(
-            mapped(load_json(raw) if isinstance(shard, TableShard) else shard.value(raw), settings), settings
-        )
+        return in_our_words(mapped(shard.value(raw), settings), settings)
     except Skip:
         return None
 
@@ -107,7 +102,7 @@ def _turns(value: Any) -> str | None:
 
 
 def _media(value: Any) -> Iterator[str]:
-    for name in _MEDIA if isinstance(value, dict) else ():
+    for name in MEDIA_KEYS if isinstance(value, dict) else ():
         listed: Sequence[Any] = value[name] if isinstance(value.get(name), list) else [value.get(name)]
         if listed and listed[0]:
             first = listed[0]["path"] if isinstance(listed[0], dict) and "path" in listed[0] else listed[0]

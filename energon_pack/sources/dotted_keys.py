@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import MESSAGE_KEYS, parse_record
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 

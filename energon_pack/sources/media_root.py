@@ -7,6 +7,7 @@ Only files of this machine are looked for. The folder of the file is the first c
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address
@@ -16,7 +17,7 @@ from energon_pack.sources.inside import media_in, split_name
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.open_files import open_medium
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.storage import folder_of, open_file, path_in
+from energon_pack.sources.storage import folder_of, path_in
 
 _NUM_SAMPLES = 16
 _MOST_NAMES = 8
@@ -46,15 +47,12 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
 
 
 def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
-    with open_file(shard.path) as file:
-        for offset, size in shard.first_places(_NUM_SAMPLES):
-            try:
-                record = shard.record(shard.raw(file, offset, size), LINE, False, settings)
-            except Skip:
-                continue
-            for name in record.listed_media or ():
-                if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
-                    yield name
+    with suppress(Skip):  # a row that can't be read: indexing says so
+        for raw in shard.first(_NUM_SAMPLES):
+            with suppress(Skip):
+                for name in shard.record(raw, LINE, False, settings).listed_media or ():
+                    if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
+                        yield name
 
 
 def _places_around(path: str) -> Iterator[str]:

@@ -4,10 +4,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from energon_pack.run.recent import Recent
 from energon_pack.sources.inside import open_inside, split_name
 from energon_pack.sources.storage import File, State, open_file, read_ahead
-
-_MOST_OPEN = 64
 
 
 def open_medium(path: str, expected: State | None = None) -> File:
@@ -16,25 +15,26 @@ def open_medium(path: str, expected: State | None = None) -> File:
     return open_file(path, expected) if key is None else open_inside(file, key)
 
 
+_MOST_OPEN = 64
+
+
+def _none_open() -> Recent[str, File]:
+    return Recent(_MOST_OPEN, close=lambda file: file.close())
+
+
 class OpenFiles:
     """Files by their paths, the least recently used closed first. Each process opens its own."""
 
     def __init__(self) -> None:
-        self._open: dict[str, File] = {}
+        self._open = _none_open()
         self._ahead: list[File] = []  # of which something was read ahead
         self._process = os.getpid()
 
     def open(self, path: str, expected: State | None = None) -> File:
         """The file of a path, opened where it is not; as `open_medium`."""
         if self._process != os.getpid():  # those that are open are of the process that this one was forked from
-            self._open, self._process = {}, os.getpid()
-        file = self._open.pop(path, None)
-        if file is None:
-            while len(self._open) >= _MOST_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            file = open_medium(path, expected)
-        self._open[path] = file
-        return file
+            self._open, self._process = _none_open(), os.getpid()
+        return self._open.get(path) or self._open.put(path, open_medium(path, expected))
 
     def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
         """As `storage.read_ahead`, in place of what was read ahead of any of these files before: one batch is kept."""
@@ -51,5 +51,4 @@ class OpenFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+        self._open.clear()

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import Bytes
 
 _WINDOW = 256  # bytes that are read at once to find elements
@@ -41,8 +42,7 @@ class Plain:
 
 
 #: the last pages that were decompressed: values of one page are mostly read one after another
-_kept: dict[tuple[str, str, int], bytes] = {}
-_MOST_KEPT = 8
+_pages: Recent[tuple[str, str, int], bytes] = Recent(64 << 20, len)
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,11 @@ class Compressed:
     def read(self, file: Bytes, start: int, length: int) -> bytes:
         """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page."""
         key = (*self.of, self.offset)
-        data = _kept.pop(key, None)
+        data = _pages.get(key)
         if data is None:
-            while len(_kept) >= _MOST_KEPT:
-                _kept.pop(next(iter(_kept)))
             packed = file.read(self.offset, self.packed_size)
             data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
-        _kept[key] = data
+            _pages.put(key, data)
         return data[start : start + length]
 
 

@@ -4,7 +4,7 @@ The layout of pages, levels and encodings is Parquet's own (apache/parquet-forma
 Columns of bytes, alone or in one list, with plain or dictionary encoding are read; `None` says that pyarrow has to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ _CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zs
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES = 0, (2, 8)  # Encoding
 _HEADER = 1 << 16  # statistics in it are cut at 4 KB each
-_LIST_NODES = {"list", "element", "item", "array", "bag", "array_element"}  # as writers call what stands inside a list
 
 
 class _Page(NamedTuple):
@@ -65,23 +64,6 @@ class Value(NamedTuple):
     def read(self, file: Bytes, offset: int, size: int) -> bytes:
         """Read some of its bytes; raises as `Content.read`."""
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
-
-
-def leaf_of(schema: Any, names: Sequence[str], depth: int) -> int | None:
-    """Find the leaf of a way through the columns; None: there is none that can be read by pages.
-
-    Args:
-        names: of the column, and of the fields inside.
-        depth: in how many lists it lies.
-    """
-    for number in range(len(schema)):
-        leaf = schema.column(number)
-        parts = leaf.path.split(".")
-        in_lists = [part for part in parts[1:] if depth == 0 or part not in _LIST_NODES]
-        is_it = [parts[0], *in_lists] == [*names] and leaf.physical_type == "BYTE_ARRAY"
-        if is_it and leaf.max_repetition_level == depth <= 1:
-            return number
-    return None
 
 
 def column_of(file: Bytes, of: tuple[str, str], chunk: Any, leaf: Any) -> Column | None:

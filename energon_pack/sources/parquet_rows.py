@@ -11,17 +11,20 @@ import pyarrow as pa
 #: a step of a way into each element of a list
 LIST: Final = object()
 
-_Way = tuple[Any, ...]
+#: field names and `LIST`
+Way = tuple[Any, ...]
 
 
-def ways_of(schema: pa.Schema) -> Iterator[_Way]:
+def ways_of(schema: pa.Schema) -> Iterator[Way]:
     """Yield the way to each leaf of a schema, in the order of a Parquet file's columns: `("images", LIST, "bytes")`."""
     for field in schema:
         yield from _inside(field.type, (field.name,))
 
 
-def _inside(kind: pa.DataType, way: _Way) -> Iterator[_Way]:
-    if pa.types.is_struct(kind):
+def _inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _inside(kind.storage_type, way)
+    elif pa.types.is_struct(kind):
         for field in kind:
             yield from _inside(field.type, (*way, field.name))
     elif pa.types.is_map(kind):
@@ -33,7 +36,7 @@ def _inside(kind: pa.DataType, way: _Way) -> Iterator[_Way]:
         yield way
 
 
-def put_bytes(row: dict[str, Any], way: _Way, are_there: Sequence[bool]) -> None:
+def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
     """Put empty bytes at the end of a way, and None where there are none.
 
     Args:
@@ -61,13 +64,13 @@ def put_bytes(row: dict[str, Any], way: _Way, are_there: Sequence[bool]) -> None
             _put(elements[number], after, value)
 
 
-def _at(value: Any, way: _Way) -> Any:
+def _at(value: Any, way: Way) -> Any:
     for step in way:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _put(value: dict[str, Any], way: _Way, item: Any) -> None:
+def _put(value: dict[str, Any], way: Way, item: Any) -> None:
     for step in way[:-1]:
         if value.get(step) is None:
             value[step] = {}

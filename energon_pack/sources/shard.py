@@ -6,7 +6,7 @@ Shard ──index──► a row a sample ──record──► Record ──med
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -30,7 +30,7 @@ from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
-from energon_pack.sources.storage import File, absolute, folder_of, path_in, real_path, state_of
+from energon_pack.sources.storage import File, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
@@ -142,8 +142,9 @@ class TarShard(_File):
 
     @property
     def base(self) -> str:
-        """The folder in which it has its name."""
-        return self.path.removesuffix(f"/{self.name}") if self.path.endswith(f"/{self.name}") else folder_of(self.path)
+        """The folder in which it has its name; its own folder, where it is called otherwise."""
+        folder = self.path.removesuffix(f"/{self.name}")
+        return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
         """Where a part lies, as packs that refer to it say it.
@@ -151,7 +152,7 @@ class TarShard(_File):
         Args:
             root: of the source.
         """
-        return self.name, part.offset, part.size
+        return _inside(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,18 @@ class JsonlShard(_File):
     def index(self) -> pa.Table:
         return lines.index_lines(self.path)
 
-    def first_places(self, number: int) -> list[tuple[int, int]]:
-        """Offset and size of the first samples, without an index of all."""
+    def first(self, number: int) -> Iterator[bytes]:
+        """Yield the first samples, as `raw` reads them, without an index of all.
+
+        Raises:
+            PackError, OSError: it can't be read.
+            Skip: a row of a table can't be.
+        """
+        with open_file(self.path) as file:
+            for place in self._first_places(number):
+                yield self.raw(file, *place)
+
+    def _first_places(self, number: int) -> list[tuple[int, int]]:
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
@@ -247,8 +258,12 @@ class JsonlShard(_File):
         return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        path, key = split_name(self.path_of(part.name).removeprefix(f"{root}/"))
+        path, key = split_name(_inside(root, self.path_of(part.name)))
         return (path,) if key is None else (path, key)
+
+
+def _inside(folder: str, path: str) -> str:
+    return path.removeprefix(f"{folder.rstrip('/')}/")
 
 
 #: One file of a source, of either kind.
@@ -296,13 +311,12 @@ class Source:
         """The folder to which paths in packs that refer to their media are relative.
 
         Raises:
-            PackError: tars of it have their names in several folders.
+            PackError: no folder holds all of it.
         """
         roots = sorted({shard.base for shard in self.shards})
-        if len(roots) > 1 and any(shard.media_root is None for shard in self.shards):
+        if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(
-                f"output.media=reference: the source lies in {roots[0]} and {roots[1]}: give source.path one folder"
-                " that holds all of it, or a glob in that"
+                f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"
             )
         steps = zip(*(root.split("/") for root in roots), strict=False)
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"

@@ -35,7 +35,7 @@ class TableShard(JsonlShard):
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         return self.is_same_object if is_address(self.path) else about["digest"] == self._digest()
 
-    def first_places(self, number: int) -> list[tuple[int, int]]:
+    def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:

@@ -22,18 +22,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.run.recent import Recent
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.named_bytes import bytes_at, with_names
-from energon_pack.sources.parquet_pages import Column, Value, column_of, leaf_of
-from energon_pack.sources.parquet_rows import LIST, put_bytes, ways_of
+from energon_pack.sources.parquet_pages import Column, Value, column_of
+from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 _BUFFER = 1 << 20
 _SMALL_BUFFER = 1 << 14  # between columns of text there are columns of images
-_MOST_OPEN = 16
-_MOST_BYTES = 64 << 20  # of groups that a process keeps; one is kept whatever its size
 
 
 @dataclass
@@ -51,6 +50,12 @@ class Table:
     def starts(self) -> list[int]:
         """The number of each group's first row."""
         return list(accumulate(self.group_lens, initial=0))
+
+    @cached_property
+    def bytes_at(self) -> dict[Way, int]:
+        """The leaf of each way of a Parquet file to bytes."""
+        columns = enumerate(ways_of(self.parquet.schema_arrow))
+        return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
 
 def _parquet(path: str, file: File) -> Table:
@@ -125,16 +130,17 @@ def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
 #: by `inside.TABLES`
 _READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
 
-#: path → version, and the table; the last used last
-_tables: dict[str, tuple[str, Table]] = {}
-_Key = tuple[str, str, int]
-#: path, version and number of a group → its rows; the last used last
-_groups: dict[_Key, pa.Table] = {}
-#: the same → the JSON of each row
-_texts: dict[_Key, list[bytes]] = {}
-#: the same, and a leaf → where its values are; None: only pyarrow can read it
-_columns: dict[tuple[_Key, int], Column | None] = {}
-_MOST_OF_COLUMNS = 256 << 20  # bytes that these take in a process
+_Key = tuple[str, str, int]  # path, version and number of a group
+#: path → version and table
+_tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
+#: the rows of a group
+_groups: Recent[_Key, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
+#: the JSON of each row of a group
+_texts: Recent[_Key, list[bytes]] = Recent(64 << 20, lambda rows: sum(map(len, rows)))
+#: a group and a leaf → where its values are; None: only pyarrow can read it
+_columns: Recent[tuple[_Key, int], tuple[Column | None]] = Recent(
+    256 << 20, lambda kept: kept[0].num_bytes if kept[0] else 0
+)
 
 
 def table_of(path: str) -> Table:
@@ -158,9 +164,8 @@ def table_row(path: str, version: str, number: int) -> bytes:
     """
     try:
         _, key, row = _place(path, version, number)
-        if key not in _texts:
-            _texts[key] = _rows(key)
-        return _texts[key][row]
+        rows = _texts.get(key) or _texts.put(key, _rows(key))
+        return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
@@ -184,12 +189,11 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
         return None
     schema = table.parquet.schema
     found = []
-    for number, way in enumerate(ways_of(table.parquet.schema_arrow)):
-        if not _is_text(schema.column(number)):
-            column = _column(table, key, number)
-            if column is None or way.count(LIST) > 1:
-                return None
-            found.append((way, column))
+    for way, number in table.bytes_at.items():
+        column = _column(table, key, number)
+        if column is None or way.count(LIST) > 1:
+            return None
+        found.append((way, column))
     texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
     rows = table.parquet.read_row_group(key[2], columns=texts, use_threads=False).to_pylist() if texts else []
     rows = rows or [{} for _ in range(table.group_lens[key[2]])]
@@ -240,8 +244,9 @@ def open_cell(path: str, key: str) -> File:
         KeyError: no such row or value.
         Skip: `unreadable_media`: no base64, or a page that can't be read.
     """
-    if is_address(path) and path in _tables:  # its requests name the version: another one is an error
-        version = _tables[path][0]
+    opened = _tables.get(path) if is_address(path) else None
+    if opened is not None:  # its requests name the version: another one is an error
+        version = opened[0]
     elif state := state_of(path):
         version = state.version
     else:
@@ -270,17 +275,15 @@ def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | Non
     lists = [step for step in way[1:] if step.isdecimal()]
     if table.parquet is None or len(lists) > 1:
         return None
-    schema = table.parquet.schema
-    leaf = leaf_of(schema, [step for step in way if step not in lists], len(lists))
-    if leaf is None or _is_text(schema.column(leaf)):  # a text is base64
-        return None
-    column = _column(table, group, leaf)
+    leaf = table.bytes_at.get((way[0], *(LIST if step.isdecimal() else step for step in way[1:])))
+    column = None if leaf is None else _column(table, group, leaf)
     return None if column is None else column.value(row, int(lists[0]) if lists else 0)
 
 
 def _column(table: Table, group: _Key, leaf: int) -> Column | None:
     """Find the values of a column of bytes; None: only pyarrow can read it."""
-    if (group, leaf) not in _columns:
+    kept = _columns.get((group, leaf))
+    if kept is None:
         chunk = table.parquet.metadata.row_group(group[2]).column(leaf)
         try:
             column = column_of(table.file, group[:2], chunk, table.parquet.schema.column(leaf))
@@ -288,12 +291,8 @@ def _column(table: Table, group: _Key, leaf: int) -> Column | None:
             column = None
         if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
             column = None
-        kept = sum(other.num_bytes for other in _columns.values() if other)
-        while _columns and kept > _MOST_OF_COLUMNS:
-            out = _columns.pop(next(iter(_columns)))
-            kept -= out.num_bytes if out else 0
-        _columns[group, leaf] = column
-    return _columns[group, leaf]
+        kept = _columns.put((group, leaf), (column,))
+    return kept[0]
 
 
 def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
@@ -307,28 +306,18 @@ def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
 
 def _group(key: _Key) -> pa.Table:
     """Return the rows of a group, which are kept for the next cell."""
-    group = _groups.pop(key, None)
-    if group is None:
-        group = _opened(key[0], key[1]).read(key[2])
-        kept = group.nbytes + sum(other.nbytes for other in _groups.values())
-        while _groups and kept > _MOST_BYTES:
-            kept -= _groups.pop(next(iter(_groups))).nbytes
-    _groups[key] = group
-    return group
+    group = _groups.get(key)
+    return _groups.put(key, _opened(key[0], key[1]).read(key[2])) if group is None else group
 
 
 def _opened(path: str, version: str | None) -> Table:
     """Return a table, opened if it is not, or if it was written to."""
-    was, table = _tables.pop(path, (None, None))
+    was, table = _tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
-        if table is not None:
-            table.file.close()
-        while len(_tables) >= _MOST_OPEN:
-            _tables.pop(next(iter(_tables)))[1].file.close()
+        _tables.drop(path)
         file = open_file(path)
-        was, table = file.version, _READ_BY[os.path.splitext(path)[1]](path, file)
-    assert was is not None
-    _tables[path] = was, table
+        table = _READ_BY[os.path.splitext(path)[1]](path, file)
+        _tables.put(path, (file.version, table))
     return table
 
 

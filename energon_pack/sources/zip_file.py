@@ -4,14 +4,14 @@ import zipfile
 import zlib
 
 from energon_pack.errors import one_line
+from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, open_file, state_of
 
 _LARGEST = 4 << 30  # of a medium
-_MOST_OPEN = 16
-#: archive → its version, and what is open; the last used last
-_archives: dict[str, tuple[str, zipfile.ZipFile]] = {}
+#: archive → its version, and what is open
+_archives: Recent[str, tuple[str, zipfile.ZipFile]] = Recent(16, close=lambda opened: opened[1].close())
 
 
 def open_member(archive: str, name: str) -> InMemory:
@@ -36,12 +36,9 @@ def open_member(archive: str, name: str) -> InMemory:
 
 
 def _opened(archive: str, version: str) -> zipfile.ZipFile:
-    was, opened = _archives.pop(archive, ("", None))
+    was, opened = _archives.get(archive) or ("", None)
     if opened is None or was != version:
-        if opened is not None:
-            opened.close()
-        while len(_archives) >= _MOST_OPEN:
-            _archives.pop(next(iter(_archives)))[1].close()
+        _archives.drop(archive)
         opened = zipfile.ZipFile(as_file(open_file(archive)))
-    _archives[archive] = version, opened
+        _archives.put(archive, (version, opened))
     return opened

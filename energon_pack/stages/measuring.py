@@ -10,12 +10,12 @@ from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples
 from energon_pack.lengths.measure import measure_part, measured_by
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.mix import mix
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.part import Part, Spans
 from energon_pack.run.scratch import Scratch
 from energon_pack.sources.draws import parse_slice
+from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.templates.folder import local_folder
@@ -29,6 +29,7 @@ class Measured:
     lengths: Lengths
     num_found: int  # samples in the source, those that its settings leave out among them
     num_repeated: int  # draws of samples that were drawn before
+    mixture: Mixture | None = None
 
 
 def index_source(
@@ -64,11 +65,8 @@ def measure_source(
         flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
         lengths = Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache()))
         num_repeated = sum(item.num_repeated for item in drawn)
-        if source.mixture is not None:
-            mixed = mix(lengths, source.mixture, config.packing, config.seed)
-            num_repeated, lengths = num_repeated + mixed.num_samples - lengths.num_samples, mixed
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
-        return Measured(lengths, num_found, num_repeated), method
+        return Measured(lengths, num_found, num_repeated, source.mixture), method
 
 
 def measure_share(config: PackConfig, places: Places, part: Part, run: Run) -> int:

@@ -11,7 +11,7 @@ from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_bes
 from energon_pack.dataset.plan_file import entries_of, ledger
 from energon_pack.errors import SamplesLost, printable
 from energon_pack.plan.compare_lens import print_choices, try_lens
-from energon_pack.plan.plan import no_plan
+from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen

@@ -12,8 +12,10 @@ from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.mix import draw
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
-from energon_pack.plan.plan import PackPlan, check_splits, plan_packs
+from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.plan import check_splits, plan_packs
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
@@ -40,11 +42,13 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
+        lengths = draw(lengths, measured.mixture, packing, config.seed)
+        num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
-        report = summarize(lengths, plan, packing, cost, measured.num_found, measured.num_repeated)
+        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated)
         by = (config.seed, config.source.slice, method.identity.fingerprint)
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])

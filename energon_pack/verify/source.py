@@ -13,6 +13,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT, when_packed
 from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
+from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.context import Run
 from energon_pack.run.json_nodes import node_of
 from energon_pack.run.stores import lies_in, losing_no_fault, tidy
@@ -123,13 +124,13 @@ class Drawn:
     limit: int | None
     slice_of: tuple[int, int]
     seed: int
-    most_times: Mapping[str, int] = field(default_factory=dict)  # by entry of a mixture: that a sample may be drawn
+    times: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
+    num_epochs: int = 1
 
     def most_times_of(self, shard: str) -> int:
         """Return how often a sample of a file may be drawn."""
-        if len(self.most_times) == 1:
-            return next(iter(self.most_times.values()))
-        return self.most_times.get(shard.partition("/")[0], 1)
+        entry = next(iter(self.times), "") if len(self.times) == 1 else shard.partition("/")[0]
+        return math.ceil(self.times.get(entry, 1) * self.num_epochs)
 
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
@@ -140,9 +141,11 @@ def drawn_of(report: Mapping[str, Any]) -> Drawn:
     except PackError:
         slice_of = (0, 1)
     entries = report.get("mixture")
-    times = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
-    most = {name: math.ceil(time) for name, time in times.items() if isinstance(time, int | float) and time < 1e9}
-    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0, most)
+    found = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
+    times = {name: time for name, time in found.items() if isinstance(time, int | float) and 0 <= time < 1e6}
+    epochs = at(report, "config", "packing", "epochs")
+    num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
+    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0, times, num_epochs)
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,10 @@ class SourceSamples:
 
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
     """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
-    jobs = [_Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed) for shard in source.shards]
+    jobs = [
+        _Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed, drawn.most_times_of(shard.name))
+        for shard in source.shards
+    ]
     found, defects, copies = list[Hashes](), list[str](), list[Hashes]()
     number, num_slices = drawn.slice_of
     start = 0  # of this shard, among all drawn samples
@@ -167,13 +173,12 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
             if isinstance(values, str):
                 defects.append(values)
                 continue
-            mine = values[(number - start) % num_slices :: num_slices]
-            start += len(values)
-            mine = mine[~np.isin(mine, hashes(map(job.shard.sample_id, job.excluded)))]
-            times = range(2, drawn.most_times_of(job.shard.name) + 1)
-            if times:
-                copies.append(hashes(f"{name}@{time}" for time in times for name in _names(job)))
-            found.append(mine[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
+            samples, of_copies = values
+            copies.append(of_copies)
+            in_slice = samples[(number - start) % num_slices :: num_slices]
+            start += len(samples)
+            in_slice = in_slice[~np.isin(in_slice, hashes(map(job.shard.sample_id, job.excluded)))]
+            found.append(in_slice[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             run.progress.add(len(found[-1]))
             advance(1, job.shard.size)
     return SourceSamples(jobs, found, defects, joined(copies))
@@ -206,19 +211,22 @@ def unaccounted(
 
 @dataclass(frozen=True)
 class _Job:
-    """A source shard, its keys that are left out, and the settings of `sample_ratio`'s draw."""
+    """A source shard, its keys that are left out, and the settings by which its samples are drawn."""
 
     shard: Shard
     excluded: frozenset[str]
     seed: int
+    most_times: int  # that a mixture may draw a sample
 
 
 @losing_no_fault()
-def _samples_of(job: _Job) -> Hashes | str:
+def _samples_of(job: _Job) -> tuple[Hashes, Hashes] | str:
+    """Return the samples of a shard and the copies that a mixture may draw of them, or why it can't be read."""
     try:
-        return hashes(_names(job))
+        names = list(_names(job))
     except PackError as error:
         return str(error)
+    return hashes(names), hashes(f"{name}@{time}" for time in range(2, job.most_times + 1) for name in names)
 
 
 def _names(job: _Job) -> Iterator[str]:

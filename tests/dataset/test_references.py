@@ -27,8 +27,8 @@ from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.references import Reference, with_names
-from energon_pack.sources.find import find_shards
 from energon_pack.sources.referenced import SourceMedia
+from energon_pack.sources.shard import Shard, Source, TarShard
 from energon_pack.unpack import unpack
 from support.batches import same
 from support.damage import change, found, lines, read_shard
@@ -346,15 +346,28 @@ def test_a_source_that_moved_to_an_object_store(
         list(train(local))
 
 
-def test_tars_need_one_folder(config: Make, tmp_path: Path) -> None:
-    for name in ("x/a", "y/b"):
-        write_tar(tmp_path / name / "s.tar", {"k.json": chat("<image>?", "a"), "k.jpg": picture()})
-    apart = [str(tmp_path / "x" / "a"), str(tmp_path / "y" / "b")]
-    with pytest.raises(PackError, match=r"output.media=reference: the source lies in .*: give source.path one folder"):
-        pack(config(apart, output__media=MediaIn.reference))
-    assert find_shards(str(tmp_path / "[xy]" / "?")).root == str(tmp_path)
-    beside = find_shards([str(tmp_path / "x"), str(tmp_path / "y")])
-    assert (beside.root, [shard.name for shard in beside.shards]) == (str(tmp_path), ["x/a/s.tar", "y/b/s.tar"])
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_tars_of_several_folders(config: Make, tmp_path: Path, is_mixture: bool) -> None:
+    """Sample ids begin with the name of a folder or of an entry, which does not say where a tar lies."""
+    places = [tmp_path / name for name in ("x/a", "y/b")]
+    for place in places:
+        write_tar(place / "s.tar", {"k.json": chat("<image>?", "a"), "k.jpg": picture()})
+    source: str | list[str] = list(map(str, places))
+    if is_mixture:
+        source = str(tmp_path / "mix.yaml")
+        entries = [{"path": str(place), "name": f"called {place.name}"} for place in places]
+        Path(source).write_text(json.dumps({"mixture": entries}))
+    made = packed(config(source, source__format=Format.auto, output__media=MediaIn.reference))
+    assert source_root(made) == str(tmp_path)
+    (value,) = (json.loads(parts["json"]) for parts in samples(made).values())
+    assert sorted(of_member[0][0] for of_member in value["media_refs"]) == ["x/a/s.tar", "y/b/s.tar"]
+    assert len(list(train(made))) == 1
+
+
+def test_two_stores_have_no_folder_in_common() -> None:
+    shards: list[Shard] = [TarShard("a.tar", f"s3://{bucket}/a.tar", 1, "") for bucket in ("one", "two")]
+    with pytest.raises(PackError, match=r"output.media=reference: the source lies in s3://one and s3://two: no folder"):
+        _ = Source(shards, frozenset()).root
 
 
 def test_a_loader_of_plain_python_can_not_have_them(config: Make) -> None:

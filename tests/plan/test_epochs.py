@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.epochs import plan_of_epoch
 from energon_pack.plan.items import Items
-from energon_pack.plan.plan import PackPlan, plan_packs, split_of_packs, taken
+from energon_pack.plan.packs import PackPlan, split_of_packs, taken
+from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from support.plans import items, packs
 

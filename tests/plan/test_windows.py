@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from energon_pack.plan.items import Items
-from energon_pack.plan.plan import plan_packs, split_of_packs
+from energon_pack.plan.packs import split_of_packs
+from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.run.scratch import Scratch
 from energon_pack.steps.topology import Topology

@@ -6,7 +6,7 @@ import numpy as np
 
 from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
-from energon_pack.plan.plan import PackPlan
+from energon_pack.plan.packs import PackPlan
 
 
 def packs(plan: PackPlan) -> list[list[int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pairs import asked_and_answered
 from energon_pack.samples.dialects.table import TURN_FIELDS
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import MESSAGE_KEYS, Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
@@ -41,7 +41,7 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
             ours = "prompt" if sides[1] else "response"
             raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
         return {**value, "messages": asked_and_answered(*sides)}
-    fields = (settings.messages_key,) if settings.messages_key else ("messages", "conversations", "texts", *TURN_FIELDS)
+    fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
     turns = {
         key: [_our_turn(each, settings) for each in value[key]] for key in fields if isinstance(value.get(key), list)
     }

@@ -8,9 +8,8 @@ from typing import Any
 from energon_pack.samples.dialects.columns import renamed
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS, as_document
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.sample import MEDIA_KEYS
 from energon_pack.samples.settings import ReadSettings, SampleType
-
-_MEDIA = frozenset(("images", "image", "videos", "video"))  # fields that name media
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
@@ -21,7 +20,7 @@ def in_our_words(value: Any, settings: ReadSettings) -> Any:
     """
     if settings.renames:
         value = renamed(value, settings)
-    if isinstance(value, dict) and kind_by_name(str(value.get("file_name"))) and _MEDIA.isdisjoint(value):
+    if isinstance(value, dict) and kind_by_name(str(value.get("file_name"))) and value.keys().isdisjoint(MEDIA_KEYS):
         value = _of_image_folder(value)
     if isinstance(value, dict) and not INTERLEAVED_KEYS.isdisjoint(value):
         is_wanted = settings.sample_type in (SampleType.auto, SampleType.document) and not settings.messages_key

@@ -17,11 +17,10 @@ from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import MEDIA_KEYS, Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_FIELDS = ("images", "image", "videos", "video")
 _PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object
 _ROLE_TAGS = {
     "user_tag": "user",
@@ -68,8 +67,8 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     value = in_our_words(value, settings)
     if isinstance(value, dict):
         value = _as_meta_says(value, lines)
-        listed = [medium for key in _FIELDS for medium in _media(value.get(key), key)]
-        value = {key: item for key, item in value.items() if key not in _FIELDS}
+        listed = [medium for key in MEDIA_KEYS for medium in _media(value.get(key), key)]
+        value = {key: item for key, item in value.items() if key not in MEDIA_KEYS}
     else:
         listed = []
     record = parse_in_our_words(value, settings, bool(listed))

@@ -58,9 +58,8 @@ def index_lines(path: str) -> pa.Table:
     with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
-        form = _form(stream)
         _refuse_coco(file, path)
-        places = _lines(stream) if form is _Form.lines else _elements(file, bad, form is _Form.wrapped)
+        form, places = _places(file, stream, bad)
         for number, offset, size in places:
             numbers.append(number)
             offsets.append(offset)
@@ -102,10 +101,14 @@ def index_of(
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
     """Offset and size of the first samples of a file; raises PackError as `index_lines`."""
     with _open(path) as file:
-        stream = as_file(file, _BUFFER)
-        form = _form(stream)
-        places = _lines(stream) if form is _Form.lines else _elements(file, [], form is _Form.wrapped)
+        _, places = _places(file, as_file(file, _BUFFER), [])
         return [(offset, size) for _, offset, size in islice(places, number)]
+
+
+def _places(file: File, stream: BinaryIO, bad: list[str]) -> "tuple[_Form, Iterator[_Place]]":
+    """Find the samples; what ends an array before its end is added to `bad` with the last of them."""
+    form = _form(stream)
+    return form, _lines(stream) if form is _Form.lines else _elements(file, bad, form is _Form.wrapped)
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:

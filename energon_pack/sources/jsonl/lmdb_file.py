@@ -3,12 +3,12 @@
 import os
 from typing import Any
 
+from energon_pack.run.recent import Recent
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, state_of
 
-_MOST_OPEN = 16
-#: LMDB → its version and an environment, the last used last
-_environments: dict[str, tuple[str, Any]] = {}
+#: LMDB → its version and an environment
+_environments: Recent[str, tuple[str, Any]] = Recent(16, close=lambda opened: opened[1].close())
 
 
 def open_value(database: str, key: str) -> InMemory:
@@ -38,14 +38,11 @@ def open_value(database: str, key: str) -> InMemory:
 
 def _environment(database: str, version: str) -> Any:
     """An open LMDB; opened anew once it was written to, for a process opens none twice."""
-    was, environment = _environments.pop(database, ("", None))
+    was, environment = _environments.get(database) or ("", None)
     if was != version:
-        if environment is not None:
-            environment.close()
-        while len(_environments) >= _MOST_OPEN:
-            _environments.pop(next(iter(_environments)))[1].close()
+        _environments.drop(database)
         environment = _opened(database)
-    _environments[database] = version, environment
+        _environments.put(database, (version, environment))
     return environment
 
 

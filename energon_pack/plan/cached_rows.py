@@ -1,0 +1,42 @@
+"""Rows of the cache, as they are drawn."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.lengths.table_cache import Chunk
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.skip import Reason
+from energon_pack.sources.draws import drawn_keys
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Rows of lengths that are read together, and which of them count."""
+
+    chunk: Chunk
+    rows: Ints | None  # None: all
+    start: int  # the first of them among the items
+    num: int
+    copies: Ints | None = None  # of each row: how often it came before; -1: it is not drawn. None: all come once
+
+    def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
+        """Return the shard and the columns of those rows in a chunk that count."""
+        if self.rows is not None:
+            table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
+        numbers, table = numbers[: self.num], table.slice(0, self.num)
+        return numbers, table if self.copies is None else _as_drawn(table, self.copies)
+
+
+def _as_drawn(table: pa.Table, copies: Ints) -> pa.Table:
+    """Name copies, and say of samples that are not drawn why they are in no pack."""
+    names = table.column_names
+    if "key" in names:
+        keys = drawn_keys(table["key"].to_pylist(), np.arange(len(copies)), copies.clip(0))
+        table = table.set_column(names.index("key"), "key", pa.array(keys, pa.string()))
+    if "reason" in names:
+        reasons = pc.if_else(pa.array(copies < 0), Reason.NOT_DRAWN.value, table["reason"])
+        table = table.set_column(names.index("reason"), "reason", reasons.cast(pa.string()))
+    return table

@@ -1,0 +1,184 @@
+"""The packs of a plan, and what each of them holds. Pure: arrays in, arrays out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.plan.items import AnyInts, Items
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.scratch import Scratch, blocks
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.skip import Reason
+from energon_pack.steps.cost import CostModel
+
+#: `PackPlan.left_out` by code
+LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
+
+_IN_MEMORY = Scratch()
+
+
+def _same(values: Any) -> Any:
+    return values
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """Pack p holds the items `items[starts[p]:starts[p + 1]]`, in that order."""
+
+    starts: Ints  # num_packs + 1
+    items: Ints
+    left_out: npt.NDArray[np.int8]  # per item: index into LEFT_OUT
+    lower_bound: int  # packs, summed over the groups that may not mix
+    #: where each pack would stand without `packing.topology`; None: there
+    places: Ints | None = None
+
+    @property
+    def num_packs(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def mean_members(self) -> float:
+        return len(self.items) / max(1, self.num_packs)
+
+    def parts(self) -> "Iterator[PackPlan]":
+        """The packs, many at a time."""
+        for packs in blocks(self.num_packs, self.mean_members):
+            starts = self.starts[packs.start : packs.stop + 1]
+            yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
+
+    def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
+        """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
+
+        Args:
+            columns: of all items.
+            of: what makes the value of them; of one column, it is the value.
+            add: what takes the place of a sum.
+        """
+        sums, done = np.zeros(self.num_packs, np.int64), 0
+        for part in self.parts():
+            values = of(*(column[part.items] for column in columns)).astype(np.int64)
+            sums[done : done + part.num_packs] = add.reduceat(values, part.starts[:-1])
+            done += part.num_packs
+        return sums
+
+    def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
+        """Of each item whether it is in a pack."""
+        found = scratch.zeros(len(self.left_out), np.bool_)
+        for block in blocks(len(self.items)):
+            found[self.items[block]] = True
+        return found
+
+
+class PackBuilder:
+    """Packs of one plan that are made one after another."""
+
+    def __init__(self, scratch: Scratch):
+        self._items = scratch.column(np.int64)
+        self._sizes: list[Ints] = [np.zeros(1, np.int64)]
+
+    def add(self, sizes: Ints, items: Ints) -> None:
+        self._sizes.append(sizes)
+        self._items.add(items)
+
+    def add_all(self, made: "PackBuilder") -> None:
+        self._sizes += made._sizes[1:]
+        items = made._items.array()
+        for block in blocks(len(items)):
+            self._items.add(items[block])
+
+    def plan(self, left_out: npt.NDArray[np.int8], bound: int) -> PackPlan:
+        return PackPlan(np.cumsum(np.concatenate(self._sizes)), self._items.array(), left_out, bound)
+
+
+def no_plan(items: Items) -> PackPlan:
+    """One without packs, that leaves nothing out."""
+    nothing = np.zeros(0, np.int64)
+    return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
+
+
+def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
+    """Some packs of a plan, in this order."""
+    found = PackBuilder(scratch)
+    for order in packs:
+        for block in blocks(len(order), plan.mean_members):
+            found.add(*members_of(plan, order[block]))
+    return found.plan(plan.left_out, plan.lower_bound)
+
+
+def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
+    """Of some packs the sizes, and all members."""
+    starts = plan.starts[order]
+    size = plan.starts[order + 1] - starts
+    before = np.cumsum(size) - size
+    return size, plan.items[np.arange(size.sum()) + np.repeat(starts - before, size)]
+
+
+def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
+    """Index into SPLITS for each pack."""
+    return items.split[plan.items[plan.starts[:-1]]]
+
+
+def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
+    """Packs, samples and tokens of each split that has any."""
+    counts = _counts(items, plan, split_of_packs(items, plan), len(SPLITS))
+    return {split: of_split for split, of_split in zip(SPLITS, counts, strict=True) if of_split["packs"]}
+
+
+def epoch_of_packs(items: Items, plan: PackPlan) -> AnyInts:
+    """The epoch of each pack."""
+    return np.zeros(plan.num_packs, np.int16) if items.epoch is None else items.epoch[plan.items[plan.starts[:-1]]]
+
+
+def epoch_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
+    """Packs, samples and tokens of each epoch of the train split; None: there is one."""
+    if items.epoch is None:
+        return None
+    epoch = epoch_of_packs(items, plan)
+    num = int(epoch.max(initial=0)) + 1
+    return _counts(items, plan, np.where(split_of_packs(items, plan) == 0, epoch, num), num + 1)[:num]
+
+
+def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dict[str, int]]:
+    """Count packs, samples and tokens by a number of each pack."""
+    counts, done = np.zeros((num, 3), np.int64), 0
+    for part in plan.parts():
+        ones = np.ones(part.num_packs, np.int64)
+        of_packs = np.stack((ones, np.diff(part.starts), part.per_pack(items.lens)), axis=1)
+        np.add.at(counts, number[done : done + part.num_packs], of_packs)
+        done += part.num_packs
+    return [dict(zip(("packs", "samples", "tokens"), row, strict=True)) for row in counts.tolist()]
+
+
+def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
+    """What makes packs alike: attention cost Σ len², visual tokens, members."""
+    return {
+        "attention_cost": plan.per_pack(items.lens, of=lambda lens: lens.astype(np.int64) ** 2),
+        "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
+        "members": np.diff(plan.starts),
+    }
+
+
+def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
+    """float64[num_packs, num_entries]: the trained tokens of each entry of a mixture; None: there is none."""
+    if items.entry is None:
+        return None
+    entries = range(int(items.entry.max(initial=0)) + 1)
+    return np.stack(
+        [plan.per_pack(np.where(items.entry == number, items.num_supervised, 0)) for number in entries], axis=1
+    ).astype(np.float64)
+
+
+def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
+    """float64[2, num_packs]: of the language model and of the vision encoder."""
+    visual = items.counts["num_visual_tokens"], items.counts["num_images"]
+    found = np.empty((2, plan.num_packs), np.float64)
+    found[0], found[1] = plan.per_pack(items.lens, of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    return found
+
+
+def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
+    """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
+    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)

@@ -1,0 +1,62 @@
+"""Keeps the values that were used last, up to a size."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """A mapping that forgets what was not used for the longest time.
+
+    Args:
+        most: the size of all values together; the last one stays whatever its size.
+        size_of: a value; None: each counts one.
+        close: is called with a value that is forgotten.
+    """
+
+    def __init__(
+        self, most: int, size_of: Callable[[V], int] | None = None, close: Callable[[V], object] | None = None
+    ):
+        self._most, self._size_of, self._close = most, size_of or _one, close
+        self._values: dict[K, tuple[V, int]] = {}
+        self._size = 0
+
+    def get(self, key: K) -> V | None:
+        """Return a value, and remember that it was used."""
+        found = self._values.pop(key, None)
+        if found is None:
+            return None
+        self._values[key] = found
+        return found[0]
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value, forget others where there is no room, and return it."""
+        self.drop(key)
+        size = self._size_of(value)
+        while self._values and self._size + size > self._most:
+            self.drop(next(iter(self._values)))
+        self._values[key] = value, size
+        self._size += size
+        return value
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        for key in [*self._values]:
+            self.drop(key)
+
+    def drop(self, key: K) -> None:
+        """Forget a value, if it is there."""
+        found = self._values.pop(key, None)
+        if found is not None:
+            self._size -= found[1]
+            if self._close is not None:
+                self._close(found[0])
+
+
+def _one(value: object) -> int:
+    return 1
