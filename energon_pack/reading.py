@@ -25,7 +25,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
 from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology, topology_of
+from energon_pack.steps.topology import Topology, num_epochs_of, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
@@ -52,7 +52,7 @@ class PackStream(SavableDataset[Any]):
             sample_filter=factory.sample_filter,
             itar_cache_size=min(_MAX_OPEN, share.place.topology.row),
         )
-        self._stream = Stream(share.place.num, share.place.topology)
+        self._stream = Stream(share.place.num, share.place.topology, share.place.reorders)
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
@@ -69,7 +69,7 @@ class PackStream(SavableDataset[Any]):
         place, here = Share.of(self._share).place, self.share.place
         if (place.num, place.fingerprint) != (here.num, here.fingerprint):
             raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
-        self._stream = Stream(place.num, place.topology)
+        self._stream = Stream(place.num, place.topology, place.reorders)
 
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()
@@ -198,9 +198,11 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
     def _share_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> Share:
         ranks, planned = worker.world_size, topology_of(manifest)
+        is_one_epoch = num_epochs_of(manifest) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
-        topology = planned if planned != Topology() else Topology(ranks)
-        share = begin(Place(len(factory), _fingerprint(factory, manifest), topology), ranks, worker.rank, self._states)
+        topology = Topology(ranks) if planned == Topology() and is_one_epoch else planned
+        place = Place(len(factory), _fingerprint(factory, manifest), topology, reorders=is_one_epoch)
+        share = begin(place, ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
             other = _other_steps(planned, ranks, self._micro_batches)
             if lost := other or _left_out(factory, manifest) or _within_step(planned, share):

@@ -118,6 +118,33 @@ def test_it_is_what_energon_itself_reads_unshuffled(
     assert len(set(everything)) == num
 
 
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), slow(4, 1), slow(2, 2)])
+def test_a_later_epoch_has_the_steps_in_another_order(dataset: Path, tmp_path: Path, ranks: int, workers: int) -> None:
+    """Whoever reads, with however many ranks and workers: a loader that repeats had the same order in every epoch."""
+    folder = part(dataset, tmp_path / "x", 40, Topology(4, 1, 1))
+    of_ranks = keys(folder, Plain(), ranks, workers, 3 * 40 // ranks)
+    in_time = [key for turn in zip(*of_ranks, strict=True) for key in turn]
+    epochs = [in_time[start : start + 40] for start in (0, 40, 80)]
+    assert all(len(set(epoch)) == 40 for epoch in epochs)
+    steps = [[frozenset(epoch[start : start + 4]) for start in range(0, 40, 4)] for epoch in epochs]
+    assert set(steps[0]) == set(steps[1]) == set(steps[2])
+    assert len({tuple(epoch) for epoch in steps}) == 3
+    alone = keys(folder, Plain(), 1, 0, 120)[0]
+    assert alone == in_time
+
+
+def test_packs_of_several_epochs_are_read_in_their_order(dataset: Path, tmp_path: Path) -> None:
+    """With a stretch of shards each, one rank would be in the first epoch while another is in the last."""
+    folder = part(dataset, tmp_path / "x", 40)
+    meta = folder / ".nv-meta" / "energon_pack.json"
+    manifest = json.loads(meta.read_text())
+    manifest["content"]["packing"]["epochs"] = 4
+    meta.write_text(json.dumps(manifest))
+    in_time = [key for turn in zip(*keys(folder, Plain(), 4, 0, 20), strict=True) for key in turn]
+    written = keys(folder, Energons(), 1, 0)[0]
+    assert in_time == written + written
+
+
 def test_packs_that_were_laid_out_for_nobody(dataset: Path, tmp_path: Path) -> None:
     """Each rank reads a stretch of shards, however many workers it or another has: ranks may differ in theirs."""
     folder = part(dataset, tmp_path / "x", 13)

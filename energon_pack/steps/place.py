@@ -58,6 +58,8 @@ class Place:
     topology: Topology
     #: positions of the stream that were read
     taken: Taken = Taken()
+    #: each later epoch has the steps in another order
+    reorders: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Share:
         place = values["place"]
         topology, taken = Topology(**place["topology"]), Taken(**place["taken"])
         return cls(
-            Place(place["num"], place["fingerprint"], topology, taken),
+            Place(place["num"], place["fingerprint"], topology, taken, place.get("reorders", False)),
             values["ranks"],
             values["rank"],
             Taken(**values["taken"]),

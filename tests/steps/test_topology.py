@@ -41,24 +41,40 @@ def test_the_stream_is_what_ranks_read_by_turns(num: int, data_parallel: int, wo
     assert stream(num, Topology(data_parallel, workers)).tolist() == read
 
 
-@given(st.integers(1, 200), _SMALL, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
-def test_every_epoch_has_every_pack_once(num: int, data_parallel: int, workers: int, rounds: int) -> None:
+@given(st.integers(1, 200), _SMALL, st.integers(1, 4), st.sampled_from([1, 2, 4, 8]), st.booleans())
+def test_every_epoch_has_every_pack_once(
+    num: int, data_parallel: int, workers: int, rounds: int, reorders: bool
+) -> None:
     topology = Topology(data_parallel, workers, workers * rounds)
-    packs = Stream(num, topology)
+    packs = Stream(num, topology, reorders)
     for epoch in range(4):
         assert sorted(packs.index(epoch * num + place) for place in range(num)) == list(range(num))
 
 
-@given(st.integers(1, 400), _SMALL, st.integers(1, 4))
-def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int) -> None:
+@given(st.integers(1, 400), _SMALL, st.integers(1, 4), st.booleans())
+def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int, reorders: bool) -> None:
     """What is over of an epoch would else move all steps of the next one: each would have packs of two."""
     topology = Topology(data_parallel, 1, micro_batches)
-    packs, unit = Stream(num, topology), topology.unit
+    packs, unit = Stream(num, topology, reorders), topology.unit
     first = {frozenset(packs.index(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}
     for epoch in range(1, 4):
         start = -(-epoch * num // unit) * unit
         steps = [frozenset(packs.index(start + unit * k + i) for i in range(unit)) for k in range(num // unit - 2)]
         assert all(step in first for step in steps)
+
+
+def test_later_epochs_have_the_steps_in_another_order() -> None:
+    """The second epoch of a run was the first once more. A stretch of 64 steps is still one of the first epoch."""
+    topology = Topology(4, 1, 1)
+    packs = Stream(4 * 640, topology, reorders=True)
+    epochs = [[packs.index(epoch * 2560 + place) for place in range(2560)] for epoch in range(3)]
+    steps = [[tuple(epoch[start : start + 4]) for start in range(0, 2560, 4)] for epoch in epochs]
+    assert set(steps[0]) == set(steps[1]) == set(steps[2])
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert sum(a == b for a, b in zip(steps[one], steps[other], strict=True)) < 10
+    place = {step: number for number, step in enumerate(steps[0])}
+    blocks = [{place[step] // 64 for step in steps[1][start : start + 64]} for start in range(0, 640, 64)]
+    assert all(len(block) == 1 for block in blocks)
 
 
 def test_a_unit_is_of_whole_rows() -> None:
