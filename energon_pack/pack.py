@@ -65,7 +65,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
         if config.stage is Stage.write:
             return writing.write_share(config, destination_of(config), part or Part(0, 1), run)
         places = resolve(config)
-        is_found = config.source.format == Format.auto and config.source.path is not None
+        is_found = config.source.format == Format.auto and not config.source.is_demo
         config = _as_found(config, places.source)
         executor.share(places.folders)
         run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)

@@ -25,7 +25,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
 from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology, num_epochs_of, topology_of
+from energon_pack.steps.topology import Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
@@ -198,10 +198,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
     def _share_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> Share:
         ranks, planned = worker.world_size, topology_of(manifest)
-        is_one_epoch = num_epochs_of(manifest) == 1
+        has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
-        topology = Topology(ranks) if planned == Topology() and is_one_epoch else planned
-        place = Place(len(factory), _fingerprint(factory, manifest), topology, reorders=is_one_epoch)
+        topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
+        place = Place(len(factory), _fingerprint(factory, manifest), topology, reorders=has_one_turn)
         share = begin(place, ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
             other = _other_steps(planned, ranks, self._micro_batches)

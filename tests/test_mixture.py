@@ -167,6 +167,7 @@ def test_one_entry_is_the_set_alone(config: Make, sets: Path) -> None:
         ([{"path": "chat.jsonl"}, {"path": "chat.jsonl", "name": "b"}], "chat.jsonl is in chat and in b"),
         ([{"path": "chat.jsonl"}, {"path": "gone.jsonl"}], "mixture: gone: source.path=.*: no such folder or file"),
         ([{"path": "chat.jsonl", "max_samples": 0}], "max_samples is 0, not a number of samples"),
+        ([{"path": "chat.jsonl", "phase": 0}], "phase is 0, not a number from 1 to 100"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(sets: Path, entries: list[dict[str, Any]], said: str) -> None:
@@ -179,3 +180,107 @@ def test_an_entry_without_anything_to_train_is_named(config: Make, sets: Path) -
     path = write_mixture(sets, {"path": "chat.jsonl", "weight": 1}, {"path": "empty.jsonl", "weight": 1})
     with pytest.raises(PackError, match="mixture: empty has the weight 1, and no sample that can be trained"):
         pack(config(str(path), source__format="auto"))
+
+
+# ------------------------------------------------------------------------------------- phases, config, metadatasets
+
+
+def entries_of_packs(folder: Path) -> list[set[str]]:
+    """The entries in each pack, in the order of the packs."""
+    found: dict[str, set[str]] = {}
+    for names, shards in PlanFile(DatasetFolder(folder)).columns("pack", "shard"):
+        for name, shard in zip(names, shards, strict=True):
+            found.setdefault(name, set()).add(shard.partition("/")[0])
+    return list(found.values())
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_phases_come_one_after_another(config: Make, sets: Path, epochs: int) -> None:
+    """A curriculum: captions first, then chats with maths; each phase has all its epochs before the next begins."""
+    path = write_mixture(sets, {"path": "charts.jsonl", "epochs": 2}, {"path": "chat.jsonl", "phase": 2},
+                         {"path": "maths.jsonl", "phase": 2})  # fmt: skip
+    run = config(str(path), source__format="auto", packing__max_token_len=512, packing__epochs=epochs)
+    report = pack(run)
+    folder = Path(run.output.dir) / "packed"
+    packs = entries_of_packs(folder)
+    assert [turn["samples"] for turn in report["turns"]] == [600] * epochs + [260] * epochs
+    first = sum(turn["packs"] for turn in report["turns"][:epochs])
+    assert all(entries == {"charts"} for entries in packs[:first])
+    assert not any("charts" in entries for entries in packs[first:])
+    assert any(entries == {"chat", "maths"} for entries in packs[first:])
+    manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
+    assert manifest["turns"] == 2 * epochs
+
+
+def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Path], sets: Path) -> None:
+    """One file of Hydra for the entries, and their weights on the command line."""
+    conf = sets / "conf/source"
+    conf.mkdir(parents=True)
+    entries = {name: {"path": f"{name}.jsonl", "weight": 1} for name in NAMES}
+    (conf / "mine.yaml").write_text(json.dumps({"defaults": ["auto", "_self_"], "mixture": entries}))
+    made = command(
+        *("-m", "energon_pack", "--config-dir", "conf", "-m", "+model=qwen2_5_vl", f"model.processor={demo[1]}"),
+        *("source=mine", "source.mixture.chat.weight=1,6", "executor.num_workers=1", "output.dir=out"),
+        cwd=sets,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    folders = sorted(path for path in (sets / "out").iterdir() if path.name.startswith("mixture-"))
+    assert len(folders) == 2
+    asked = set()
+    for folder in folders:
+        report = json.loads((folder / "report.json").read_text())
+        asked |= {item["asked"] for item in report["mixture"] if item["name"] == "chat"}
+        verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=sets)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert asked == {1 / 3, 6 / 8}
+
+
+def test_a_metadataset_of_energon_is_a_mixture(config: Make, sets: Path) -> None:
+    """Its weights are shares of the samples, also through another that it names."""
+    write_set(sets, "more", 40, 10)
+    (sets / "inner.yaml").write_text(json.dumps(
+        {"__module__": "megatron.energon", "__class__": "MetadatasetV2",
+         "splits": {"train": {"blend": [{"path": "./maths.jsonl", "weight": 3}, {"path": "more.jsonl"}]}}}
+    ))  # fmt: skip
+    outer = sets / "outer.yaml"
+    outer.write_text(json.dumps(
+        {"__module__": "megatron.energon", "__class__": "Metadataset",
+         "splits": {"train": {"datasets": [{"path": "charts.jsonl", "weight": 6, "subflavors": {"a": 1}},
+                                           {"path": "inner.yaml", "weight": 4}]}}}
+    ))  # fmt: skip
+    report = pack(config(str(outer), source__format="auto", packing__max_token_len=512))
+    asked = {item["name"]: round(item["asked"], 9) for item in report["mixture"]}
+    assert asked == {"charts": 0.6, "maths": 0.3, "more": 0.1}
+    assert all(abs(item["share"] - item["asked"]) < 0.005 for item in report["mixture"])
+    assert {item["share_of"] for item in report["mixture"]} == {"samples"}
+
+
+def test_a_metadataset_that_counts_epochs(config: Make, sets: Path) -> None:
+    path = sets / "epochs.yaml"
+    path.write_text(json.dumps(
+        {"__module__": "megatron.energon", "__class__": "MetadatasetV2",
+         "splits": {"train": {"blend_epochized": [{"path": "maths.jsonl", "repetitions": 3}, {"path": "chat.jsonl"}]}}}
+    ))  # fmt: skip
+    report = pack(config(str(path), source__format="auto", packing__max_token_len=512))
+    assert [item["samples"] for item in report["mixture"]] == [180, 200]
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [
+        ({"val": {"path": "chat.jsonl"}}, "no split train with datasets; there are: val"),
+        (
+            {"train": {"join": [{"path": "chat.jsonl"}]}},
+            "splits.train has join: blend, blend_epochized and path are read",
+        ),
+        ({"train": {"path": "chat.jsonl", "subset": {"range": [0, 5]}}}, "chat.jsonl: subset is not read"),
+        ({"train": {"path": "me.yaml"}}, "metadatasets name each other"),
+        ({"train": {"blend": [{"path": "chat.jsonl", "weight": 0}]}}, "all weights are 0"),
+        ({"train": {"blend": [{"path": "chat.jsonl", "weight": "1"}]}}, "weight is '1', not a number from 0"),
+        ({"train": {"blend": {"path": "chat.jsonl"}}}, "splits.train.blend is no list of datasets"),
+    ],
+)
+def test_what_a_mixture_can_not_say_is_refused(sets: Path, splits: dict[str, Any], said: str) -> None:
+    (sets / "me.yaml").write_text(json.dumps({"__module__": "megatron.energon", "splits": splits}))
+    with pytest.raises(PackError, match=said):
+        find_source(SourceConfig(), str(sets / "me.yaml"))

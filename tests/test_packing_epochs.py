@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.packs import costs_of_packs, epoch_of_packs
+from energon_pack.plan.packs import costs_of_packs, turn_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.cost import cost_model
@@ -55,7 +55,7 @@ def packs_of(folder: Path) -> list[list[str]]:
 
 def by_epoch(folder: Path) -> list[list[list[str]]]:
     report = json.loads((folder / "report.json").read_text())
-    sizes = [epoch["packs"] for epoch in report["by_epoch"]]
+    sizes = [epoch["packs"] for epoch in report["turns"]]
     rows = packs_of(folder)
     return [rows[start : start + size] for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)]
 
@@ -161,18 +161,18 @@ def test_steps_are_even_in_every_epoch(topology: Topology) -> None:
     rng = np.random.default_rng(0)
     lens = np.tile(rng.integers(10, 400, 700), 3)
     epoch = np.repeat(np.arange(3), 700)
-    some = replace(items(lens, num_supervised=lens // 2), epoch=epoch)
+    some = replace(items(lens, num_supervised=lens // 2), turn=epoch)
     packing = PackingConfig(max_token_len=1024, topology=topology)
     plan = plan_packs(some, packing)
     assert sorted(item for pack_ in packs(plan) for item in pack_) == list(range(2100))
     assert all(len(set(epoch[pack_].tolist())) == 1 for pack_ in packs(plan))
     read = stream(plan.num_packs, topology)
-    in_time = epoch_of_packs(some, plan)[read]
+    in_time = turn_of_packs(some, plan)[read]
     out_of_turn = np.flatnonzero(np.diff(np.maximum.accumulate(in_time) - in_time) != 0)
     assert np.count_nonzero(np.maximum.accumulate(in_time) != in_time) < 2 * topology.unit, out_of_turn
     costs = costs_of_packs(some, plan, cost_model(None))[0][read]
     waits = max_over_mean(costs, topology.data_parallel, topology.micro_batches)
-    alone = replace(some, epoch=None).take(np.flatnonzero(epoch == 0))
+    alone = replace(some, turn=None).take(np.flatnonzero(epoch == 0))
     first = plan_packs(alone, packing)
     costs = costs_of_packs(alone, first, cost_model(None))[0][stream(first.num_packs, topology)]
     assert waits < max_over_mean(costs, topology.data_parallel, topology.micro_batches) + 0.01

@@ -138,7 +138,7 @@ def test_packs_of_several_epochs_are_read_in_their_order(dataset: Path, tmp_path
     folder = part(dataset, tmp_path / "x", 40)
     meta = folder / ".nv-meta" / "energon_pack.json"
     manifest = json.loads(meta.read_text())
-    manifest["content"]["packing"]["epochs"] = 4
+    manifest["turns"] = 4
     meta.write_text(json.dumps(manifest))
     in_time = [key for turn in zip(*keys(folder, Plain(), 4, 0, 20), strict=True) for key in turn]
     written = keys(folder, Energons(), 1, 0)[0]

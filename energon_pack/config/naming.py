@@ -20,6 +20,7 @@ _NOT_CONTENT = {
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
+_PLACES = {"path", "media_root"}  # of an entry of a mixture
 _IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
@@ -35,6 +36,11 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     nodes["source"] = without_unset(nodes["source"])  # datasets that were packed before these existed keep their name
+    if isinstance(mixture := nodes["source"].get("mixture"), dict):
+        entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
+        nodes["source"] = {**nodes["source"], "mixture": entries}
+    if nodes["packing"].get("epochs") == 1:
+        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()
@@ -68,7 +74,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         defaults: the config with the same choice of groups and no override.
         swept: values that tell the jobs of a sweep apart, beside content settings: sources, processors.
     """
-    name = f"{_source_name(config.source.path)}-{config.model.name}"
+    name = f"{_source_name(config.source.path, config.source.mixture)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
     ours, theirs = content_settings(config), content_settings(defaults)
     changed = {
@@ -83,7 +89,9 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
     return name
 
 
-def _source_name(path: Any) -> str:
+def _source_name(path: Any, mixture: Any = None) -> str:
+    if mixture is not None:
+        return "mixture"
     if path is None:
         return "demo"
     names = []

@@ -71,7 +71,7 @@ def resolve(config: PackConfig) -> Places:
         PackError: something is missing, would be overwritten, or can't be written.
     """
     destination, cache_dir, cached = destination_of(config), local_cache(config), _cache_address(config)
-    overwrite = config.output.overwrite or config.source.path is None  # the demo may run again and again
+    overwrite = config.output.overwrite or config.source.is_demo  # the demo may run again and again
     is_published = config.stage in (Stage.all, Stage.publish)
     there = _equal_there(config, destination) if is_published and not overwrite else None
     if is_published and there is None:
@@ -151,11 +151,11 @@ def _short_hash(text: str) -> str:
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     """Return the files of the source, and the folder or hub id of the processor."""
     path = config.source.path
-    if path is None and config.source.format in (Format.jsonl, Format.table):
+    if config.source.is_demo and config.source.format in (Format.jsonl, Format.table):
         raise PackError(
             f"source={config.source.format} needs source.path: a folder, a file, a glob, a meta file, or a list of them"
         )
-    if path is None:
+    if config.source.is_demo:
         path, processor = _demo(config, cache_dir)
     else:
         processor = named_processor(config.model)

@@ -12,7 +12,7 @@ import yaml
 from energon_pack.dataset.manifest import MANIFEST, TYPED
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.packs import PackPlan, split_counts
+from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
@@ -74,6 +74,7 @@ def manifest_of(
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
+        **({} if lengths.items.turn is None else {"turns": len(turn_counts(lengths.items, plan) or ())}),
         "cost": cost.to_json(),
     }
 

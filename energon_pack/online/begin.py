@@ -64,6 +64,8 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     config = config_of(given)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
+    if config.source.mixture is not None:
+        raise PackError("source.mixture: a stream has no mixture: sources=[…] of it have weights")
     if sources is not None and config.source.path is not None:
         raise PackError(f"source.path={config.source.path} and sources: give one of them")
     if config.output.splits.val or config.output.splits.test:

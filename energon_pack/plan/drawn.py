@@ -11,7 +11,7 @@ import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints, random_keys
-from energon_pack.sources.mixture import Entry
+from energon_pack.sources.mixture import Entry, WeightOf
 
 #: a sample that comes more often than this is named in the report
 MANY_EPOCHS = 4.0
@@ -22,10 +22,11 @@ class Share:
     """What an entry was asked to have, and what it has."""
 
     name: str
-    asked: float | None  # share of the trained tokens; None: epochs were asked for
+    asked: float | None  # share; None: epochs were asked for
     epochs: float  # how often each of its samples comes
     samples: int  # that may be drawn
     tokens: int  # trained, of these
+    of: WeightOf = "tokens"  # what `asked` is a share of
 
 
 def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Share]:
@@ -40,14 +41,15 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Shar
     """
     tokens = np.bincount(entry, trained, len(entries))
     samples = np.bincount(entry, trained > 0, len(entries))
-    total, weights = tokens.sum(), sum(item.weight or 0.0 for item in entries)
-    shares = []
+    sizes = samples if entries[0].weight_of == "samples" else tokens
+    total, weights = sizes.sum(), sum(item.weight or 0.0 for item in entries)
+    shares = list[Share]()
     for item, num_tokens, num_samples in zip(entries, tokens.tolist(), samples.tolist(), strict=True):
         if item.weight and not num_tokens:
             raise PackError(f"mixture: {item.name} has the weight {item.weight:g}, and no sample that can be trained")
         asked = None if item.weight is None else item.weight / weights
-        epochs = (item.epochs or 0.0) if asked is None else asked * total / max(1, num_tokens)
-        shares.append(Share(item.name, asked, epochs, int(num_samples), int(num_tokens)))
+        epochs = (item.epochs or 0.0) if asked is None else asked * total / max(1, sizes[len(shares)])
+        shares.append(Share(item.name, asked, epochs, int(num_samples), int(num_tokens), item.weight_of))
     return shares
 
 

@@ -52,8 +52,8 @@ _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_
 _MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
 
 #: Held of each item; of 4 bytes where nothing else is said.
-_HELD = ("epoch", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-_TYPES = {"epoch": np.int16, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
+_HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
+_TYPES = {"turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
 _IN_MEMORY = Scratch()
 
 AnyInts = npt.NDArray[np.integer[Any]]
@@ -70,7 +70,8 @@ class Items:
     split: AnyInts  # index into SPLITS
     num_supervised: AnyInts  # tokens that are trained on
     entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
-    epoch: AnyInts | None = None  # None: there is one
+    #: packs come by turns: of each phase of a mixture, its epochs; None: there is one
+    turn: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
@@ -84,9 +85,9 @@ class Items:
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        entry, epoch = (None if values is None else values[numbers] for values in (self.entry, self.epoch))
+        entry, turn = (None if values is None else values[numbers] for values in (self.entry, self.turn))
         media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
-        return Items(counts, media, shard, dataset, split, num_supervised, entry, epoch)
+        return Items(counts, media, shard, dataset, split, num_supervised, entry, turn)
 
 
 class Lengths:
@@ -130,7 +131,7 @@ class Lengths:
         #: of each entry of a mixture, in its order; none: there is no mixture
         self.shares_of_entries: list[Share] = []
         self._entry_of_shard: Ints | None = None
-        self._num_epochs = 1
+        self._num_turns = 1
         self._is_split = max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[CachedRows] = []
@@ -168,17 +169,26 @@ class Lengths:
         cut._join()
         return cut
 
-    def drawn(self, counts: Ints, shares: Sequence[Share] = (), entry_of_shard: Ints | None = None) -> "Lengths":
+    def drawn(
+        self,
+        counts: Ints,
+        shares: Sequence[Share] = (),
+        entry_of_shard: Ints | None = None,
+        phase_of_shard: Ints | None = None,
+    ) -> "Lengths":
         """These lengths with each sample as often as `counts` says; one that never comes stays, as not drawn.
 
         Args:
             counts: int[num_epochs, num_samples]; of a sample that can't be packed, once in all.
             shares: of the entries of a mixture.
             entry_of_shard: the entry of each file, where there are several.
+            phase_of_shard: its phase, from 0.
         """
         drawn = copy.copy(self)
         drawn._rows, drawn._columns, drawn._num_items = [], self._new_columns(), 0
-        drawn._num_epochs, drawn.shares_of_entries, drawn._entry_of_shard = len(counts), [*shares], entry_of_shard
+        phases = np.zeros(len(self.shards), np.int64) if phase_of_shard is None else phase_of_shard
+        drawn._num_turns = len(counts) * (int(phases.max(initial=0)) + 1)
+        drawn.shares_of_entries, drawn._entry_of_shard = [*shares], entry_of_shard
         first = np.zeros(self.num_samples + 1, np.int64)  # where the samples stand that come of each
         never = counts.sum(axis=0) == 0
         np.cumsum(counts.sum(axis=0) + never, out=first[1:])
@@ -209,7 +219,10 @@ class Lengths:
             )
             drawn._num_items += len(taken)
             for name, values in self._arrays.items():
-                some = epoch if name == "epoch" else values[here][taken]
+                some = values[here][taken]
+                if name == "turn":
+                    phase = phases[self._arrays["shard"][here][taken]]
+                    some = np.where(self._arrays["split"][here][taken] == 0, phase * len(counts) + epoch, 0)
                 drawn._append(name, np.where(is_out, 0, some) if name == "token_len" else some)
         drawn.whole_of_part = np.concatenate(wholes)
         drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
@@ -279,7 +292,7 @@ class Lengths:
         self._append("shard", numbers.astype(np.int32))
         self._append("dataset", self._datasets[numbers])
         self._append("split", self._splits(numbers, table))
-        self._append("epoch", np.zeros(num, np.int16))
+        self._append("turn", np.zeros(num, np.int32))
         for name in _NUMBERS:
             self._append(name, table[name].to_numpy())
         if is_sample:
@@ -330,8 +343,8 @@ class Lengths:
         #: bytes of each item as members of a tar, and what tells whether it is as measured
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
-        if self._num_epochs > 1:
-            others["epoch"] = self._arrays["epoch"]
+        if self._num_turns > 1:
+            others["turn"] = self._arrays["turn"]
         if self._entry_of_shard is not None:
             others["entry"] = self._entry_of_shard[self._arrays["shard"]].astype(np.int16)
         self.items = Items(counts={name: self._arrays[name] for name in caps.COLUMNS}, **others)

@@ -43,7 +43,8 @@ def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed
     of_shard = np.array([mixture.entry_of[name] for name in lengths.shard_names], np.int64)
     entry = of_shard[lengths.items.shard[: lengths.num_samples]]
     shares = _draw_entries(mixture.entries, np.where(may, entry, -1), trained, counts, seed)
-    return lengths.drawn(counts, shares, of_shard if len(shares) > 1 else None)
+    phases = np.array([item.phase - 1 for item in mixture.entries], np.int64)
+    return lengths.drawn(counts, shares, of_shard if len(shares) > 1 else None, phases[of_shard])
 
 
 def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
@@ -74,13 +75,13 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     shares = shares_of(entries, entry[is_in], trained[is_in])
     for number, (item, share) in enumerate(zip(entries, shares, strict=True)):
         of_entry = np.flatnonzero(entry == number)
-        by_tokens = item.weight is not None
+        by_tokens = item.weight is not None and item.weight_of == "tokens"
         counts[:, of_entry] = draws(share.epochs, trained[of_entry], by_tokens, seed, 2 * number + 1, len(counts))
     return shares
 
 
 def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
-    """What each entry of a mixture was asked to have of the trained tokens, and has in the packs of the train split."""
+    """What each entry of a mixture was asked to have, and has in the packs of the train split."""
     items, shares = lengths.items, lengths.shares_of_entries
     samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))
     for block in blocks(len(plan.items)) if shares else ():
@@ -89,11 +90,13 @@ def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
         for sums, weights in ((samples, None), (tokens, items.lens), (trained, items.num_supervised)):
             sums += _by_entry(entry, None if weights is None else weights[members], len(shares))
+    of = samples if shares and shares[0].of == "samples" else trained
     return [
         {
             "name": share.name,
             "asked": share.asked,
-            "share": float(trained[number] / max(1, trained.sum())),
+            "share_of": share.of,
+            "share": float(of[number] / max(1, of.sum())),
             "epochs": share.epochs,
             "samples": int(samples[number]),
             "tokens": int(tokens[number]),

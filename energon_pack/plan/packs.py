@@ -127,18 +127,18 @@ def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
     return {split: of_split for split, of_split in zip(SPLITS, counts, strict=True) if of_split["packs"]}
 
 
-def epoch_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """The epoch of each pack."""
-    return np.zeros(plan.num_packs, np.int16) if items.epoch is None else items.epoch[plan.items[plan.starts[:-1]]]
+def turn_of_packs(items: Items, plan: PackPlan) -> AnyInts:
+    """The turn of each pack."""
+    return np.zeros(plan.num_packs, np.int32) if items.turn is None else items.turn[plan.items[plan.starts[:-1]]]
 
 
-def epoch_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
-    """Packs, samples and tokens of each epoch of the train split; None: there is one."""
-    if items.epoch is None:
+def turn_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
+    """Packs, samples and tokens of each turn of the train split; None: there is one."""
+    if items.turn is None:
         return None
-    epoch = epoch_of_packs(items, plan)
-    num = int(epoch.max(initial=0)) + 1
-    return _counts(items, plan, np.where(split_of_packs(items, plan) == 0, epoch, num), num + 1)[:num]
+    turn = turn_of_packs(items, plan)
+    num = int(turn.max(initial=0)) + 1
+    return _counts(items, plan, np.where(split_of_packs(items, plan) == 0, turn, num), num + 1)[:num]
 
 
 def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dict[str, int]]:

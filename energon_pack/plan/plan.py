@@ -16,7 +16,6 @@ from energon_pack.plan.packs import (
     PackBuilder,
     PackPlan,
     costs_of_packs,
-    epoch_of_packs,
     features_of_packs,
     media_of_packs,
     members_of,
@@ -24,6 +23,7 @@ from energon_pack.plan.packs import (
     split_of_packs,
     taken,
     trained_by_entry,
+    turn_of_packs,
 )
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.plan.splits import SPLITS
@@ -48,8 +48,8 @@ def plan_packs(
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
-    than a pack may hold of something else. Items of different epochs, groups (`group_by`, `window`) or splits share no
-    pack; packs of one split come in a row, in the order of their epochs. One window is planned at a time.
+    than a pack may hold of something else. Items of different turns, groups (`group_by`, `window`) or splits share no
+    pack; packs of one split come in a row, in the order of their turns. One window is planned at a time.
 
     Args:
         cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
@@ -60,19 +60,19 @@ def plan_packs(
     """
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
-    for epoch, of_epoch in _epochs(items):
-        of_items = items.take(of_epoch)
-        for numbers in windows(of_items, packing, seed_of(seed, epoch)):
+    for turn, of_turn in _turns(items):
+        of_items = items.take(of_turn)
+        for numbers in windows(of_items, packing, seed_of(seed, turn)):
             some = of_items.take(numbers)
-            plan = _packed(some, packing, seed_of(seed, epoch))
-            plan = in_order(plan, some, packing, seed_of(seed, epoch), scratch)
+            plan = _packed(some, packing, seed_of(seed, turn))
+            plan = in_order(plan, some, packing, seed_of(seed, turn), scratch)
             split = split_of_packs(some, plan)
             for number in np.unique(split).tolist():
                 of_split = taken(plan, [np.flatnonzero(split == number)], scratch)
                 members = of_split.items if isinstance(numbers, slice) else numbers[of_split.items]
-                members = members if isinstance(of_epoch, slice) else of_epoch[members]
+                members = members if isinstance(of_turn, slice) else of_turn[members]
                 of_splits[number].add(np.diff(of_split.starts), members)
-            left_out[numbers if isinstance(of_epoch, slice) else of_epoch[numbers]] = plan.left_out
+            left_out[numbers if isinstance(of_turn, slice) else of_turn[numbers]] = plan.left_out
             bound += plan.lower_bound
     packs = PackBuilder(scratch)
     for made in of_splits:
@@ -81,14 +81,14 @@ def plan_packs(
     return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
 
 
-def _epochs(items: Items) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield the items of each epoch."""
-    if items.epoch is None:
+def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
+    """Yield the items of each turn."""
+    if items.turn is None:
         yield 0, np.s_[:]
         return
-    in_order = np.argsort(items.epoch, kind="stable")
-    epochs, starts = np.unique(items.epoch[in_order], return_index=True)
-    yield from zip(epochs.tolist(), np.split(in_order, starts[1:]), strict=True)
+    in_order = np.argsort(items.turn, kind="stable")
+    turns, starts = np.unique(items.turn[in_order], return_index=True)
+    yield from zip(turns.tolist(), np.split(in_order, starts[1:]), strict=True)
 
 
 def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
@@ -162,21 +162,21 @@ def _in_steps(
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
     split, amounts, topology = split_of_packs(items, plan), trained_by_entry(items, plan), packing.topology
-    epoch = epoch_of_packs(items, plan)
+    turn = turn_of_packs(items, plan)
     order = []
-    for number in np.unique(split).tolist():
-        of_split = np.flatnonzero(split == number)
-        last, over, read = int(epoch[of_split].max()), of_split[:0], []
-        for turn in range(last + 1):
-            mine = np.concatenate((over, of_split[epoch[of_split] == turn]))
+    for code in np.unique(split).tolist():
+        of_split = np.flatnonzero(split == code)
+        last, over, read = int(turn[of_split].max()), of_split[:0], []
+        for number in range(last + 1):
+            mine = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[mine]
             laid = lay_out(
-                flops[:, mine], trained[mine], topology, seed_of(seed, turn), packing.step_weights, amounts=of_mine
+                flops[:, mine], trained[mine], topology, seed_of(seed, number), packing.step_weights, amounts=of_mine
             )
             in_time = mine[laid[stream(len(mine), topology)]]
-            num = len(mine) if turn == last else len(mine) // topology.unit * topology.unit
+            num = len(mine) if number == last else len(mine) // topology.unit * topology.unit
             read.append(in_time[:num])
-            over = in_time[num:]  # what makes no whole step comes with the next epoch
+            over = in_time[num:]  # what makes no whole step comes with the next turn
         written = np.empty_like(of_split)
         written[stream(len(of_split), topology)] = np.concatenate(read)
         order.append(written)

@@ -14,7 +14,7 @@ from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
 from energon_pack.plan.mix import mixture_figures
-from energon_pack.plan.packs import LEFT_OUT, PackPlan, epoch_counts, split_counts
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
@@ -99,7 +99,7 @@ class Report:
     weighted_share: float  # of the trained tokens of all samples that were measured
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
-    by_epoch: list[dict[str, int]] | None  # of the train split, the same; None, and not in the file: there is one epoch
+    turns: list[dict[str, int]] | None  # the same of each phase's epochs; None, and not in the file: there is one
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
     token_len: dict[str, int]  # of samples that were measured, cut or not
     visual_tokens_per_pack: dict[str, int]
@@ -203,7 +203,7 @@ def summarize(
         },
         mixture=mixture_figures(lengths, plan) or None,
         by_split=split_counts(items, plan),
-        by_epoch=epoch_counts(items, plan),
+        turns=turn_counts(items, plan),
         members_per_pack=packs.members.spread(),
         token_len=found.lens.spread(),
         visual_tokens_per_pack=packs.visual_tokens.spread(),
@@ -253,14 +253,15 @@ def print_plan(report: Report) -> None:
         for name, split in report.by_split.items():
             packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"
             out.print(f"split: {name} {packs}, {amount(split['tokens'], 'token')}")
-    for number, epoch in enumerate(report.by_epoch or (), 1):
-        packs = f"{amount(epoch['samples'], 'sample')} in {amount(epoch['packs'], 'pack')}"
-        out.print(f"epoch {number}: {packs}, {amount(epoch['tokens'], 'token')}")
+    for number, turn in enumerate(report.turns or (), 1):
+        packs = f"{amount(turn['samples'], 'sample')} in {amount(turn['packs'], 'pack')}"
+        out.print(f"turn {number}: {packs}, {amount(turn['tokens'], 'token')}")
     for entry in report.mixture or ():
         asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
         many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
         drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
-        out.print(f"mixture: {entry['name']} {entry['share']:.2%} of the trained tokens{asked}, {drawn}")
+        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
+        out.print(f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}")
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:

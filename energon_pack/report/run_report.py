@@ -128,7 +128,7 @@ class RunReport:
             max_token_len=most,
             source=source,
             tries=self._what_lens_come_to(source.measured),
-            demo=self._config.source.path is None,
+            demo=self._config.source.is_demo,
             smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
             **self._of_plan,
         )

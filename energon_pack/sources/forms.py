@@ -18,7 +18,8 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
 from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
 from energon_pack.sources.media_root import find_media_root
-from energon_pack.sources.mixture import Entry, Mixture, read_mixture
+from energon_pack.sources.metadataset import read_metadataset
+from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
@@ -35,12 +36,15 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     """Find the files of a source, read as the settings say, or as they look.
 
     Args:
+        path: not looked at where `source.mixture` names the entries.
         copies: where uncompressed copies of compressed tars are kept; None: these are refused.
 
     Raises:
         PackError: as `find_shards` and `find_lines`, and for an entry with files of two forms.
     """
-    if mixed := read_mixture(path):
+    if settings.mixture is not None:
+        return _mixed(settings, given_mixture(settings.mixture), copies)
+    if mixed := read_mixture(path) or read_metadataset(path, settings.split):
         return _mixed(settings, mixed, copies)
     if settings.format != Format.auto:
         if kind := kind_of_lines(settings.format):
@@ -66,9 +70,10 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
 def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
     """Find the files of all entries; where there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
+    alone = replace(settings, format=Format.auto.value, mixture=None)
     for number, entry in enumerate(entries):
         try:
-            part = find_source(replace(settings, format=Format.auto.value, **entry.settings), entry.path, copies)
+            part = find_source(replace(alone, **entry.settings), entry.path, copies)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:

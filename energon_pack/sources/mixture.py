@@ -1,16 +1,18 @@
-"""Reads a mixture: sources with the share of each in what is trained, as a YAML file.
+"""Reads a mixture: sources with the share of each in what is trained, as a YAML file or as `source.mixture`.
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
       - {path: chat.jsonl, weight: 60, max_samples: 100000}
 
-`weight` is a share of the trained tokens; `epochs`, in place of it, says how often each sample comes.
+`weight` is a share of the trained tokens, or of the samples where `weights: samples` stands beside `mixture`. `epochs`,
+in place of it, says how often each sample comes. Phases of entries come one after another.
 """
 
 import os
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -19,8 +21,10 @@ from energon_pack.run.stores import is_address, joined
 from energon_pack.sources.storage import absolute, folder_of, open_file
 
 _LARGEST = 1 << 20
+_MOST_PHASES = 100
+WeightOf = Literal["tokens", "samples"]
 _SETTINGS = ("media_root", "split", "datasets")
-_KEYS = ("name", "path", "weight", "epochs", "max_samples", *_SETTINGS)
+_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Entry:
 
     name: str
     path: str | list[str]
-    #: share of the trained tokens, in relation to the others; None: `epochs` says how often samples come
+    #: share of the trained tokens or of the samples, in relation to the others; None: `epochs` says it
     weight: float | None
     #: how often each sample comes; None: `weight` says it
     epochs: float | None
@@ -37,6 +41,10 @@ class Entry:
     max_samples: int | None
     #: settings of `source` of its own
     settings: dict[str, Any]
+    #: from 1: its packs come after those of all earlier phases
+    phase: int = 1
+    #: what `weight` is a share of
+    weight_of: WeightOf = "tokens"
 
 
 def read_mixture(path: Any) -> list[Entry] | None:
@@ -57,8 +65,31 @@ def read_mixture(path: Any) -> list[Entry] | None:
     listed = value["mixture"]
     if not isinstance(listed, list) or not listed:
         raise PackError(f"{path}: mixture is no list of entries: {str(listed)[:80]}")
+    weight_of = value.get("weights", "tokens")
+    if weight_of not in get_args(WeightOf):
+        raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
     entries = [_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
+    return checked(path, [replace(entry, weight_of=weight_of) for entry in entries])
+
+
+def given_mixture(given: Any) -> list[Entry]:
+    """Read the entries of `source.mixture`, by their names; raises PackError as `read_mixture`."""
+    if not isinstance(given, Mapping) or not all(isinstance(item, Mapping) for item in given.values()):
+        raise PackError(f"source.mixture: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(given)[:80]}")
+    entries = [_entry(f"source.mixture.{name}", {**item, "name": name}, os.getcwd()) for name, item in given.items()]
+    return checked("source.mixture", entries)
+
+
+def checked(path: str, entries: list[Entry]) -> list[Entry]:
+    """Return entries that fit together.
+
+    Args:
+        path: for errors.
+
+    Raises:
+        PackError: two contradict each other.
+    """
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]
@@ -78,21 +109,24 @@ def _entry(where: str, item: Any, folder: str) -> Entry:
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
     if not all(isinstance(path, str) and path for path in paths):
         raise PackError(f"{where}: path is {str(item['path'])[:80]}: a folder, a file, a glob, or a list of these")
-    paths = [_in(folder, path) for path in paths]
+    paths = [in_folder(folder, path) for path in paths]
     weight, epochs = (_number(where, item, key) for key in ("weight", "epochs"))
     if weight is not None and epochs is not None:
         raise PackError(f"{where} has a weight and epochs: one of them says how often its samples come")
     most = item.get("max_samples")
     if most is not None and (type(most) is not int or most < 1):
         raise PackError(f"{where}: max_samples is {most!r}, not a number of samples")
-    name = item.get("name") or _stem(paths[0])
+    phase = item.get("phase", 1)
+    if type(phase) is not int or not 1 <= phase <= _MOST_PHASES:
+        raise PackError(f"{where}: phase is {phase!r}, not a number from 1 to {_MOST_PHASES}")
+    name = item.get("name") or stem_of(paths[0])
     if not isinstance(name, str) or "/" in name or name.startswith("."):
         raise PackError(f"{where}: the name {name!r} can't begin the ids of samples")
     settings = {key: item[key] for key in _SETTINGS if item.get(key) is not None}
     if isinstance(settings.get("media_root"), str):
-        settings["media_root"] = _in(folder, settings["media_root"])
+        settings["media_root"] = in_folder(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
-    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings)
+    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase)
 
 
 def _number(where: str, item: dict[str, Any], key: str) -> float | None:
@@ -104,13 +138,13 @@ def _number(where: str, item: dict[str, Any], key: str) -> float | None:
     return float(value)
 
 
-def _in(folder: str, path: str) -> str:
+def in_folder(folder: str, path: str) -> str:
     if is_address(folder) or is_address(path):
         return joined(folder, path)
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
 
 
-def _stem(path: str) -> str:
+def stem_of(path: str) -> str:
     fixed = path.rstrip("/*?[]").rpartition("/")[2]
     return fixed.partition(".")[0] or "source"
 

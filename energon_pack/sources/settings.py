@@ -42,6 +42,8 @@ class SourceConfig(ReadSettings):
     format: str = Format.auto.value
     #: a folder, a file, a glob, or a list of these; None: the built-in demo
     path: Any = None
+    #: in place of `path`: entries by name, each {path, weight, epochs, max_samples, phase, media_root, split, datasets}
+    mixture: Any = None
     #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says
     media_root: str | None = None
     #: whether media that a JSONL names on other object stores are read, with the keys of this run
@@ -59,6 +61,11 @@ class SourceConfig(ReadSettings):
     #: `i/n`: every n-th sample from the i-th on; None: all
     slice: str | None = None
 
+    @property
+    def is_demo(self) -> bool:
+        """Tell whether it is the built-in demo."""
+        return self.path is None and self.mixture is None
+
     def __post_init__(self) -> None:
         """Name the map with a hash of its file: all that is kept of this config then depends on it."""
         super().__post_init__()
@@ -75,6 +82,8 @@ class SourceConfig(ReadSettings):
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
             there = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")
+        if self.path is not None and self.mixture is not None:
+            raise PackError(f"source.path={self.path} and source.mixture: give one of them")
         named = {
             "source.messages_key": self.messages_key,
             "source.columns.messages": self.columns.messages,

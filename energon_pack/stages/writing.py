@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from energon_pack.config import PackConfig, Stage
+from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.naming import are_same, content_settings
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
@@ -180,7 +180,9 @@ def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
 def plan_settings(config: PackConfig) -> dict[str, Any]:
     """What a plan depends on: the settings, and the places of the source."""
     paths = config.source.path if isinstance(config.source.path, list) else [config.source.path]
-    places = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
+    places: list[Any] = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
+    if config.source.mixture is not None:
+        places.append(plain(config.source.mixture))
     return {**content_settings(config), "places": places}
 
 

@@ -69,12 +69,6 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology:
     return Topology(**manifest.get("topology") or {})
 
 
-def num_epochs_of(manifest: Mapping[str, Any]) -> int:
-    """Return how many epochs the packs of a dataset are."""
-    packing = (manifest.get("content") or {}).get("packing") or {}
-    return int(packing.get("epochs", 1))
-
-
 def sizes_of_stretches(num: int, row: int) -> Ints:
     """Packs in the stretch of each global worker: rank r's worker w has number r · workers + w.
 

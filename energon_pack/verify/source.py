@@ -45,7 +45,10 @@ def find_source(
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
     path: str | list[str] = list(given)
-    if not given:
+    mixture = _mixture_now(folder, report, settings.get("mixture"))
+    if mixture is not None and given:
+        raise PackError("--source PATH: a mixture of the config has several; put them back where they were")
+    if not given and mixture is None:
         if stated is None:
             path = demo_of(folder, report)[0]
         elif isinstance(stated, str):
@@ -63,9 +66,24 @@ def find_source(
         same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
         asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
         asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
+        asked.mixture = mixture
         return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
+
+
+def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: Any) -> dict[str, Any] | None:
+    """Return the entries of `source.mixture` with the paths that they have now; None: there is none."""
+    if not isinstance(mixture, dict):
+        return None
+    entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
+    for item in entries.values():
+        for key in ("path", "media_root"):
+            if isinstance(item.get(key), str):
+                item[key] = _now(folder, report, item[key])
+            elif isinstance(item.get(key), list):
+                item[key] = [_now(folder, report, str(path)) for path in item[key]]
+    return entries
 
 
 def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:

@@ -27,7 +27,7 @@ REPORT = Report(
     samples_with_tools_left_out=0, samples_with_reasoning_left_out=0, unknown_keys={}, mixture=None,
     samples_with_weights=0,
     weighted_share=0.0,
-    by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, by_epoch=None,
+    by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, turns=None,
     members_per_pack={},
     token_len=LENS, visual_tokens_per_pack={}, attention_cost={}, flops={}, steps=None,
 )  # fmt: skip

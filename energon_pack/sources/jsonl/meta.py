@@ -66,11 +66,6 @@ def _of_internvl(path: str, name: str, item: Mapping[str, Any]) -> dict[str, Any
 
 
 def _of_onevision(path: str, value: Any) -> _Meta:
-    if isinstance(value, dict) and "megatron.energon" in str(value.get("__module__")):
-        raise PackError(
-            f"{path} is a metadataset of Energon: source.path=[A,B] packs the folders that it names, in one plan; its"
-            " weights are not read"
-        )
     listed = value.get("datasets") if isinstance(value, dict) else None
     if not isinstance(listed, list) or not all(isinstance(item, dict) and "json_path" in item for item in listed):
         raise PackError(f"{path}: no list `datasets` of json_path and sampling_strategy: no form of YAML that is read")

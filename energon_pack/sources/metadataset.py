@@ -1,0 +1,136 @@
+"""Reads a metadataset of Energon as a mixture: a blend's weights are shares of the samples.
+
+__module__: megatron.energon
+__class__: MetadatasetV2
+splits: {train: {blend: [{path: ./charts, weight: 4}, …]}}
+
+The first version has `datasets` in the place of `blend`; `blend_epochized` says how often each sample comes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
+from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of
+from energon_pack.sources.storage import absolute, folder_of, open_file
+
+_LARGEST = 1 << 20
+#: keys that are read, or change nothing of a sample
+_READ = {
+    "path",
+    "weight",
+    "repetitions",
+    "split_part",
+    "split_config",
+    "dataset_config",
+    "shuffle_over_epochs_multiplier",
+}
+_DEEPEST = 8
+
+
+def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
+    """Read the entries of a metadataset; None: the path is none.
+
+    Args:
+        split: of which the entries are taken; None: train.
+
+    Raises:
+        PackError: it has no such split, or says something that a mixture can't.
+    """
+    if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
+        return None
+    value = _read(path)
+    return None if value is None else checked(path, _named(list(_entries(path, value, split or "train", 0))))
+
+
+def _read(path: str) -> dict[str, Any] | None:
+    try:
+        with open_file(path) as file:
+            value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
+    except (OSError, yaml.YAMLError):
+        return None  # finding lines says what is wrong
+    return value if isinstance(value, dict) and "megatron.energon" in str(value.get("__module__")) else None
+
+
+def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Iterator[Entry]:
+    """Yield the entries of a metadataset and of those that it names, with weights that come to 1, or with epochs."""
+    splits = value.get("splits")
+    if not isinstance(splits, Mapping) or not isinstance(splits.get(split), Mapping):
+        there = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"
+        raise PackError(f"{path}: no split {split} with datasets; there are: {there}")
+    if depth > _DEEPEST:
+        raise PackError(f"{path}: metadatasets name each other")
+    blend = splits[split]
+    kind = next((kind for kind in ("blend", "datasets", "blend_epochized", "path") if kind in blend), None)
+    if kind is None:
+        raise PackError(
+            f"{path}: splits.{split} has {', '.join(map(str, blend))}: blend, blend_epochized and path are read"
+        )
+    items = [blend] if kind == "path" else blend[kind]
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) and item.get("path") for item in items):
+        raise PackError(f"{path}: splits.{split}.{kind} is no list of datasets with paths")
+    has_weights = kind in ("blend", "datasets")
+    factors = [_factor(path, item, "weight" if has_weights else "repetitions") for item in items]
+    total = sum(factors) if has_weights else 1.0
+    if not total:
+        raise PackError(f"{path}: splits.{split}.{kind}: all weights are 0")
+    for item, factor in zip(items, factors, strict=True):
+        yield from _of_item(path, item, split, factor / total, has_weights, depth)
+
+
+def _of_item(
+    path: str, item: Mapping[str, Any], split: str, factor: float, has_weights: bool, depth: int
+) -> Iterator[Entry]:
+    for key in item:
+        if key == "subflavors":
+            say(f"{path}: subflavors are not read: packs of one plan are all alike")
+        elif key not in _READ:
+            raise PackError(f"{path}: {item['path']}: {key} is not read: leave it out, or pack that dataset alone")
+    place = in_folder(folder_of(absolute(path)), str(item["path"]))
+    part = str(item.get("split_part") or split)
+    inside = _read(place) if place.endswith((".yaml", ".yml")) else None
+    if inside is None:
+        settings = {"split": None if os.path.isfile(place) else part}
+        yield Entry(
+            stem_of(place),
+            place,
+            factor if has_weights else None,
+            None if has_weights else factor,
+            None,
+            settings,
+            weight_of="samples",
+        )
+        return
+    for entry in _entries(place, inside, part, depth + 1):
+        if (entry.weight is not None) != has_weights:
+            raise PackError(
+                f"{path}: {item['path']} is a blend by {'epochs' if has_weights else 'weights'}, this one is not"
+            )
+        if entry.weight is not None:
+            yield replace(entry, weight=entry.weight * factor)
+        else:
+            yield replace(entry, epochs=(entry.epochs or 0.0) * factor)
+
+
+def _factor(path: str, item: Mapping[str, Any], key: str) -> float:
+    value = item.get(key, 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
+        raise PackError(f"{path}: {item['path']}: {key} is {value!r}, not a number from 0")
+    return float(value)
+
+
+def _named(entries: list[Entry]) -> list[Entry]:
+    """Number entries that have the same name."""
+    times = Counter(entry.name for entry in entries)
+    seen = Counter[str]()
+    named = []
+    for entry in entries:
+        seen[entry.name] += 1
+        named.append(replace(entry, name=f"{entry.name}-{seen[entry.name]}") if times[entry.name] > 1 else entry)
+    return named
