@@ -10,6 +10,7 @@ there is; how alike they may be is limited by what steps train on then.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from energon_pack.steps.spread import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
 
 _TURNS = 32  # of swaps: after some twenty little changes
+_EVEN = 1.02  # waits that steps with the shares of a mixture may have
 _TRIES = 8  # of a layout in which steps train on evenly much
 _NARROWER = 0.95  # each try than what the last one says
 
@@ -45,7 +47,8 @@ def lay_out(
             the ranks of a step.
         trained: int64[num_packs] tokens, to be even over the steps.
         weights: how much each counts; None: alike.
-        amounts: float64[num_packs, num_kinds] of which stretches of steps have their shares, as `order_packs`.
+        amounts: float64[num_packs, num_kinds] of which steps have the shares of the whole, as near as even costs allow;
+            packs come in an order in which they do.
         jitter: of the costs by which packs are compared: other packs of about the same cost meet with each seed.
 
     Returns:
@@ -58,9 +61,14 @@ def lay_out(
     most_off = as_they_come.off / weights.trained if weights.trained and has_any else np.inf
     chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
     counted = np.array([[weights.lm], [weights.vision]])
-    for read in _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts):
+    most_waits = as_they_come.waits
+    layouts = _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts)
+    if amounts is not None and topology.micro_batches > 1:
+        most_waits = np.maximum(most_waits, _EVEN)
+        layouts = chain([_within_steps(_shares(costs) * counted, topology, np.arange(num))], layouts)
+    for read in layouts:
         found = _Evenness(costs, trained, read, topology)
-        if found.off <= most_off and not ((found.waits > as_they_come.waits) & (counted[:, 0] > 0)).any():
+        if found.off <= most_off and not ((found.waits > most_waits) & (counted[:, 0] > 0)).any():
             written = np.empty(num, np.int64)
             written[together] = read
             return written
@@ -97,7 +105,7 @@ def _layouts(
     trains, each = _shares(trained[None]), _shares(costs) * counted
     if topology.rows_per_step > 1:
         yield _read(each, trains, topology, seed, most_off, amounts)
-        yield _within_steps(each, topology)
+        yield _within_steps(each, topology, stream(len(trained), topology))
         return
     together = costs * counted
     for shares in (together / max(together.sum() / max(1, len(trained)), 1e-9), each):
@@ -156,9 +164,8 @@ def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: i
     return np.concatenate([*mixed])
 
 
-def _within_steps(costs: Floats, topology: Topology) -> Ints:
-    """The packs as they come, those of each step dealt anew to its ranks."""
-    read = stream(costs.shape[1], topology)
+def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
+    """Packs in the order in which they are read, those of each step dealt anew to its ranks."""
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step
     rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from energon_pack.plan.even_shares import with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 
-_WINDOW = 64  # packs among which the next one is chosen
-_BLOCK = 4096
-_OTHERS = 0.3  # how much other evenness counts beside that of shares
+_STEPS = (16, 64)  # packs; each such stretch has about the shares of a mixture
 _SHARES = 8  # of what a pack holds most of: more tell packs apart that are alike
 
 
@@ -68,7 +67,10 @@ def order_packs(
         jitter = (keys[dealt] >> np.uint64(11)) * 2.0**-53
         place[dealt] = (np.arange(len(packs)) + jitter) / max(1, len(packs))
     order = np.argsort(place, kind="stable")
-    return order if amounts is None else order[_near_shares(_off_shares(amounts, kind)[order])]
+    if amounts is not None:
+        for size in _STEPS:
+            order = with_even_shares(order, size, amounts)
+    return order
 
 
 def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
@@ -158,50 +160,3 @@ def _turned(apart: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> np
         turned[turns, number] ^= True
         total += np.where(turns[:, None], -sums[:, number], sums[:, number])
     return turned.reshape(num_rows, -1)[:, :num]
-
-
-def _off_shares(amounts: npt.NDArray[np.float64], kind: Ints) -> npt.NDArray[np.float64]:
-    """float64[num, num_kinds + ...]: what each pack has more of each amount than its share of what it holds; then how
-    far it is from the mean in all it holds, and in being of each kind, which count less.
-    """
-    total = amounts.sum(axis=1)
-    mean = max(1e-9, float(total.mean()))
-    off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
-    of_kind = np.eye(int(kind.max(initial=0)) + 1)[kind]
-    others = np.column_stack(((total - mean) / mean, of_kind - of_kind.mean(axis=0)))
-    return np.column_stack((off, _OTHERS * others))
-
-
-def _near_shares(off: npt.NDArray[np.float64]) -> Ints:
-    """Move units a little, so that the sums of what they are off stay near zero: each next one is the best of some.
-
-    Long orders are cut into blocks, which are done side by side.
-
-    Source: herding (Welling, "Herding Dynamical Weights to Learn", 2009), with a window.
-    """
-    num, width = off.shape
-    size = min(num, _BLOCK)
-    num_blocks = -(-num // max(1, size))
-    padded = np.full((num_blocks * size, width), np.inf)
-    padded[:num] = off
-    blocks = padded.reshape(num_blocks, size, width)
-    rows = np.arange(num_blocks)
-    window = np.tile(np.arange(min(_WINDOW, size)), (num_blocks, 1))
-    sums = np.zeros((num_blocks, width))
-    order = np.empty((num_blocks, size), np.int64)
-    for place in range(size):
-        there = window < size
-        vectors = blocks[rows[:, None], window.clip(0, size - 1)]
-        length = ((sums[:, None] + vectors) ** 2).sum(-1)
-        length[~there] = np.inf
-        late = place - window  # a unit that is never the best comes in the end, else all such would be last
-        length -= np.where(late > _WINDOW, late, 0)
-        length[~there] = np.inf
-        best = length.argmin(axis=1)
-        chosen = window[rows, best]
-        order[:, place] = chosen
-        sums += np.where(np.isfinite(vectors[rows, best]), vectors[rows, best], 0.0)
-        window[rows, best] = place + window.shape[1]
-    order += rows[:, None] * size
-    flat: Ints = order.ravel()[order.ravel() < num]
-    return flat

@@ -165,10 +165,14 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
     """float64[num_packs, num_entries]: the trained tokens of each entry of a mixture; None: there is none."""
     if items.entry is None:
         return None
-    entries = range(int(items.entry.max(initial=0)) + 1)
-    return np.stack(
-        [plan.per_pack(np.where(items.entry == number, items.num_supervised, 0)) for number in entries], axis=1
-    ).astype(np.float64)
+    num, done = int(items.entry.max(initial=0)) + 1, 0
+    found = np.zeros((plan.num_packs, num))
+    for part in plan.parts():
+        cell = np.repeat(np.arange(part.num_packs) * num, np.diff(part.starts)) + items.entry[part.items]
+        sums = np.bincount(cell, items.num_supervised[part.items], part.num_packs * num)
+        found[done : done + part.num_packs] = sums.reshape(-1, num)
+        done += part.num_packs
+    return found
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
