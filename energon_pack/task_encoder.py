@@ -97,8 +97,11 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         #: `guard` uses these
         self.template, self.members = self.encoder.template, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
-        content = manifest_of(dataset, model)["content"]
+        manifest = manifest_of(dataset, model)
+        content = manifest["content"]
         read = content["source"]
+        #: names of the entries of a mixture, for `source_losses`; empty: there is none, or it is in a blend
+        self.sources: list[str] = [] if str(dataset).endswith((".yaml", ".yml")) else manifest.get("entries") or []
         if packing_buffer_size is not None:
             check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size

@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from train_tiny import evaluate, tiny_model
+from train_tiny import tiny_model
 
 from energon_pack import (
     Consumed,
@@ -51,6 +51,7 @@ from energon_pack import (
     PackedBatch,
     PackedTaskEncoder,
     guard,
+    source_losses,
     total_weight,
     touch_vision,
     weighted_loss,
@@ -138,16 +139,22 @@ def shard(model: Any, device: torch.device) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def backward(parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch.dtype) -> torch.Tensor:
-    """Gradients of one step, and its loss: that of the samples of all ranks as one unpacked batch.
+def backward(
+    parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch.dtype, sources: list[str]
+) -> torch.Tensor:
+    """Gradients of one step, and its losses: those of the samples of all ranks as one unpacked batch.
 
     Args:
         batches: of this rank, accumulated.
+        sources: entries of a mixture.
+
+    Returns:
+        float64 [2, num_sources]: as `source_losses`.
     """
     num_ranks, device = dist.get_world_size(), model.device
     total = torch.stack([total_weight(batch) for batch in batches]).sum().to(device)
     dist.all_reduce(total)
-    loss = torch.zeros_like(total)
+    losses = torch.zeros(2, max(1, len(sources)), dtype=torch.float64, device=device)
     for number, batch in enumerate(batches, 1):
         batch = batch.to(device, non_blocking=True)
         inputs = batch.model_inputs(model, labels=False)
@@ -155,30 +162,44 @@ def backward(parallel: Any, model: Any, batches: list[PackedBatch], dtype: torch
         with parallel.no_sync() if waits else nullcontext():
             with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
                 # DDP and FSDP take the mean of the ranks' gradients, not their sum.
-                part = weighted_loss(parallel(**inputs).logits, batch, total / num_ranks)
+                logits = parallel(**inputs).logits
+                part = weighted_loss(logits, batch, total / num_ranks)
                 of_vision = touch_vision(model, batch)
             (part + of_vision).backward()
-        loss += part.detach() / num_ranks
-    dist.all_reduce(loss)
-    return loss
+        losses += source_losses(logits, batch, sources)
+    dist.all_reduce(losses)
+    return losses
 
 
-def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype) -> tuple[float, float]:
-    """The mean loss of a token of all ranks' validation packs, by their weights, and the sum of these.
+@torch.no_grad()
+def validate(model: Any, val: Any, spare: PackedBatch, dtype: torch.dtype, sources: list[str]) -> torch.Tensor:
+    """The losses of all ranks' validation packs, as those of `backward`.
 
     Args:
         spare: run by ranks that have no packs left, and not counted: FSDP gathers with all ranks or with none.
     """
-    packs, sums = iter(val), torch.zeros(3, dtype=torch.float64, device=model.device)
+    packs, losses = iter(val), torch.zeros(2, max(1, len(sources)), dtype=torch.float64, device=model.device)
+    model.eval()
     while True:
-        batch = next(packs, None)
+        pack = next(packs, None)
+        batch = (spare if pack is None else pack).to(model.device)
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
-            loss, weight = evaluate(model, [spare if batch is None else batch])
-        found = torch.tensor([loss, weight, 1.0], dtype=torch.float64, device=model.device) * (batch is not None)
-        dist.all_reduce(found)
-        if not found[2]:
-            return float(sums[0] / sums[1]), float(sums[1])
-        sums += found
+            logits = model(**batch.model_inputs(model, labels=False)).logits
+        num_left = torch.tensor(float(pack is not None), device=model.device)
+        dist.all_reduce(num_left)
+        if not num_left:
+            model.train()
+            dist.all_reduce(losses)
+            return losses
+        if pack is not None:
+            losses += source_losses(logits, batch, sources)
+
+
+def said(losses: torch.Tensor, sources: list[str]) -> str:
+    """The mean loss of a trained token, and that of each entry of a mixture."""
+    total, weight = losses.sum(dim=1).tolist()
+    each = [f"{name} {loss / max(1e-9, of):.3f}" for name, loss, of in zip(sources, *losses.tolist(), strict=False)]
+    return f"{total / max(1e-9, weight):.3f}" + (f" ({', '.join(each)})" if each else "")
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -227,28 +248,30 @@ def train(arguments: argparse.Namespace) -> None:
 
     for step in range(first + 1, arguments.max_steps + 1):
         batches = list(islice(loader, arguments.accumulate))
-        loss = backward(parallel, model, batches, dtype)
+        losses = backward(parallel, model, batches, dtype, encoder.sources)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if arguments.ids:
-            note = {"step": step, "ids": [row for batch in batches for row in batch["sample_ids"]], "loss": float(loss)}
+            loss = float(losses[0].sum() / losses[1].sum().clamp(min=1e-9))
+            note = {"step": step, "ids": [row for batch in batches for row in batch["sample_ids"]], "loss": loss}
             with open(f"{arguments.ids}.{rank}", "a") as file:
                 print(json.dumps(note), file=file)
         num_signals = torch.tensor(len(signals), device=device)
         dist.all_reduce(num_signals)
         is_last = step == arguments.max_steps or bool(num_signals)
         if step % 10 == 0 or is_last or step == 1:
-            line = f"step {step}  loss {float(loss):.3f}  {time.perf_counter() - start:.1f} s"
+            line = f"step {step}  loss {said(losses, encoder.sources)}  {time.perf_counter() - start:.1f} s"
             line += f"  consumed {consumed(loader.journal, device)}"
             if rank == 0:
                 print(line, flush=True)
         if arguments.save and (step % arguments.save_every == 0 or is_last):
             save(arguments.save, step, model, optimizer, loader)
         if val is not None and (step % arguments.val_every == 0 or is_last):
-            mean, weight = validate(model, val, batches[-1], dtype)
+            found = validate(model, val, batches[-1], dtype, encoder.sources)
             if rank == 0:
-                print(f"step {step}  validation loss {mean:.3f} over {weight:,.0f} tokens by weight")
+                weight = f"over {float(found[1].sum()):,.0f} tokens by weight"
+                print(f"step {step}  validation loss {said(found, encoder.sources)} {weight}")
         if is_last:
             break
 

@@ -62,11 +62,11 @@ def train(arguments: argparse.Namespace) -> None:
     stream = batches(dataset, encoded, arguments.batch_size, arguments.num_workers)
     losses = []
     for step in range(1, arguments.max_steps + 1):
-        loss = backward(parallel, model, list(islice(stream, arguments.accumulate)), torch.float32)
+        losses_of_step = backward(parallel, model, list(islice(stream, arguments.accumulate)), torch.float32, [])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(losses_of_step[0] / losses_of_step[1]))
         if rank == 0 and (step % 10 == 0 or step in (1, arguments.max_steps)):
             print(f"step {step}  loss {losses[-1]:.3f}", flush=True)
     if not fell(losses):

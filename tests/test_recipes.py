@@ -129,6 +129,23 @@ def test_a_blend_is_trained_on_as_a_dataset_is(
     assert read_manifest(blend) == read_manifest(packed)
 
 
+def test_the_loss_of_each_entry_of_a_mixture_is_said(
+    config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str]
+) -> None:
+    """In training and in validation: a mean over all hides an entry that gets worse."""
+    for name, length in (("short", 3), ("long", 40)):
+        answers = [{"role": "assistant", "content": "word " * (1 + number % length)} for number in range(60)]
+        lines = [{"messages": [{"role": "user", "content": f"{name}?"}, answer]} for answer in answers]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    entries = [{"path": f"{name}.jsonl"} for name in ("short", "long")]
+    (tmp_path / "mix.yaml").write_text(json.dumps({"mixture": entries}))
+    run = config(str(tmp_path / "mix.yaml"), source__format="auto", packing__max_token_len=512)
+    run.output.splits.val = 0.2
+    out = run_main(train_ddp, pack_of(run), "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
+    assert re.search(r"step 2  loss \d\.\d{3} \(short \d\.\d{3}, long \d\.\d{3}\)", out)
+    assert re.search(r"validation loss \d\.\d{3} \(short \d\.\d{3}, long \d\.\d{3}\) over [\d,]+ tokens", out)
+
+
 def test_packs_of_videos_are_read(
     config: Callable[..., PackConfig], tmp_path: Path, demo: tuple[Path, Path], run_main: Callable[..., str]
 ) -> None:

@@ -74,6 +74,7 @@ def manifest_of(
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
+        **({"entries": [share.name for share in shares]} if len(shares := lengths.shares_of_entries) > 1 else {}),
         **({} if lengths.items.turn is None else {"turns": len(turn_counts(lengths.items, plan) or ())}),
         "cost": cost.to_json(),
     }

@@ -180,7 +180,8 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
 
     Args:
         logits: [B, S, vocabulary].
-        sources: the names of all entries, in one order on all ranks: report.json has them under `mixture`.
+        sources: the names of all entries, in one order on all ranks: `PackedTaskEncoder.sources`. Empty: all samples
+            together are one.
 
     Returns:
         float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
@@ -196,12 +197,14 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     for row, ids in enumerate(batch["sample_ids"]):
         for place, sample_id in enumerate(ids, 1):
             name = sample_id.partition("/")[0]
+            if not sources:
+                break
             if name not in number:
                 raise ValueError(f"{sample_id}: its entry {name!r} is none of {', '.join(sources)}")
             of_member[row, place] = number[name]
     rows = torch.arange(len(of_member), device=logits.device)[:, None].expand(members.shape)
     source = of_member.to(logits.device)[rows, members].flatten()
-    sums = torch.zeros(2, len(sources), dtype=torch.float64, device=logits.device)
+    sums = torch.zeros(2, max(1, len(sources)), dtype=torch.float64, device=logits.device)
     sums[0].index_add_(0, source, (each * weights).double())
     sums[1].index_add_(0, source, weights.double())
     return sums

@@ -50,6 +50,13 @@ def test_the_loss_of_an_entry_is_that_of_its_members_alone() -> None:
     assert float(sums[1, 1]) == 5
 
 
+def test_without_entries_all_samples_are_one() -> None:
+    made, logits = batch(True, False), torch.randn(2, 9, 11, generator=torch.Generator().manual_seed(1))
+    sums = source_losses(logits, made, [])
+    assert sums.shape == (2, 1)
+    assert float(sums[0] / sums[1]) == pytest.approx(float(weighted_loss(logits, made)), rel=1e-6)
+
+
 def test_a_sample_of_another_dataset_is_named() -> None:
     with pytest.raises(ValueError, match=r"charts/a\.tar/1: its entry 'charts' is none of chat, other"):
         source_losses(torch.zeros(2, 9, 11), batch(False, False), ["chat", "other"])
