@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ def test_tars_and_lines_with_images_are_drawn_again(config: Make, sets: Path, tm
         "-m", "energon_pack.verify", str(packed), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_the_page_has_a_row_for_each_entry_and_warns_of_what_comes_often(config: Make, sets: Path) -> None:
+    path = write_mixture(sets, {"path": "chat.jsonl", "weight": 1}, {"path": "maths.jsonl", "weight": 9})
+    run = config(str(path), source__format="auto", packing__max_token_len=512, packing__epochs=2)
+    report = pack(run)
+    text = re.sub(r"<[^>]+>", " ", (Path(run.output.dir) / "packed" / "report.html").read_text())
+    maths = report["mixture"][1]
+    assert maths["epochs"] > 4
+    assert f"each sample of maths comes {maths['epochs']:.1f} times" in text
+    assert re.search(r"maths\s+90\.00%\s+90\.0\d%\s+[\d.]+ times", text)
+    assert re.search(r"turn\s+packs\s+samples\s+tokens\s+1\s", text)
+    assert maths["token_len"]["min"] >= 20
 
 
 def test_one_entry_is_the_set_alone(config: Make, sets: Path) -> None:

@@ -48,7 +48,7 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Shar
         if item.weight and not num_tokens:
             raise PackError(f"mixture: {item.name} has the weight {item.weight:g}, and no sample that can be trained")
         asked = None if item.weight is None else item.weight / weights
-        epochs = (item.epochs or 0.0) if asked is None else asked * total / max(1, sizes[len(shares)])
+        epochs = (item.epochs or 0.0) if asked is None else float(asked * total / max(1, sizes[len(shares)]))
         shares.append(Share(item.name, asked, epochs, int(num_samples), int(num_tokens), item.weight_of))
     return shares
 

@@ -13,6 +13,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.tally import Tally
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture
@@ -84,12 +85,15 @@ def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
     """What each entry of a mixture was asked to have, and has in the packs of the train split."""
     items, shares = lengths.items, lengths.shares_of_entries
     samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))
+    lens = [Tally() for _ in shares]
     for block in blocks(len(plan.items)) if shares else ():
         members = plan.items[block]
         members = members[items.split[members] == _TRAIN]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
         for sums, weights in ((samples, None), (tokens, items.lens), (trained, items.num_supervised)):
             sums += _by_entry(entry, None if weights is None else weights[members], len(shares))
+        for number, tally in enumerate(lens):
+            tally.add(items.lens[members][entry == number])
     of = samples if shares and shares[0].of == "samples" else trained
     return [
         {
@@ -101,6 +105,7 @@ def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
             "samples": int(samples[number]),
             "tokens": int(tokens[number]),
             "trained": int(trained[number]),
+            "token_len": lens[number].spread(),
         }
         for number, share in enumerate(shares)
     ]

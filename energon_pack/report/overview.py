@@ -153,6 +153,24 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
     if report and len(report.by_split) > 1:
         splits = [(name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()]
         yield table(("split", "samples", "packs", "tokens"), splits)
+    if report and report.turns:
+        turns = [(f"{number}", *map(_n, of.values())) for number, of in enumerate(report.turns, 1)]
+        yield table(("turn", "packs", "samples", "tokens"), turns)
+    if report and report.mixture:
+        yield table(
+            ("mixture", "asked", "share", "each sample", "samples", "tokens", "trained", "tokens of a sample"),
+            [
+                (
+                    clipped(of["name"], _NAME),
+                    "" if of["asked"] is None else f"{of['asked']:.2%}",
+                    f"{of['share']:.2%}",
+                    f"{of['epochs']:.2f} times",
+                    *(_n(of[key]) for key in ("samples", "tokens", "trained")),
+                    f"p50 {of['token_len']['p50']:,}, p99 {of['token_len']['p99']:,}" if of["token_len"] else "",
+                )
+                for of in report.mixture
+            ],
+        )
     folders = figures.origins
     if len(folders) > 1:
         header = ("of the source", "samples", "bad data", "left out by settings", "tokens packed")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from energon_pack.errors import amount
 from energon_pack.pages.svg import short
+from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import MOST_DROPPED, recommended
@@ -68,6 +69,18 @@ def not_in_flavor(figures: Figures) -> Iterator[Remark]:
     if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
         what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
         yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
+
+
+def mixture(figures: Figures) -> Iterator[Remark]:
+    """Tell which entries of a mixture come many times."""
+    for entry in (figures.report.mixture if figures.report else None) or ():
+        if entry["epochs"] > MANY_EPOCHS:
+            yield Remark(
+                Grade.look,
+                f"each sample of {entry['name']} comes {entry['epochs']:.1f} times",
+                "what comes often is learned by heart: its loss falls in training, and not in validation",
+                f"a smaller weight of {entry['name']}, or more data of its kind",
+            )
 
 
 def fill(figures: Figures) -> Iterator[Remark]:

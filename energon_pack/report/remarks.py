@@ -21,6 +21,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "placeholders, control tokens, tools": data_rules.notes,
     "keys of records": data_rules.unknown_keys,
     "sizes of images": data_rules.images,
+    "mixture": plan_rules.mixture,
     "fill": plan_rules.fill,
     "length of packs": plan_rules.length,
     "duplicates": data_rules.alike,
