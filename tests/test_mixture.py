@@ -154,7 +154,7 @@ def test_the_page_has_a_row_for_each_entry_and_warns_of_what_comes_often(config:
     maths = report["mixture"][1]
     assert maths["epochs"] > 4
     assert f"each sample of maths comes {maths['epochs']:.1f} times" in text
-    assert re.search(r"maths\s+90\.00%\s+90\.0\d%\s+[\d.]+ times", text)
+    assert re.search(r"maths\s+90\.00%\s+(89\.9|90\.0)\d%\s+[\d.]+ times", text)
     assert re.search(r"turn\s+packs\s+samples\s+tokens\s+1\s", text)
     assert maths["token_len"]["min"] >= 20
 
