@@ -67,7 +67,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
         return
     try:
         values = [_value(shard, raw, settings) for raw in shard.first(_NUM_TRIED)]
-    except (PackError, OSError, Skip):  # indexing says what is wrong
+    except (PackError, OSError):  # indexing says what is wrong
         return
     for value in values:
         if turns := _turns(value):

@@ -47,12 +47,11 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
 
 
 def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
-    with suppress(Skip):  # a row that can't be read: indexing says so
-        for raw in shard.first(_NUM_SAMPLES):
-            with suppress(Skip):
-                for name in shard.record(raw, LINE, False, settings).listed_media or ():
-                    if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
-                        yield name
+    for raw in shard.first(_NUM_SAMPLES):
+        with suppress(Skip):
+            for name in shard.record(raw, LINE, False, settings).listed_media or ():
+                if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
+                    yield name
 
 
 def _places_around(path: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -27,6 +28,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
+from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
@@ -187,22 +189,22 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first samples, as `raw` reads them, without an index of all.
+        """Yield the first samples that can be read, as `raw` does, without an index of all.
 
         Raises:
-            PackError, OSError: it can't be read.
-            Skip: a row of a table can't be.
+            PackError, OSError: the file can't be read.
         """
         with open_file(self.path) as file:
             for place in self._first_places(number):
-                yield self.raw(file, *place)
+                with suppress(Skip):
+                    yield self.raw(file, *place)
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a line, with names in the place of media in base64."""
-        raw = file.read(offset, size)
+        """Read a line, with names in the place of media in base64, and of the number of an image of COCO."""
+        raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
         try:

@@ -1,12 +1,11 @@
 """Indexes the samples of a JSONL file: one JSON value in each line, the elements of one JSON array, or of the array
-`data` of one JSON object.
+`data` of one JSON object, or of the captions of COCO.
 
 The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as an editor does; of an array, its
 elements are.
 """
 
 import json
-import mmap
 import re
 import shlex
 from array import array
@@ -24,6 +23,7 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
+from energon_pack.sources.jsonl.coco import is_coco, mapped
 from energon_pack.sources.other_formats import what_else
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK
@@ -40,8 +40,6 @@ _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
 _BUFFER = 1 << 20
 _TAR, _PLACE = b"ustar", 257
-#: how the annotations of COCO begin
-_COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
 
 #: `record_part` of a sample that is a line, not a file of a tar
 LINE = "line"
@@ -58,7 +56,6 @@ def index_lines(path: str) -> pa.Table:
     with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
-        _refuse_coco(file, path)
         form, places = _places(file, stream, bad)
         for number, offset, size in places:
             numbers.append(number)
@@ -107,8 +104,12 @@ def first_places(path: str, number: int) -> list[tuple[int, int]]:
 
 def _places(file: File, stream: BinaryIO, bad: list[str]) -> "tuple[_Form, Iterator[_Place]]":
     """Find the samples; what ends an array before its end is added to `bad` with the last of them."""
+    if is_coco(file):
+        return _Form.array, _elements(file, bad, b'"annotations"')
     form = _form(stream)
-    return form, _lines(stream) if form is _Form.lines else _elements(file, bad, form is _Form.wrapped)
+    if form is _Form.lines:
+        return form, _lines(stream)
+    return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
@@ -176,20 +177,6 @@ def _form(file: BinaryIO) -> _Form:
     return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
 
 
-def _refuse_coco(file: File, path: str) -> None:
-    """Raises PackError for the annotations of COCO: captions and images are joined by numbers."""
-    if not _COCO.match(file.read(0, min(file.size, BLOCK)).removeprefix(_MARK)):
-        return
-    with _mapped(file) as data:
-        if data.find(b'"annotations"') < 0 or data.find(b'"caption"') < 0:
-            return
-    name = shlex.quote(path)
-    raise PackError(
-        f"{path} is a file of COCO captions; jq writes a line for each caption: jq -c '(.images | map({{(.id|tostring):"
-        f" .file_name}}) | add) as $f | .annotations[] | {{image: $f[.image_id|tostring], caption}}' {name} > {name}l"
-    )
-
-
 def _lines(file: BinaryIO) -> Iterator[_Place]:
     offset = 0
     for number, line in enumerate(file, 1):
@@ -198,26 +185,21 @@ def _lines(file: BinaryIO) -> Iterator[_Place]:
         offset += len(line)
 
 
-@contextmanager
-def _mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
-    if file.fd is None:
-        yield file.read(0, file.size)
-        return
-    with mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ) as data:
-        yield data
+def _elements(file: File, bad: list[str], field: bytes | None) -> Iterator[_Place]:
+    """The elements of an array; where it is not whole, one more for what follows the last whole one.
 
-
-def _elements(file: File, bad: list[str], is_wrapped: bool) -> Iterator[_Place]:
-    """The elements of an array; where it is not whole, one more for what follows the last whole one."""
-    outside = int(is_wrapped)  # depth of the array
-    with _mapped(file) as data:
+    Args:
+        field: of an object that has the array, as it stands there; None: the array is all.
+    """
+    outside = 0 if field is None else 1  # depth of the array
+    with mapped(file) as data:
         depth = number = start = 0
         last, is_inside = b"", False
         for match in _TOKEN.finditer(data):
             token = data[match.start() : match.start() + 1]
             if token in b"[{":
                 depth += 1
-                if depth == outside + 1 and token == b"[" and (not is_wrapped or last == b'"data"'):
+                if depth == outside + 1 and token == b"[" and (field is None or last == field):
                     start, is_inside = match.end(), True
             elif token in b"]}":
                 depth -= 1
@@ -237,6 +219,6 @@ def _elements(file: File, bad: list[str], is_wrapped: bool) -> Iterator[_Place]:
             if depth == 0:
                 break
         rest = data[start:].strip(_BLANK)
-        if rest and (is_inside or not is_wrapped):
+        if rest and (is_inside or field is None):
             bad.append(f"the array is broken after element {number}: {rest[:40]!r} at byte {start}")
             yield number + 1, start, len(data) - start

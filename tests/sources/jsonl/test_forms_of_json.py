@@ -3,8 +3,6 @@
 import bz2
 import gzip
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,10 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.sources.compressed import plain_copies
 from energon_pack.sources.jsonl.find import find_lines
-from energon_pack.sources.settings import Compressed
-from support.packed import Make
+from energon_pack.sources.settings import Compressed, Format
+from support.packed import Make, json_lines, packed, samples
+from support.running import command
+from support.samples import picture
 
 SAMPLES = [{"question": f"what is {n}?", "answer": f'it is {n}: ]}}"[{{'} for n in range(3)]
 DOCVQA = {"dataset_name": "docvqa", "scores": [1, [2]], "data": SAMPLES, "after": [{"a": 1}]}
@@ -140,16 +140,31 @@ def test_the_yaml_of_llava_onevision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_coco_captions_are_named_with_the_command_that_writes_lines(tmp_path: Path, indent: int | None) -> None:
-    """Its captions and images are joined by numbers; it was read as one sample without messages."""
-    path = tmp_path / "captions_val2017.json"
-    images = [{"id": 7, "file_name": "7.jpg"}]
-    captions = [{"image_id": 7, "id": 1, "caption": "A cat."}]
+def test_coco_captions_are_packed_with_their_images(
+    config: Make, tmp_path: Path, indent: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Captions and images are joined by numbers, and lie in folders beside each other as COCO's own archives do."""
+    path = tmp_path / "coco/annotations/captions_val2017.json"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "coco/val2017").mkdir()
+    (tmp_path / "coco/val2017/7.jpg").write_bytes(picture(60, 40))
+    images = [{"license": 1, "id": 7, "file_name": "7.jpg"}, {"id": 8, "file_name": "gone.jpg"}]
+    captions = [{"image_id": number, "id": n, "caption": f"Caption {n}."} for n, number in enumerate((7, 7, 8, 9))]
     path.write_text(json.dumps({"info": {}, "images": images, "annotations": captions}, indent=indent))
-    with pytest.raises(
-        PackError, match="is a file of COCO captions; jq writes a line for each caption: jq -c"
-    ) as error:
-        elements(path)
-    if shutil.which("jq"):
-        subprocess.run(f"jq{str(error.value).partition(': jq')[2]}", shell=True, check=True)
-        assert (tmp_path / "captions_val2017.jsonl").read_text() == '{"image":"7.jpg","caption":"A cat."}\n'
+    folder = packed(config(path, source__format=Format.auto, max_skipped=0.9))
+    (pack,) = (json.loads(parts["json"]) for parts in samples(folder).values())
+    answers = [member["messages"][1]["content"] for member in pack["messages"]]
+    assert sorted(answers) == ["Caption 0.", "Caption 1."]
+    assert "read as: JSONL, caption, image in files, 1 file; media in " in capfd.readouterr().out
+    left = {line["sample_id"]: (line["reason"], line["detail"]) for line in json_lines(folder / "skipped.jsonl")}
+    assert left["captions_val2017.json:3"][0] == "missing_media"
+    assert left["captions_val2017.json:4"] == ("missing_media", "image_id 9 is none of `images`")
+    verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_lines_with_an_image_id_of_their_own_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"image_id": 7, "image": "x.jpg", "caption": "A cat."}\n')
+    (raw,) = find_lines(str(path)).shards[0].first(1)  # type: ignore[union-attr]
+    assert raw == path.read_bytes().strip()

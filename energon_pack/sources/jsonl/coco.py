@@ -1,0 +1,78 @@
+"""Reads COCO captions: a caption and the number of its image become a caption with its image.
+
+{"images": [{"id": 7, "file_name": "7.jpg"}], "annotations": [{"image_id": 7, "caption": "A cat."}]}
+"""
+
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from energon_pack.run.recent import Recent
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.storage import File
+
+#: how such a file begins
+_HEAD = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
+_HEAD_SIZE = 512
+_CAPTION = re.compile(rb'"image_id"\s*:')
+_IMAGES = re.compile(rb'"images"\s*:\s*(?=\[)')
+
+#: path and version of a file → name of each image; None: the file has no captions of COCO
+_names: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
+
+
+def is_coco(file: File) -> bool:
+    """Tell whether a file has the captions of COCO."""
+    if not _HEAD.match(file.read(0, min(file.size, _HEAD_SIZE))):
+        return False
+    with mapped(file) as data:
+        return data.find(b'"annotations"') >= 0 and data.find(b'"caption"') >= 0
+
+
+def with_image(raw: bytes, file: File, path: str) -> bytes:
+    """Return a line, or, of COCO, a caption with the name of its image.
+
+    Raises:
+        Skip: `missing_media`: no such image is listed.
+    """
+    if not _CAPTION.search(raw):
+        return raw
+    kept = _names.get((path, file.version)) or _names.put((path, file.version), (_image_names(file),))
+    if kept[0] is None:
+        return raw
+    try:
+        value = json.loads(raw)
+    except ValueError:  # reading the record says so
+        return raw
+    if not isinstance(value, dict) or "caption" not in value:
+        return raw
+    number = value.get("image_id")
+    name = kept[0].get(number) if isinstance(number, int) else None
+    if name is None:
+        raise Skip(Reason.MISSING_MEDIA, f"image_id {number!r} is none of `images`")
+    return json.dumps({"image": name, "caption": value["caption"]}).encode()
+
+
+def _image_names(file: File) -> dict[int, str] | None:
+    if not is_coco(file):
+        return None
+    with mapped(file) as data:
+        found = _IMAGES.search(data)
+        text = "[]" if found is None else data[found.end() :].decode("utf-8", "replace")
+    try:
+        images, _ = json.JSONDecoder().raw_decode(text)
+        return {image["id"]: str(image["file_name"]) for image in images}
+    except (ValueError, KeyError, TypeError):
+        return {}  # damaged: each caption says that its image is not there
+
+
+@contextmanager
+def mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
+    """Map a file into memory, or read it where it has no descriptor."""
+    if file.fd is None:
+        yield file.read(0, file.size)
+        return
+    with mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ) as data:
+        yield data
