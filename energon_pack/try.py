@@ -63,31 +63,29 @@ def main() -> int:
     given = _arguments()
     config = compose_config(given.overrides)
     with tempfile.TemporaryDirectory(prefix="energon_pack_try_") as folder:
-        is_kept = config.cache_dir is not None
+        cache_dir = config.cache_dir or folder
         output = replace(config.output, dir=folder, name="try")
         source = replace(config.source, path=given.path)
-        config = replace(config, output=output, source=source, cache_dir=config.cache_dir if is_kept else folder)
+        config = replace(config, output=output, source=source, cache_dir=cache_dir)
         with executor_of(config.executor) as executor:
-            run_ = Run(executor, Progress(_STAGES), Path(config.cache_dir or folder))
-            _try(config, given, run_)
+            _try(config, given, Run(executor, Progress(_STAGES), Path(cache_dir)))
     return 0
 
 
 def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     places = resolve(config)
     run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
-    source = replace(places.source, mixture=None)  # shares are those of all samples
-    places = replace(places, source=source)
+    source = places.source
     shards = _spread(source.shards, _MOST_FILES)
     indexed = measuring.index_source(config, places, run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     is_whole = len(shards) == len(source.shards)
-    say(printable(f"read as: {read_as(places.source, config.source.reading, num_rows if is_whole else None)}"))
+    say(printable(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}"))
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
-    _show_samples(config, places.source, indexed)
+    _show_samples(config, source, indexed)
     method, _ = measuring.prepare_method(config, places, run)
     measured, method = measuring.measure_source(config, places, indexed, method, run)
     lengths = measured.lengths
@@ -96,9 +94,9 @@ def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     if not (lengths.items.lens > 0).any():
         raise PackError(f"{given.path}: no sample can be packed: what would be lost, above, says why")
     _heading("the pack length to choose")
-    share = len(shards) / len(places.source.shards) / step
+    share = len(shards) / len(source.shards) / step
     if share < 1:
-        say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(places.source.shards), 'file')}")
+        say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
     positions = most_positions(folder_of(method.template_folder))
     choices = try_lens(lengths, config.packing, config.report.lens, positions)
     print_choices(replace(choices, lens=[row.scaled(1 / share) for row in choices.lens]))
@@ -170,7 +168,6 @@ class Gains:
 
     samples_per_pack: float
     padded_share: float  # tokens of rows padded to the longest of their batch, for one token of a pack's row
-    steps_share: float  # steps of one sample, for one of a pack
 
 
 def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
@@ -184,14 +181,14 @@ def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
     order = np.random.default_rng(seed).permutation(lens)
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len), per_pack)
+    return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len))
 
 
 def _advice(gains: Gains, chosen: Choice) -> list[str]:
     per_pack = gains.samples_per_pack
     return [
         f"packing.max_token_len={chosen.max_token_len}: the shortest that drops at most {_MOST_DROPPED:.1%} of samples",
-        f"against one sample a step: {gains.steps_share:.1f} times fewer steps; against batches of"
+        f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
         f" {max(1, round(per_pack)):,} padded to their longest: {gains.padded_share:.2f} times fewer tokens",
         f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
         f" accumulation by {per_pack:.1f}",

@@ -48,4 +48,4 @@ def test_gains_are_those_of_the_lengths() -> None:
     gains = importlib.import_module("energon_pack.try").gains_of(
         np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0)
     )
-    assert (gains.samples_per_pack, gains.steps_share, gains.padded_share) == (4.0, 4.0, 1.6)
+    assert (gains.samples_per_pack, gains.padded_share) == (4.0, 1.6)

@@ -188,7 +188,7 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
         is `weighted_loss`.
 
     Raises:
-        ValueError: a sample is of no such entry.
+        ValueError: the id of a sample begins with another name.
     """
     each, weights, members = _of_tokens(logits.detach(), batch)
     number = {name: index for index, name in enumerate(sources)}

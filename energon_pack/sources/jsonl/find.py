@@ -14,7 +14,7 @@ from energon_pack.sources.compressed import COMPRESSED_LINES, compressed_error, 
 from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.inside import media_in
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.meta import read_meta, those_here
+from energon_pack.sources.jsonl.meta import entries_here, read_meta
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.splits import of_split
@@ -146,7 +146,7 @@ def _entries(path: str, media_root: str | None, remote_media: bool, wanted: _Wan
     if meta is not None and wanted is not None:
         meta = wanted.of(meta)
     elif meta is not None:
-        meta, elsewhere = those_here(meta)
+        meta, elsewhere = entries_here(meta)
         if elsewhere:
             say(f"{path}: left out, for their files are elsewhere: {', '.join(elsewhere)}")
     folder = folder_of(absolute(path))

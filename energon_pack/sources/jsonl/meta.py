@@ -52,8 +52,8 @@ def read_meta(path: str) -> _Meta | None:
     return value
 
 
-def those_here(meta: _Meta) -> tuple[_Meta, list[str]]:
-    """Split the entries: those whose files are here, and the names of those that would be downloaded."""
+def entries_here(meta: _Meta) -> tuple[_Meta, list[str]]:
+    """Return the entries whose files are here, and the names of the entries that LLaMA-Factory would download."""
     elsewhere = [name for name, item in meta.items() if "file_name" not in item and any(map(item.get, _ELSEWHERE))]
     return {name: item for name, item in meta.items() if name not in elsewhere}, elsewhere
 
