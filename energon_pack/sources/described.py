@@ -3,7 +3,6 @@
 read as: Parquet, texts: user/assistant, images in cells; 12 files
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from energon_pack.samples.mapping import mapped
 from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.inside import split_name
+from energon_pack.sources.inside import kind_of_table, split_name
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.storage import folder_of
@@ -57,7 +56,7 @@ def read_as(source: Source, settings: ReadSettings, num_samples: int | None = No
 
 def _called(shard: Shard) -> str:
     if isinstance(shard, TableShard):
-        return _CALLED[os.path.splitext(shard.path)[1]]
+        return _CALLED[kind_of_table(shard.path)]
     return _CALLED[Format.wds if isinstance(shard, TarShard) else Format.jsonl]
 
 

@@ -1,6 +1,7 @@
 """Media inside of another file, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
 import json
+import os
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,18 @@ _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
 _LMDB, _ZIP = ".lmdb", ".zip"
 #: Only files that are called so are tables.
-TABLES = (".parquet", ".arrow", ".csv", ".tsv")
+TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; no key: it names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
     return (file, key) if separator and file.endswith((_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
+
+
+def kind_of_table(path: str) -> str:
+    """Return the ending of a table that says how it is read."""
+    return os.path.splitext(path.removesuffix(".gz"))[1]
 
 
 def joined_name(file: str, key: str) -> str:

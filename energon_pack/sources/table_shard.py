@@ -19,9 +19,12 @@ _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class TableShard(JsonlShard):
-    """A Parquet, Arrow, CSV or TSV file; `record_offset` is the number of a row, as `datasets` counts them."""
+    """A Parquet or Arrow file, or a CSV or TSV, also in gzip.
 
-    names = re.compile(r"\.(parquet|arrow|csv|tsv)$")
+    `record_offset` is the number of a row, as `datasets` counts them.
+    """
+
+    names = re.compile(r"\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
     is_read_by_place = False
     has_splits = True
 

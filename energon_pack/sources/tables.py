@@ -26,6 +26,7 @@ from energon_pack.run.recent import Recent
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_pages import Column, Value, column_of
 from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
@@ -85,18 +86,23 @@ def _csv(path: str, file: File) -> Table:
         bad.append(f"{row.actual_columns} columns, not {row.expected_columns}: {row.text[:80]!r}")
         return "skip"
 
-    how: dict[str, Any] = {"delimiter": "\t" if path.endswith(".tsv") else ",", "newlines_in_values": True}
+    how: dict[str, Any] = {"delimiter": "\t" if kind_of_table(path) == ".tsv" else ",", "newlines_in_values": True}
     reading = pa.csv.ReadOptions(use_threads=False)
     with pa.csv.open_csv(
-        as_file(file, _BUFFER), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
+        _text(path, file), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
     ) as head:
         names = head.schema.names
     as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
     parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    read = pa.csv.read_csv(as_file(file, _BUFFER), reading, parsing, as_bytes)
+    read = pa.csv.read_csv(_text(path, file), reading, parsing, as_bytes)
     table = _of_one_group(_in_utf8(read, bad), file)
     table.bad = bad
     return table
+
+
+def _text(path: str, file: File) -> Any:
+    raw = as_file(file, _BUFFER)
+    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "gzip") if path.endswith(".gz") else raw
 
 
 def _in_utf8(table: pa.Table, bad: list[str]) -> pa.Table:
@@ -127,7 +133,7 @@ def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
     return [max(1, total // max(1, num)) for total, num in zip(sums, lens, strict=True)]
 
 
-#: by `inside.TABLES`
+#: by `kind_of_table`
 _READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
 
 _Key = tuple[str, str, int]  # path, version and number of a group
@@ -316,7 +322,7 @@ def _opened(path: str, version: str | None) -> Table:
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)
         file = open_file(path)
-        table = _READ_BY[os.path.splitext(path)[1]](path, file)
+        table = _READ_BY[kind_of_table(path)](path, file)
         _tables.put(path, (file.version, table))
     return table
 
@@ -326,7 +332,7 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        what = os.path.splitext(path)[1].removeprefix(".")
+        what = kind_of_table(path).removeprefix(".")
         raise PackError(
             f"{path} is no whole {what} file: {one_line(error)}; get it again, or name the others by a glob"
         ) from None

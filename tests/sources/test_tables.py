@@ -1,6 +1,7 @@
 """Parquet, Arrow, CSV and TSV: a row is a sample, its images are cells or files beside the table."""
 
 import base64
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.plan.settings import GroupBy
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
@@ -28,7 +30,7 @@ from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import InMemory, counted
-from support.packed import Make, samples
+from support.packed import Make, packed, samples
 from support.running import command
 from support.samples import picture
 
@@ -391,3 +393,30 @@ def test_other_encodings_are_read_by_pyarrow(tmp_path: Path) -> None:
     for key in ("2/delta", "0/deep/1/0", "0/none", "x/delta", "0/delta/0"):
         with pytest.raises(KeyError):
             tables.open_cell(path, key)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_csv_in_gzip_is_what_it_holds(config: Make, tmp_path: Path, ending: str) -> None:
+    """The images in base64, too; it was "no *.tar, *.jsonl, … there". A broken one is one line."""
+    image = base64.b64encode(picture(60, 40)).decode()
+    text = "image,question,answer\n" + f"{image},What?,It.\n" + ",And?,That.\n"
+    plain = tmp_path / f"plain/a.{ending}"
+    plain.parent.mkdir()
+    plain.write_text(text.replace(",", "\t") if ending == "tsv" else text)
+    zipped = tmp_path / f"zipped/a.{ending}.gz"
+    zipped.parent.mkdir()
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    made = [
+        packed(
+            config(path.parent, source__format="auto", packing__group_by=GroupBy.none, output__name=path.parent.name)
+        )
+        for path in (plain, zipped)
+    ]
+    one, other = ([*samples(folder).values()] for folder in made)
+    assert [part.keys() for part in one] == [part.keys() for part in other]
+    media = [[data for name, data in parts.items() if name != "json"] for parts in one]
+    assert media == [[data for name, data in parts.items() if name != "json"] for parts in other]
+    assert sum(map(len, media)) == 1
+    zipped.write_bytes(zipped.read_bytes()[:-30])
+    with pytest.raises(PackError, match=rf"a\.{ending}\.gz( is no whole|:)"):
+        pack(config(zipped.parent, source__format="auto", output__name="broken"))
