@@ -16,6 +16,7 @@ from energon_pack.config.schema import MediaIn, SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
 from energon_pack.plan.drawn import draws, shares_of
 from energon_pack.sources.forms import find_source
@@ -224,6 +225,13 @@ def test_phases_come_one_after_another(config: Make, sets: Path, epochs: int) ->
     assert any(entries == {"chat", "maths"} for entries in packs[first:])
     manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
     assert manifest["turns"] == 2 * epochs
+
+
+def test_a_dataset_that_packs_in_training_has_no_phases(config: Make, sets: Path) -> None:
+    """Its later epochs exchange samples of all packs: they would mix the phases."""
+    path = write_mixture(sets, {"path": "charts.jsonl"}, {"path": "chat.jsonl", "phase": 2})
+    with pytest.raises(PackError, match="mixture: chat has phase=2: phases are for packs on disk"):
+        LazyPackedDataset(config(str(path), source__format="auto"))
 
 
 def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Path], sets: Path) -> None:

@@ -97,6 +97,9 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     known = fingerprint or getattr(conversations, "_fingerprint", None)
     if conversations is None:
         places = resolve(config)
+        mixture = places.source.mixture
+        if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
+            raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
         places = in_memory(config)
         places = places if known else replace(places, cache_dir=_for_this_process())
