@@ -10,7 +10,7 @@ Pure.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import Schema
@@ -36,6 +36,19 @@ class Conversation:
     is_timed: bool = False
 
 
+class Shared(NamedTuple):
+    """How a member of a pack begins as the member before it does."""
+
+    #: its first tokens that are those of the member before it; 0: it begins a new tree
+    num_tokens: int = 0
+    #: its first images and videos, which lie in these tokens
+    num_images: int = 0
+    num_videos: int = 0
+
+
+NOT_SHARED = Shared()
+
+
 @dataclass(frozen=True)
 class MemberInput:
     """One member of a pack, or an unpacked sample, as training gets it before encoding."""
@@ -49,6 +62,8 @@ class MemberInput:
     #: its measured length in tokens; None: it was not measured
     token_len: int | None = None
     options: SampleOptions = NO_OPTIONS
+    #: what it shares with the member before it in the pack; `images` and `videos` hold the shared ones, too
+    shared: Shared = NOT_SHARED
 
 
 class Flavor(ABC):
