@@ -118,8 +118,7 @@ def tree_masks(
         tree_end, tree_index, doc_ids: [B, S], of a batch of trees.
     """
     causal = tree_causal(tree_end)
-    block = _same_block(types, torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0)))
-    return _by_kind(causal, block, tree_index, sliding_window, chunk_size, sight, dtype)
+    return _by_kind(causal, _same_block(types, cuts_of(doc_ids)), tree_index, sliding_window, chunk_size, sight, dtype)
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:
@@ -169,7 +168,13 @@ def _positions(doc_ids: Tensor) -> Tensor:
 
 
 def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
-    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens.
+    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens."""
+    block = blocks_of(types, cuts)
+    return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
+
+
+def blocks_of(types: Tensor, cuts: Tensor | None = None) -> Tensor:
+    """Return the number [B, S] of each token's unbroken run of image or video tokens in its row; 0: it is in none.
 
     Args:
         cuts: bool [B, S]: where a run ends before this token.
@@ -178,5 +183,9 @@ def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
     if cuts is not None:
         begins |= is_image & cuts
-    block = torch.where(is_image, begins.cumsum(1), 0)
-    return (block[:, :, None] == block[:, None, :]) & is_image[:, :, None]
+    return torch.where(is_image, begins.cumsum(1), 0)
+
+
+def cuts_of(doc_ids: Tensor) -> Tensor:
+    """Return bool [B, S]: whether another member than the token before brings a token of a tree."""
+    return torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0))

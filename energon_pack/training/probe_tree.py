@@ -152,6 +152,10 @@ def compare(model: Any, tree: ProbeTree) -> TreeFinding:
         with _as_users_do(model):
             alone, loss_alone, wanted = _alone(model, tree, total, has_gradients)
         logits = model(**inputs).logits
+        labels = batch["labels"]
+        batch["labels"] = torch.where(
+            labels == IGNORE, IGNORE, labels % logits.shape[-1]
+        )  # a small model has few logits
         loss = weighted_loss(logits, batch, total)
         found = _gradients(model, loss) if has_gradients else {}
         model.zero_grad(set_to_none=True)
@@ -192,7 +196,8 @@ def _alone(
     for sample in tree.samples:
         own = model(**plain_inputs(model, sample)).logits[0]
         weights = loss_weights(sample.tokens, _WEIGHTS)[1:].to(own.device)
-        each = cross_entropy(own[:-1].float(), sample.tokens.ids[1:].to(own.device), reduction="none")
+        targets = sample.tokens.ids[1:].to(own.device) % own.shape[-1]
+        each = cross_entropy(own[:-1].float(), targets, reduction="none")
         loss = ((each * weights).sum(dtype=torch.float64)) / total
         logits.append(own.detach())
         sum_of_losses += float(loss.detach())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.inputs import MixingError, attention_of
-from energon_pack.training.masks import Sight, reads_prefix_whole, sight_of, tree_masks
+from energon_pack.training.masks import Sight, blocks_of, cuts_of, reads_prefix_whole, sight_of, tree_masks
 from energon_pack.training.tree_attention import TREE, TREE_FLEX, TreePlan, register
 from energon_pack.training.wrapped import class_of
 
@@ -128,46 +128,58 @@ def _sizes(model: Any) -> tuple[int | None, int | None]:
 
 
 def _dense_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Tensor]:
-    types, device, sight = batch["mm_token_type_ids"], model.device, sight_of(model)
+    tensors, sight = _tensors(batch, model)
+    return tree_masks(*tensors, *_sizes(model), sight, model.dtype)
+
+
+def _tensors(batch: Mapping[str, Any], model: Any) -> tuple[list[Tensor], Sight]:
+    """Return tree_end, tree_index, doc_ids and types on the model's device, and how it sees images."""
+    sight = sight_of(model)
     if sight is not Sight.CAUSAL:
         _refuse_cut_images(batch)
-    tensors = (batch[name].to(device) for name in ("tree_end", "tree_index", "doc_ids"))
-    return tree_masks(*tensors, types.to(device), *_sizes(model), sight, model.dtype)
+    names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
+    return [batch[name].to(model.device) for name in names], sight
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
     """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
-    is_image, index, docs = batch["mm_token_type_ids"] > 0, batch["tree_index"], batch["doc_ids"]
-    begins = torch.nn.functional.pad(docs.diff(dim=1) != 0, (1, 0)) & (index > 0) & is_image
-    for row, place in begins.nonzero().tolist():
+    is_image, index = batch["mm_token_type_ids"] > 0, batch["tree_index"]
+    for row, place in (cuts_of(batch["doc_ids"]) & (index > 0) & is_image).nonzero().tolist():
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")
 
 
 def _block_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Make masks of FlexAttention; images that are seen in both directions have none."""
+    """Make masks of FlexAttention, which say the same as the additive ones."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     register()
-    if sight_of(model) is not Sight.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
-        raise MixingError(
-            f"{class_of(model).__name__} sees images in both directions, for which block masks of trees have no place:"
-            " attn_implementation='sdpa' or 'eager' has masks for them"
-        )
-    end, index = (batch[name].to(model.device) for name in ("tree_end", "tree_index"))
+    (end, index, docs, types), sight = _tensors(batch, model)
+    block = blocks_of(types, cuts_of(docs))
     window, chunk = _sizes(model)
+
+    def image(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (block[b, q] == block[b, k]) & (block[b, k] > 0)
 
     def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (q >= k) & (q < end[b, k])
 
+    def both(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return causal(b, h, q, k) | image(b, q, k)
+
+    seen = causal if sight in (Sight.CAUSAL, Sight.IN_WINDOWS_ALONE) else both
+
     def sliding(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return causal(b, h, q, k) & (index[b, q] - index[b, k] < window)
+        near = index[b, q] - index[b, k] < window
+        if sight is Sight.BEYOND_WINDOWS:
+            return causal(b, h, q, k) & near | image(b, q, k)
+        return (causal if sight is Sight.CAUSAL else both)(b, h, q, k) & near
 
     def chunked(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return causal(b, h, q, k) & (index[b, q] // chunk == index[b, k] // chunk)
+        return seen(b, h, q, k) & (index[b, q] // chunk == index[b, k] // chunk)
 
-    makes = {"full_attention": causal} | ({"sliding_attention": sliding} if window else {})
+    makes = {"full_attention": seen} | ({"sliding_attention": sliding} if window else {})
     makes |= {"chunked_attention": chunked} if chunk else {}
     rows, width = end.shape
     return {name: create_block_mask(make, rows, None, width, width, str(model.device)) for name, make in makes.items()}
