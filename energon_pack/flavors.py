@@ -8,7 +8,7 @@ from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optio
 
 from megatron.energon import Sample, edataclass
 
-__all__ = ["MultiMixQASample", "PackedCaptioningSample", "PackedMultiMixQASample"]
+__all__ = ["MultiMixQASample", "PackedCaptioningSample", "PackedMultiMixQASample", "PackedTreesSample"]
 
 
 @edataclass
@@ -57,6 +57,18 @@ class PackedMultiMixQASample(Sample):
     options: Optional[list[Any]] = None
     #: tokens of the pack in another tool's plan; None: packed here, or the tool does not say
     planned_token_len: Optional[int] = None
+
+
+@edataclass
+class PackedTreesSample(PackedMultiMixQASample):
+    """One pack whose members may begin as the member before them (`packing.share`)."""
+
+    #: first tokens of each member that are those of the member before it
+    shared_lens: Optional[list[int]] = None
+    #: its first images that lie in them
+    shared_images: Optional[list[int]] = None
+    #: its first videos that lie in them
+    shared_videos: Optional[list[int]] = None
 
 
 @edataclass

@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import Format, Overlong, PackConfig, plain
+from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset
 
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
@@ -39,6 +40,9 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(mixture := nodes["source"].get("mixture"), dict):
         entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
+    if nodes["packing"].get("share") == Share.none:
+        unshared = ("share", "min_shared_tokens", "max_branches")
+        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
     if nodes["packing"].get("epochs") == 1:
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}
     return {

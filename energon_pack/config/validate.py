@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import Flavor, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.plan.settings import Overlong
+from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
@@ -116,6 +116,7 @@ def _check_values(config: PackConfig) -> None:
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     _check_parts(config)
+    _check_share(config)
     if config.part is not None:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
@@ -137,6 +138,21 @@ def _check_parts(config: PackConfig) -> None:
             f"{name} and packing.overlong=split_turns: each part of a sample would have a last turn of its own;"
             " packing.overlong=drop leaves such samples out"
         )
+
+
+def _check_share(config: PackConfig) -> None:
+    """Refuse what packs of samples that share their beginnings can't be."""
+    share, output = config.packing.share, config.output
+    if share is Share.none:
+        return
+    asked = {
+        f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
+        f"output.sample_type={output.sample_type}": output.sample_type is not None,
+        f"labels.prompt_weight={config.labels.prompt_weight}": config.labels.prompt_weight > 0,
+    }
+    if name := next((name for name, is_asked in asked.items() if is_asked), None):
+        why = "a prompt that is trained can't be shared" if "weight" in name else "only packed_multi_mix_qa has a form"
+        raise PackError(f"packing.share={share.value} with {name}: {why}; packing.share=none packs whole samples")
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:

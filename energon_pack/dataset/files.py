@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.plan_rows import PLAN_SCHEMA, PlanRow
+from energon_pack.dataset.plan_rows import PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
@@ -153,7 +153,8 @@ class PlanRows:
             groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
             if groups != self._groups:
                 with self._plan.opened(self._metadata) as file:
-                    self._table, self._groups = file.read_row_groups(groups, PLAN_SCHEMA.names), groups
+                    shared = [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
+                    self._table, self._groups = file.read_row_groups(groups, [*PLAN_SCHEMA.names, *shared]), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_rows import COLUMNS, WRITTEN_SCHEMA
+from energon_pack.dataset.plan_rows import COLUMNS, SHARED_SCHEMA, WRITTEN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
@@ -159,10 +159,11 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
         names: of the output shards.
     """
     temporary = path.with_suffix(".tmp")
+    schema = WRITTEN_SCHEMA if lengths.shared is None else pa.unify_schemas([WRITTEN_SCHEMA, SHARED_SCHEMA])
     try:
         with (
             open(temporary, "w+b") as file,
-            pq.ParquetWriter(path, WRITTEN_SCHEMA, compression="zstd") as writer,
+            pq.ParquetWriter(path, schema, compression="zstd") as writer,
         ):
             chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
             for (first, end), mine, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
@@ -174,7 +175,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
                     0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
                 )
                 table = table.append_column("output_shard", pa.repeat(name, table.num_rows))
-                writer.write_table(table.cast(WRITTEN_SCHEMA), row_group_size=max(1, table.num_rows))
+                table = table.select(schema.names).cast(schema)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -210,6 +212,13 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
     for start, numbers, table in lengths.tables(COLUMNS):
         mine = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
+        if lengths.shared is not None:
+            here = slice(start, start + table.num_rows)
+            shared_len, num_images, num_videos = (
+                lengths.shared[name][here] for name in ("token_len", "num_images", "num_videos")
+            )
+            table = table.append_column("shared_len", pa.array(shared_len))
+            table = table.append_column("num_shared_media", pa.array(num_images + num_videos))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

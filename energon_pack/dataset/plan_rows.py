@@ -22,6 +22,8 @@ PLAN_SCHEMA = pa.schema(
 )
 #: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
+#: columns that only a plan with `packing.share` has
+SHARED_SCHEMA = pa.schema([("shared_len", pa.int32()), ("num_shared_media", pa.int32())])
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class PlanRow(MeasuredRow):
 
     pack: str
     shard: str
+    shared_len: int = 0  # its first tokens that are those of the member before it
+    num_shared_media: int = 0  # its first media that lie in them
 
     @property
     def sample(self) -> str:

@@ -90,6 +90,12 @@ class Sources:
         self._check_header(header, row, part.name, part.size)
         return ends
 
+    def ends(self, row: PlanRow, part: AnyPart) -> bytes:
+        """Return the bytes at both ends of a part of a sample; raises as `copy`."""
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        self._check_header(ends.header, row, part.name, part.size)
+        return ends.first + ends.last
+
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
         """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
 

@@ -50,3 +50,21 @@ LENGTHS_SCHEMA = pa.schema(
         ("cut", CUT_TYPE),  # null: a whole sample
     ]
 )
+_BEGINNINGS_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("high", pa.uint64()),
+            ("low", pa.uint64()),
+            ("token_len", pa.int32()),
+            ("num_images", pa.int32()),
+            ("num_videos", pa.int32()),
+            ("num_visual_tokens", pa.int32()),
+            ("may_fork", pa.bool_()),
+            ("ends_medium", pa.bool_()),
+        ]
+    )
+)
+#: Lengths that are measured for `packing.share` have two more columns.
+SHARED_SCHEMA = LENGTHS_SCHEMA.append(
+    pa.field("beginnings", _BEGINNINGS_TYPE)  # of the sample, ascending (`templates.beginnings`); null: none
+).append(pa.field("first_medium", pa.uint64()))  # hash of the first medium's bytes; null: a sample without media

@@ -52,13 +52,16 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
     """Return the costs of n samples for each limit, and the limits of a pack, tokens first.
 
     Args:
-        counts: `COLUMNS`, int[n] each.
+        counts: `COLUMNS`, int[n] each; a cost itself, under the name of its cap, goes before what it is made of.
 
     Returns:
         int64[k, n] and int64[k].
     """
     multiple = packing.pad_to_multiple_of
-    rows = [cap.cost(counts[cap.column].astype(np.int64), multiple) for cap, _ in limits(packing)]
+    rows = [
+        counts[cap.name] if cap.name in counts else cap.cost(counts[cap.column].astype(np.int64), multiple)
+        for cap, _ in limits(packing)
+    ]
     return np.stack(rows), np.array([limit for _, limit in limits(packing)], np.int64)
 
 

@@ -72,11 +72,19 @@ class Items:
     entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
     #: packs come by turns: of each phase of a mixture, its epochs; None: there is one
     turn: AnyInts | None = None
+    #: first tokens that the item before it in its pack has, too: `counts` are without them. None: nothing is shared
+    shared: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
         """Tokens of each."""
         return self.counts["token_len"]
+
+    @property
+    def squares(self) -> AnyInts:
+        """Pairs of tokens that attention adds: L² of a whole sample of L tokens."""
+        squares = self.counts.get("max_attention_cost")
+        return self.lens.astype(np.int64) ** 2 if squares is None else squares
 
     def __len__(self) -> int:
         return len(self.lens)
@@ -85,9 +93,9 @@ class Items:
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        entry, turn = (None if values is None else values[numbers] for values in (self.entry, self.turn))
+        some = (None if values is None else values[numbers] for values in (self.entry, self.turn, self.shared))
         media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
-        return Items(counts, media, shard, dataset, split, num_supervised, entry, turn)
+        return Items(counts, media, shard, dataset, split, num_supervised, *some)
 
 
 class Lengths:
@@ -100,6 +108,7 @@ class Lengths:
         shares: of the splits.
         seed: says which samples are in which.
         scratch: where what is held of them lies.
+        split_by_medium: samples with the same first medium are in the same split.
     """
 
     def __init__(
@@ -111,6 +120,7 @@ class Lengths:
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
         scratch: Scratch = _IN_MEMORY,
+        split_by_medium: bool = False,
     ):
         #: source shards by number
         self.shards = measured
@@ -132,7 +142,7 @@ class Lengths:
         self.shares_of_entries: list[Share] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
-        self._is_split = max(shares) < 1
+        self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[CachedRows] = []
         self._num_items = 0
@@ -148,6 +158,8 @@ class Lengths:
         self.sample_lens = self.items.lens
         #: the sample of each part
         self.whole_of_part: Ints = np.zeros(0, np.int64)
+        #: what items share with the one before them in their pack, by `trees.Trees.shared`; None: nothing is shared
+        self.shared: Mapping[str, AnyInts] | None = None
 
     def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]], is_cut: npt.NDArray[np.bool_]) -> "Lengths":
         """These lengths with parts in place of some samples.
@@ -228,6 +240,17 @@ class Lengths:
         drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
         drawn._join()
         return drawn
+
+    def sharing(self, shared: Mapping[str, AnyInts], items: Items) -> "Lengths":
+        """Return these lengths with what each item adds to its pack.
+
+        Args:
+            shared: of each item, its first tokens, images, videos that the item before it in its pack has, too.
+            items: with what each adds.
+        """
+        own = copy.copy(self)
+        own.items, own.shared = items, shared
+        return own
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
         """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""
@@ -323,14 +346,18 @@ class Lengths:
                 place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
                 self.examples[name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
 
-    @staticmethod
-    def _read(chunk: Chunk, with_key: bool) -> pa.Table:
-        return chunk.read([*_COLUMNS, "unknown_keys", *(["key"] if with_key else [])])
+    def _read(self, chunk: Chunk, with_key: bool) -> pa.Table:
+        more = ["key"] * with_key + ["first_medium"] * self._by_medium
+        return chunk.read([*_COLUMNS, "unknown_keys", *more])
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
             return np.full(table.num_rows, int(np.argmax(self._shares)), np.int8)
-        return split_numbers(self.sample_ids(numbers, table), self._shares, self.seed)
+        names = self.sample_ids(numbers, table)
+        if self._by_medium:
+            media = table["first_medium"].to_pylist()
+            names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
+        return split_numbers(names, self._shares, self.seed)
 
     def _append(self, name: str, values: AnyInts) -> None:
         self._columns[name].add(values)

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.measure import MeasuredShard
+from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import LengthsRow, lengths_table
+from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media, lengths_table
 from energon_pack.plan import caps
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
@@ -194,7 +195,8 @@ def cut(job: CutJob) -> tuple[pa.Table, list[int]]:
                     parts[-1] = _Conversation(reader, shard, row, template, job).parts()
                 except Skip:  # it was read well when it was measured
                     raise SourceChanged(shard.path) from None
-    return lengths_table(list(chain.from_iterable(parts))), list(map(len, parts))
+    rows = list(chain.from_iterable(parts))
+    return lengths_table(rows, job.method.with_beginnings), list(map(len, parts))
 
 
 class _Conversation:
@@ -204,6 +206,8 @@ class _Conversation:
         self._row, self._template, self._job = row, template, job
         self._reader, self._shard = reader, shard
         self._sample = read_again(reader, shard, row, job.method.read)
+        if job.method.with_beginnings:
+            hash_media(row, MediaHashes(reader), shard, self._sample)
         self._messages = self._sample.timed
         self._num_before = num_media_before(self._messages, self._sample.kinds)
 
@@ -252,8 +256,11 @@ class _Conversation:
         counts: dict[str, Any] = {"token_len": token_len, **counts_of(rendered, kinds)}
         if caps.exceeded(counts, self._job.packing):
             return None
-        return replace(
+        hashes = self._row.media_hashes
+        part = replace(
             self._row,
+            media_hashes=None if hashes is None else hashes[here],
+            first_medium=self._row.first_medium if parts else None,
             parts=parts,
             files=None,  # those of the whole sample are compared
             media_type=media_type(kinds),
@@ -263,6 +270,8 @@ class _Conversation:
             checksum=self._reader.checksum(self._shard, self._sample.raw, parts),
             cut=Cut("", first, end, num_characters, "".join(kind[0] for kind in self._sample.kinds)),
         )
+        hash_beginnings(self._template, [(part, rendered)])
+        return part
 
     def _named(self, row: LengthsRow, number: int, num_parts: int) -> LengthsRow:
         return replace(row, cut=row.cut and row.cut._replace(part=f"{number}of{num_parts}"))

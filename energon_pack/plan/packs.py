@@ -155,7 +155,7 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """What makes packs alike: attention cost Σ len², visual tokens, members."""
     return {
-        "attention_cost": plan.per_pack(items.lens, of=lambda lens: lens.astype(np.int64) ** 2),
+        "attention_cost": plan.per_pack(items.squares),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
@@ -179,8 +179,13 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     """float64[2, num_packs]: of the language model and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     found = np.empty((2, plan.num_packs), np.float64)
-    found[0], found[1] = plan.per_pack(items.lens, of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
     return found
+
+
+def lm_columns(items: Items) -> tuple[AnyInts, ...]:
+    """Return what `CostModel.lm` takes: the whole tokens of each item, and those that it shares."""
+    return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:

@@ -25,8 +25,9 @@ from energon_pack.plan.packs import (
     trained_by_entry,
     turn_of_packs,
 )
-from energon_pack.plan.settings import GroupBy, PackingConfig
+from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.trees import Trees, find_trees, with_own_counts
 from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
@@ -44,6 +45,7 @@ def plan_packs(
     seed: int = 0,
     cost: CostModel | None = None,
     scratch: Scratch = _IN_MEMORY,
+    trees: Trees | None = None,
 ) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
@@ -54,10 +56,20 @@ def plan_packs(
     Args:
         cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
         scratch: where the plan lies.
+        trees: of items with what each adds; a tree is whole in a pack. None: nothing is shared.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
+    if trees is not None:
+        plan = trees.of_items(_plan_all(trees.as_items(items), packing, seed, scratch))
+    else:
+        plan = _plan_all(items, packing, seed, scratch)
+    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+
+
+def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
+    """Plan all windows of all turns, without steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
     for turn, of_turn in _turns(items):
@@ -77,8 +89,7 @@ def plan_packs(
     packs = PackBuilder(scratch)
     for made in of_splits:
         packs.add_all(made)
-    plan = packs.plan(left_out, bound)
-    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+    return packs.plan(left_out, bound)
 
 
 def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
@@ -183,6 +194,14 @@ def _in_steps(
     return replace(taken(plan, order, scratch), places=np.concatenate(order))
 
 
+def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
+    """Return the lengths with what each item adds to its pack, and the trees; None: nothing is to be shared."""
+    if packing.share is Share.none:
+        return lengths, None
+    trees = find_trees(lengths, packing, groups(lengths.items, packing))
+    return lengths.sharing(trees.shared, with_own_counts(lengths.items, trees.shared)), trees
+
+
 def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
     """Raises PackError where a split that was asked for gets no pack."""
     counts = split_counts(lengths.items, plan)
@@ -196,7 +215,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
     """How many packs there would be without `packing.window`; None: there is none, or items are too many to try."""
-    if packing.window is None or len(items) > _MOST_AT_ONCE:
+    if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 

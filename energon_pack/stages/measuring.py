@@ -10,6 +10,7 @@ from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples
 from energon_pack.lengths.measure import measure_part, measured_by
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.part import Part, Spans
@@ -51,7 +52,9 @@ def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method
         folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
         settings = TemplateSettings(model, config.media, config.labels)
-        return prepare(settings, config.source.reading, config.measure.engine.value, run), cost_model(folder)
+        with_beginnings = config.packing.share is not Share.none
+        method = prepare(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
+        return method, cost_model(folder)
 
 
 def measure_source(
@@ -62,8 +65,10 @@ def measure_source(
     with run.timed("lengths"):
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
         measured, method = measured_by(first_samples(drawn, limit, _num_excluded(places)), method, run)
-        flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-        lengths = Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache()))
+        flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
+        lengths = Lengths(
+            measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache()), method.with_beginnings
+        )
         num_repeated = sum(item.num_repeated for item in drawn)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, num_found, num_repeated, source.mixture), method

@@ -38,7 +38,7 @@ from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import LabelsConfig, Think, TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
+from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
 
 _DEFAULT_LABELS = LabelsConfig()
 
@@ -182,15 +182,36 @@ class Template(Preparation):
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised, and
         a range without a token is none.
         """
-        squeezed = [self._runs.squeeze(item.text, item.spans) for item in rendered]
+        located = self.located([(item.text, item.spans) for item in rendered])
+        pairs = zip(rendered, located, strict=True)
+        return [Tokens(ids, *without_first(ranges, item.weights)) for item, (ids, ranges) in pairs]
+
+    def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
+        """Token ids of several texts, and for each span of characters the range of tokens that begin in it.
+
+        Args:
+            texts: each with its spans, which ascend.
+        """
+        squeezed = [self._runs.squeeze(text, spans) for text, spans in texts]
         encodings = self._tokenizer.encode_batch(
             [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
-        tokens = []
-        for item, encoding, (_, spans, runs) in zip(rendered, encodings, squeezed, strict=True):
-            ids, ranges = grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
-            tokens.append(Tokens(ids, *without_first(ranges, item.weights)))
-        return tokens
+        return [
+            grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
+            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
+        ]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
+        return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def feature_ids(self) -> frozenset[int]:
+        """Ids of the tokens that stand for features of media."""
+        rules = self.rules
+        names = {**rules.media_tokens, **rules.feature_tokens}.values()
+        return frozenset(number for name in names if (number := self.token_id(name)) is not None)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -13,10 +13,13 @@ from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMix
 from energon_pack.samples.flavors.parts import Parts, json_of
 from energon_pack.samples.flavors.questions import PackedQuestions
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
+from energon_pack.samples.flavors.trees import PackedTrees
 from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
+#: The flavour in which packing writes `DEFAULT` where members share their beginnings (`packing.share`).
+TREES = PackedTrees()
 #: The flavours that packing writes, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
 #: For each of these flavours, its forms: one for each sample class of another stack that takes it.
@@ -24,7 +27,7 @@ FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor i
 FORMS[DEFAULT.name] += (PackedQuestions(),)
 FORM_NAMES = [form.form for forms in FORMS.values() for form in forms]
 #: The flavours that loading reads, by the `flavor` of dataset.yaml.
-FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
+FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACKED}
 #: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
 FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
 
@@ -35,8 +38,8 @@ def packed_flavor(name: str) -> PackedFlavor | None:
     Raises:
         PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no such class.
     """
-    if name in PACKED:
-        return PACKED[name]
+    if name in PACKED or name == TREES.name:
+        return PACKED.get(name, TREES)
     flavor = entry_point("flavors", "output.flavor", name)
     if flavor is None:
         return None
@@ -60,7 +63,7 @@ def flavor_written(name: object) -> PackedFlavor:
     """
     flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT
     if flavor is None:
-        known = ", ".join(PACKED)
+        known = ", ".join([*PACKED, TREES.name])
         raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
     return flavor
 

@@ -34,6 +34,8 @@ class Conversation:
     has_positions: list[bool] = field(default_factory=list)
     #: whether its images have times; `PackedFlavor.times_in_text` says where they are written: in the text or in fields
     is_timed: bool = False
+    #: its first media that are those of the member before it
+    num_shared: int = 0
 
 
 class Shared(NamedTuple):
@@ -114,6 +116,20 @@ class PackedFlavor(Flavor):
     @abstractmethod
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts for the media (kind and extension) of the member with this index in the pack."""
+
+    def all_part_names(
+        self, members: Sequence[Sequence[tuple[str, str]]], num_shared: Sequence[int]
+    ) -> list[list[str]]:
+        """Name the parts for the media of all members; a member names shared media as the member before it does.
+
+        Args:
+            members: kind and extension of each medium of each member.
+            num_shared: for each member, its first media that are those of the member before it.
+        """
+        names: list[list[str]] = []
+        for index, (media, num) in enumerate(zip(members, num_shared, strict=True)):
+            names.append([*(names[-1][:num] if num else ()), *self.part_names(index, media)[num:]])
+        return names
 
     def positions_part(self, image: str) -> str | None:
         """Name the part with the patch positions of an image; None: this flavour has no such parts."""

@@ -61,7 +61,9 @@ class PackedMultiMixQA(PackedFlavor):
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
         return {
             "messages": [self.member_value(index, member) for index, member in enumerate(conversations)],
-            "media_files": [self.part_names(index, member.media) for index, member in enumerate(conversations)],
+            "media_files": self.all_part_names(
+                [member.media for member in conversations], [member.num_shared for member in conversations]
+            ),
             "media_type": media_type([kind for member in conversations for kind, _ in member.media]),
             "_meta": meta,
         }
