@@ -21,6 +21,7 @@ from energon_pack.samples.flavors.references import (
     with_names,
 )
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.flavors.trees import num_shared
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
@@ -55,6 +56,16 @@ class Pack:
     def names(self) -> list[list[str]]:
         """Return the names of each member's media; [] where they can't be told."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+
+    @property
+    def shared_lens(self) -> list[int]:
+        """Return the first tokens of each member that are those of the member before it."""
+        return list(self.meta.get("shared_lens", ())) or [0] * len(self.names)
+
+    @cached_property
+    def num_shared(self) -> list[int]:
+        """Return how many of each member's first media are those of the member before it."""
+        return list(num_shared(self.names, self.shared_lens)) if len(self.shared_lens) == len(self.names) else []
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:

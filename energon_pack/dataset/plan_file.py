@@ -214,11 +214,9 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         if lengths.shared is not None:
             here = slice(start, start + table.num_rows)
-            shared_len, num_images, num_videos = (
-                lengths.shared[name][here] for name in ("token_len", "num_images", "num_videos")
-            )
-            table = table.append_column("shared_len", pa.array(shared_len))
-            table = table.append_column("num_shared_media", pa.array(num_images + num_videos))
+            for name in SHARED_SCHEMA.names:
+                of_items = lengths.shared["token_len" if name == "shared_len" else name.replace("shared_", "")]
+                table = table.append_column(name, pa.array(of_items[here]))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

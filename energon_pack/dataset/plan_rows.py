@@ -23,7 +23,12 @@ PLAN_SCHEMA = pa.schema(
 #: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 #: columns that only a plan with `packing.share` has
-SHARED_SCHEMA = pa.schema([("shared_len", pa.int32()), ("num_shared_media", pa.int32())])
+SHARED_SCHEMA = pa.schema(
+    [
+        (name, pa.int32())
+        for name in ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
+    ]
+)
 
 
 @dataclass(slots=True)
@@ -33,7 +38,14 @@ class PlanRow(MeasuredRow):
     pack: str
     shard: str
     shared_len: int = 0  # its first tokens that are those of the member before it
-    num_shared_media: int = 0  # its first media that lie in them
+    num_shared_images: int = 0  # its first images that lie in them, as the next
+    num_shared_videos: int = 0
+    num_shared_visual_tokens: int = 0
+
+    @property
+    def num_shared_media(self) -> int:
+        """Return how many of its first media are those of the member before it."""
+        return self.num_shared_images + self.num_shared_videos
 
     @property
     def sample(self) -> str:

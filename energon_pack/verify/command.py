@@ -22,6 +22,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
@@ -208,7 +209,12 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
 
 
 def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Return the shares of the splits, and the seed that draws them; no shares where the manifest is damaged."""
+    """Return the shares of the splits, and the seed that draws them; no shares where ids do not tell the split.
+
+    They do not where the manifest is damaged, or samples with the same medium are in the same split.
+    """
+    if at(manifest, "content", "packing", "share") not in (None, Share.none.value):
+        return (), 0
     splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)

@@ -99,7 +99,7 @@ class VerifiedShard:
             else:
                 self.parts.setdefault(sample, []).append(part)
         self.members.append(len(pack.ids))
-        self.num_tokens += sum(pack.meta.get("token_lens", ()))
+        self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
         if pack.flavor.whose:
@@ -259,6 +259,8 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     if pack.flavor.meta:
         findings.add("sums", where, checks.sums(pack))
+    if "shared_lens" in pack.flavor.meta:
+        findings.add("shared", where, checks.shared(pack))
     if job.for_stack:
         findings.add("own loader", where, checks.own_loader(pack))
     if job.flavor is None:
