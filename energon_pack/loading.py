@@ -26,9 +26,10 @@ from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
-from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, UnknownFormat, flavor_written, load_pack
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
+from energon_pack.samples.flavors.references import ReadMedia
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.options import option_fields, options_of
@@ -92,7 +93,7 @@ def make_sample_loader(
         ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor != UNPACKED.name:
-        return partial(load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
+        return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
@@ -109,6 +110,16 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 # ------------------------------------------------------------------------------------------------- sample loaders
+
+
+def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
+    """Do `load_pack`; Energon would only log an unknown format, and train on the other packs."""
+    try:
+        return load_pack(parts, flavor, read)
+    except UnknownFormat as error:
+        from megatron.energon.errors import FatalSampleError
+
+        raise FatalSampleError(str(error)) from None
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:

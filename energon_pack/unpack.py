@@ -35,7 +35,7 @@ from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores import lies_in
-from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.reader import Reader
@@ -134,9 +134,9 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
-    flavor = packed_flavor(name) if isinstance(name, str) else None
-    if flavor is None:
-        raise PackError(f"{folder.path_of(path)} has the flavor {name!r}, which no installed package can read")
+    flavor, why = packed_flavor(name) if isinstance(name, str) else None, why_unknown(manifest)
+    if flavor is None or why:
+        raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
     return flavor, read_settings(manifest).messages_key
 
 

@@ -127,7 +127,7 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
     if flavor.is_ours and has_references(value):
         if wrong := list(defects_of(value)):
             return unread, wrong
-        references = list(chain.from_iterable(references_of(value)))
+        references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
         starts = starts_behind(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])

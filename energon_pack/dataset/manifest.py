@@ -14,6 +14,7 @@ import yaml
 from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors import why_unknown
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.templates.replay import Replay
@@ -30,7 +31,8 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
-        ValueError: the Metadataset names no packed dataset, or some that were packed with different settings.
+        ValueError: the Metadataset names no packed dataset, or some that were packed with different settings; or
+            another version of this package can read it.
     """
     if not is_metadataset(dataset):
         data = _of(dataset, MANIFEST)
@@ -38,6 +40,8 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
             path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
         manifest: dict[str, Any] = json.loads(data)
+        if why := why_unknown(manifest):
+            raise ValueError(f"{dataset}: {why}")
         return manifest
     found = {folder: read_manifest(folder) for folder in packed_datasets(dataset)}
     if not found:

@@ -23,12 +23,8 @@ PLAN_SCHEMA = pa.schema(
 #: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 #: columns that only a plan with `packing.share` has
-SHARED_SCHEMA = pa.schema(
-    [
-        (name, pa.int32())
-        for name in ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
-    ]
-)
+_SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
+SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
 
 
 @dataclass(slots=True)

@@ -246,11 +246,12 @@ def _referred(
 ) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
-        [sources.refer(name, member, part, job.root or "") for name, part in its]
+        [(name, *sources.refer(name, member, part, job.root or "")) for name, part in its]
         for member, its in zip(members, parts, strict=True)
     ]
-    _add_json(tar, key, with_references(value, job.flavor, [[reference for reference, _ in its] for its in found]))
-    return [[ends.first + ends.last for _, ends in its] for its in found]
+    first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
+    _add_json(tar, key, with_references(value, job.flavor, [[first[name] for name, _, _ in its] for its in found]))
+    return [[ends.first + ends.last for _, _, ends in its] for its in found]
 
 
 def _add_json(tar: TarWriter, key: str, value: Fields) -> None:

@@ -13,7 +13,7 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.flavors.schema import FORMAT_OF_TREES
+from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
@@ -117,8 +117,9 @@ def shared(pack: Pack) -> Iterator[str]:
         before = lens[index - 1] if index else 0
         if shared_len and shared_len > min(before, token_len - 1):
             yield f"member {index} shares {shared_len} of its {token_len} tokens with one of {before}"
-    if (pack.meta.get("format") == FORMAT_OF_TREES) is not any(pack.meta.get("shared_lens", ())):
-        yield f"_meta.format is {pack.meta.get('format')}, and its shared_lens are {short(pack.meta.get('shared_lens'))}"
+    wanted = FORMAT_OF_TREES if any(pack.shared_lens) else FORMAT
+    if (found := pack.meta.get("format")) not in (None, wanted):
+        yield f"_meta.format is {found}, its shared_lens make it {wanted}"
 
 
 def _own_lens(pack: Pack) -> list[int]:
@@ -185,7 +186,7 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
             yield f"{name}: {_difference(found[name], values)}"
     places = {reference.name: reference.place for reference in pack.references}
     for its_names, member in zip(names, members, strict=True):
-        for name, part in zip(its_names, member.parts, strict=True):
+        for name, part in [*zip(its_names, member.parts, strict=True)][member.num_shared_media :]:
             if name in pack.parts and pack.parts[name].size != part.size:
                 yield f"{name} has {pack.parts[name].size} bytes, in the plan {part.size}"
             place = places.get(name, ())
