@@ -41,7 +41,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
     if nodes["packing"].get("share") == Share.none:
-        unshared = ("share", "min_shared_tokens", "max_branches")
+        unshared = ("share", "share_min_tokens", "share_max_branches")
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
     if nodes["packing"].get("epochs") == 1:
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}

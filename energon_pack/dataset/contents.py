@@ -60,12 +60,13 @@ class Pack:
     @property
     def shared_lens(self) -> list[int]:
         """Return the first tokens of each member that are those of the member before it."""
-        return list(self.meta.get("shared_lens", ())) or [0] * len(self.names)
+        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
 
     @cached_property
     def num_shared(self) -> list[int]:
         """Return how many of each member's first media are those of the member before it."""
-        return list(num_shared(self.names, self.shared_lens)) if len(self.shared_lens) == len(self.names) else []
+        lens = self.shared_lens
+        return list(num_shared(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:

@@ -115,9 +115,9 @@ class PackingConfig:
     #: what samples that begin alike have once in a pack
     share: Share = Share.none
     #: tokens that a shared beginning has at least
-    min_shared_tokens: int = 64
+    share_min_tokens: int = 64
     #: samples that share a beginning, at most; None: as many as a pack holds
-    max_branches: int | None = None
+    share_max_branches: int | None = None
     #: how often each sample comes: each epoch has other packs, and they lie in the order of the epochs
     epochs: int = 1
     #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole

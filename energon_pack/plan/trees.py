@@ -98,7 +98,9 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     own = {name: items.counts[name][order] - shared[name] for name in items.counts}
     own["max_members"] = np.ones(len(order), np.int64)
     own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
-    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, shared["token_len"] == 0, packing.max_branches)
+    starts = _cut(
+        caps.costs(own, packing)[0], costs[:, order], limits, shared["token_len"] == 0, packing.share_max_branches
+    )
     is_first = np.zeros(len(order), np.bool_)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
@@ -142,7 +144,7 @@ def _read(lengths: Lengths, packing: PackingConfig, fits: npt.NDArray[np.bool_])
         item = start + lists.value_parent_indices().to_numpy().astype(np.int64)
         values = lists.flatten()
         column = {name: values.field(name).to_numpy(zero_copy_only=False) for name in values.type.names}
-        is_in = fits[item] & (column["token_len"] >= packing.min_shared_tokens)
+        is_in = fits[item] & (column["token_len"] >= packing.share_min_tokens)
         if packing.share is Share.media:
             is_in &= column["ends_medium"]
         counts = {name: column[name][is_in] for name in _FIELDS}

@@ -33,7 +33,7 @@ def parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
         return
-    shared = pack.num_shared or [0] * len(pack.named)
+    shared = pack.num_shared
     named = [name for names, num in zip(pack.named, shared, strict=True) for name in names[num:]]
     yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
     yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)

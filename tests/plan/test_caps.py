@@ -22,8 +22,9 @@ Members = list[tuple[int, int, int]]  # token_len, num_images, num_visual_tokens
 def verified(members: Members, packing: PackingConfig) -> list[str]:
     """What verify says of a pack of these members."""
     lens, images, visual = zip(*members, strict=True)
-    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=[["image"] * number for number in images])
-    rows = [SimpleNamespace(num_visual_tokens=number) for number in visual]
+    kinds, none = [["image"] * number for number in images], [0] * len(lens)
+    pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=kinds, shared_lens=none, num_shared=none)
+    rows = [SimpleNamespace(num_visual_tokens=number, num_shared_visual_tokens=0) for number in visual]
     return list(capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
 
 

@@ -137,4 +137,4 @@ def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
 def flavor_of_sample(sample: Any) -> Flavor | None:
     """Find the flavour of an object by its sample class; None: its class is not in `energon_pack.flavors`."""
     names = [cls.__name__ for cls in type(sample).__mro__ if cls.__module__ == "energon_pack.flavors"]
-    return next((flavor for flavor in FLAVORS.values() if flavor.sample_class in names), None)
+    return next((flavor for name in names for flavor in FLAVORS.values() if flavor.sample_class == name), None)
