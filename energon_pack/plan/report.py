@@ -19,6 +19,7 @@ from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
 from energon_pack.plan.tally import Moments, Tally
+from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
@@ -94,6 +95,7 @@ class Report:
     samples_with_tools_left_out: int  # the chat template writes nothing of them
     samples_with_reasoning_left_out: int  # nor of that
     unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
+    shared: dict[str, int] | None  # what samples that begin alike have once; None, and not in the file: nothing
     mixture: list[dict[str, Any]] | None  # of each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
     weighted_share: float  # of the trained tokens of all samples that were measured
@@ -201,6 +203,7 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if found.samples[code] or of_packs[code]
         },
+        shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(lengths, plan) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
@@ -235,6 +238,29 @@ def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
+def shared_line(shared: Mapping[str, int], tokens: int) -> str:
+    """Say what samples that begin alike have once."""
+    if not shared["trees"]:
+        return "shared: nothing, no two samples of a group begin alike"
+    media = [amount(shared[f"{kind}s"], kind) for kind in ("image", "video") if shared[f"{kind}s"]]
+    saved = " and ".join([amount(shared["tokens"], "token"), *media])
+    less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
+    samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")
+    return f"shared: {samples} in {trees}, {saved} less to compute: {less} in packs"
+
+
+def _lines_of_sources(report: Report) -> Iterator[str]:
+    """Yield what samples share, and what each entry of a mixture has."""
+    if report.shared is not None:
+        yield shared_line(report.shared, report.tokens)
+    for entry in report.mixture or ():
+        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
+        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
+        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
+        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
+        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
+
+
 def print_plan(report: Report) -> None:
     """Samples, packs and fill by media, what was skipped, and how long samples are."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -256,12 +282,8 @@ def print_plan(report: Report) -> None:
     for number, turn in enumerate(report.turns or (), 1):
         packs = f"{amount(turn['samples'], 'sample')} in {amount(turn['packs'], 'pack')}"
         out.print(f"turn {number}: {packs}, {amount(turn['tokens'], 'token')}")
-    for entry in report.mixture or ():
-        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
-        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
-        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
-        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
-        out.print(f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}")
+    for line in _lines_of_sources(report):
+        out.print(line)
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:

@@ -11,11 +11,11 @@ a sample says all: a fork within a fork is a sample that shares more with its ne
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Items, Lengths
@@ -67,7 +67,7 @@ class Trees:
         return replace(plan, starts=starts, items=self.items[places], left_out=left_out)
 
 
-class _Beginnings(NamedTuple):
+class Beginnings(NamedTuple):
     """The beginnings of items at which a tree may fork, ascending for each item."""
 
     item: Ints
@@ -76,32 +76,43 @@ class _Beginnings(NamedTuple):
     may_fork: npt.NDArray[np.bool_]
     counts: dict[str, AnyInts]
 
-    def take(self, numbers: AnyInts) -> "_Beginnings":
-        counts = {name: values[numbers] for name, values in self.counts.items()}
-        return _Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
+    def take(self, numbers: AnyInts) -> "Beginnings":
+        """Return some of them."""
+        counts = {name: self.counts[name][numbers] for name in _FIELDS}
+        return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
 
 def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     """Return the trees of all items that may be packed.
 
     Args:
-        group: of each item, as for packs; items of different groups, turns or entries share nothing.
+        group: of each item, as for packs; items of different groups share nothing.
     """
-    items = lengths.items
+    found = [*_read(lengths, packing)]
+    item, key, low, may_fork = (np.concatenate([part[n] for part in found]) for n in range(4))
+    counts = {name: np.concatenate([part.counts[name] for part in found]) for name in _FIELDS}
+    return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
+
+
+def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
+    """Return the trees of items, by all their beginnings at which trees of these settings may fork.
+
+    Args:
+        group: as in `find_trees`. Items of different turns or entries share nothing, either.
+    """
     for values in (items.turn, items.entry):
-        group = group if values is None else np.stack((group, values)).T
-        group = group if group.ndim == 1 else np.unique(group, axis=0, return_inverse=True)[1].ravel()
+        if values is not None:
+            group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
     costs, limits = caps.costs(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
-    found = _alike(_beginnings(lengths, packing, group, fits), items)
-    order, shared = _in_order(found, len(items), items.lens)
+    found = found if fits.all() else found.take(np.flatnonzero(fits[found.item]))
+    found = _alike(found._replace(key=found.key ^ mixed(group[found.item].astype(np.uint64))), items)
+    order, shared = _in_order(found, items.lens)
     own = {name: items.counts[name][order] - shared[name] for name in items.counts}
     own["max_members"] = np.ones(len(order), np.int64)
     own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
-    starts = _cut(
-        caps.costs(own, packing)[0], costs[:, order], limits, shared["token_len"] == 0, packing.share_max_branches
-    )
-    is_first = np.zeros(len(order), np.bool_)
+    is_first = shared["token_len"] == 0
+    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, is_first, packing.share_max_branches)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
     for name, values in of_items.items():
@@ -111,6 +122,23 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     rest = np.flatnonzero(alone)
     all_starts = np.concatenate((starts, len(order) + np.arange(len(rest) + 1)))
     return Trees(np.concatenate((order, rest)), all_starts, of_items)
+
+
+def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
+    """Count what is packed once, in all packs; None: nothing is to be shared."""
+    if lengths.shared is None:
+        return None
+    members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
+    begins = ~shared[:-1] & shared[1:]
+    saved = {name: int(values[members].sum()) for name, values in lengths.shared.items()}
+    return {
+        "trees": int(begins.sum()),
+        "samples": int(shared.sum() + begins.sum()),
+        "tokens": saved["token_len"],
+        "images": saved["num_images"],
+        "videos": saved["num_videos"],
+        "visual_tokens": saved["num_visual_tokens"],
+    }
 
 
 def with_own_counts(items: Items, shared: dict[str, AnyInts]) -> Items:
@@ -125,33 +153,26 @@ def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
     return token_len.astype(np.int64) ** 2 - shared_len.astype(np.int64) ** 2
 
 
-def _beginnings(lengths: Lengths, packing: PackingConfig, group: Ints, fits: npt.NDArray[np.bool_]) -> _Beginnings:
-    """Read the beginnings at which trees of these settings may fork."""
-    found = [*_read(lengths, packing, fits)]
-    item, high, low = (np.concatenate([part[n] for part in found]) for n in range(3))
-    may_fork = np.concatenate([part[3] for part in found])
-    counts = {name: np.concatenate([part[4][name] for part in found]) for name in _FIELDS}
-    return _Beginnings(item, high ^ mixed(group[item].astype(np.uint64)), low, may_fork, counts)
-
-
-def _read(lengths: Lengths, packing: PackingConfig, fits: npt.NDArray[np.bool_]) -> Iterator[tuple[Any, ...]]:
+def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
+    """Read the beginnings at which trees of these settings may fork, of many items at a time."""
     none = np.zeros(0, np.int64)
-    yield none, none.astype(np.uint64), none.astype(np.uint64), none.astype(bool), dict.fromkeys(_FIELDS, none)
+    keys = none.astype(np.uint64)
+    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
     for start, _, table in lengths.tables(["beginnings"]):
-        lists = table["beginnings"].combine_chunks()
-        if isinstance(lists, pa.ChunkedArray):  # of no rows
-            continue
-        item = start + lists.value_parent_indices().to_numpy().astype(np.int64)
-        values = lists.flatten()
-        column = {name: values.field(name).to_numpy(zero_copy_only=False) for name in values.type.names}
-        is_in = fits[item] & (column["token_len"] >= packing.share_min_tokens)
-        if packing.share is Share.media:
-            is_in &= column["ends_medium"]
-        counts = {name: column[name][is_in] for name in _FIELDS}
-        yield item[is_in], column["high"][is_in], column["low"][is_in], column["may_fork"][is_in], counts
+        for lists in table["beginnings"].chunks:
+            sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+            values = lists.flatten()
+            column = {name: values.field(name).to_numpy(zero_copy_only=False) for name in values.type.names}
+            is_in = column["token_len"] >= packing.share_min_tokens
+            if packing.share is Share.media:
+                is_in &= column["ends_medium"]
+            item = np.repeat(start + np.arange(len(lists)), sizes)
+            found = Beginnings(item, column["high"], column["low"], column["may_fork"], column)
+            start += len(lists)
+            yield found.take(np.flatnonzero(is_in))
 
 
-def _alike(found: _Beginnings, items: Items) -> _Beginnings:
+def _alike(found: Beginnings, items: Items) -> Beginnings:
     """Keep the beginnings that several items have, of items that have one; numbers take the place of keys.
 
     An item whose first beginning nobody else has shares no later one. A beginning of very many items that is only a
@@ -188,7 +209,7 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
     return number, np.bincount(number)
 
 
-def _in_order(found: _Beginnings, num_items: int, lens: AnyInts) -> tuple[Ints, dict[str, AnyInts]]:
+def _in_order(found: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, AnyInts]]:
     """Return the items of trees, depth first, and what each shares with the one before it; 0: nothing.
 
     Args:
@@ -203,7 +224,7 @@ def _in_order(found: _Beginnings, num_items: int, lens: AnyInts) -> tuple[Ints, 
     place = np.arange(len(found.item)) - np.repeat(starts, sizes)
     chain = np.full((depth, len(item)), -1, np.int64)
     chain[place, row] = found.key.astype(np.int64)
-    order = np.lexsort(chain[::-1])
+    order = np.lexsort((lens[item], *chain[::-1]))  # of those alike, one that ends there is first
     chain = chain[:, order]
     is_same = np.zeros((depth, len(item)), np.bool_)
     is_same[:, 1:] = np.logical_and.accumulate((chain[:, 1:] == chain[:, :-1]) & (chain[:, 1:] >= 0), axis=0)
