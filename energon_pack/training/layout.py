@@ -136,7 +136,7 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         batch["is_weighted"] = not torch.equal(batch["loss_weight"], (batch["labels"] != IGNORE).float())
     if form.shifted:
         batch["_packed_seq_ids"] = doc_ids
-    boundaries, longest = _boundaries(every), int(every.max())
+    boundaries, longest = boundaries_of(every), int(every.max())
     return batch | {
         "cu_seq_lens_q": boundaries,
         "cu_seq_lens_k": boundaries,
@@ -195,12 +195,12 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
     }
     batch |= {name: _gapped([m.rows[name] for m in members], gaps, 0) for name in members[0].rows}
     if form.rope:
-        rope = [_continued(_rope(member), gap) for member, gap in zip(members, gaps, strict=True)]
+        rope = [_continued(m_rope(member), gap) for member, gap in zip(members, gaps, strict=True)]
         batch["position_ids"] = torch.cat(rope, dim=1).unsqueeze(1)
-    boundaries, longest = _boundaries(lengths), slots.max().int()
+    boundaries, longest = boundaries_of(lengths), slots.max().int()
     batch |= {"cu_seqlens_q": boundaries, "cu_seqlens_kv": boundaries}
     if any(gaps):
-        padded = _boundaries(slots)
+        padded = boundaries_of(slots)
         batch |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
     return batch | {"max_seqlen_q": longest, "max_seqlen_kv": longest}
 
@@ -260,7 +260,8 @@ def _weights(member: Member, kind: str | None, shifted: bool) -> Tensor:
     return _fill(weights[1:], len(weights), 0.0) if shifted else weights
 
 
-def _rope(member: Member) -> Tensor:
+def m_rope(member: Member) -> Tensor:
+    """Return the M-RoPE rows [3, L] of a member; a model without any counts tokens."""
     return torch.arange(len(member)).expand(3, -1) if member.rope is None else member.rope
 
 
@@ -268,7 +269,7 @@ def _rope_rows(rows: Sequence[Sequence[Member]], positions: Tensor) -> Tensor:
     """Return M-RoPE rows [3, B, S]; the pad tail keeps the text row's positions."""
     result = positions.repeat(3, 1, 1)
     for index, row in enumerate(rows):
-        rope = torch.cat([_rope(member) for member in row], dim=1)
+        rope = torch.cat([m_rope(member) for member in row], dim=1)
         result[:, index, : rope.shape[1]] = rope
     return result
 
@@ -300,6 +301,7 @@ def _numbered(lengths: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(1, len(lengths) + 1, dtype=torch.int32), torch.tensor(lengths))
 
 
-def _boundaries(lengths: Tensor) -> Tensor:
+def boundaries_of(lengths: Tensor) -> Tensor:
+    """Return where stretches of these lengths begin, and where the last one ends: int32 [n + 1]."""
     ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
     return ends.int()

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
@@ -42,6 +42,7 @@ class Encoded:
     sample_id: str
     tokens: Member
     media: dict[str, Tensor] = field(default_factory=dict)
+    #: those that it adds to its pack: media that it shares with the member before it do not count
     num_images: int = 0
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
@@ -63,7 +64,7 @@ class MemberEncoder:
         self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
 
     def encode(self, member: MemberInput) -> Encoded:
-        """Encode one member with its media.
+        """Encode one member with all of its media, whatever it shares.
 
         Raises:
             LengthError: its length differs from packing; names it, both lengths and the fingerprint.
@@ -73,7 +74,7 @@ class MemberEncoder:
         def fail(_: MemberInput, error: Exception) -> None:
             raise error
 
-        (encoded,), media = self.encode_all([member], fail)
+        (encoded,), media = self.encode_all([replace(member, shared=NOT_SHARED)], fail)
         return replace(encoded, media=media)
 
     def encode_all(
@@ -82,32 +83,48 @@ class MemberEncoder:
         """Encode the members of a pack; return them and the media of all, in their order.
 
         The processor is called once for all media if a test showed that this gives the same as a call for each member.
+        Media that a member shares with the one before it are not processed again.
 
         Args:
-            on_bad: called for each member that can't be encoded; if it returns, that member is left out.
+            on_bad: called for each member that can't be encoded; if it returns, that member is left out, and the next
+                one brings what it shared with it.
 
         Raises:
             LengthError: see `encode`.
+            ValueError: the first one shares tokens with a member before it.
         """
         drafts: list[_Draft] = []
-        for member in inputs:
+        lost: Shared | None = None
+        for number, member in enumerate(inputs):
+            if number == 0 and member.shared.num_tokens:
+                raise ValueError(f"{member.sample_id} shares tokens with a member before it, and is the first")
+            member = member if lost is None else replace(member, shared=without(lost, member.shared))
             try:
                 drafts.append(self._draft(member))
+                lost = None
             except Exception as error:  # damaged media make decoders raise anything
                 on_bad(member, error)
+                lost = member.shared
         tokens = self._template.tokenize([draft.rendered for draft in drafts])
         for draft, of in zip(drafts, tokens, strict=True):
             _check_length(draft.member, len(of.ids), self._template.fingerprint)
         try:
             media, shares = self._media(drafts)
         except Exception:  # try each member alone to learn which one fails
-            good = []
+            good: list[tuple[_Draft, Tokens]] = []
+            lost = None
             for draft, of in zip(drafts, tokens, strict=True):
+                member = draft.member
                 try:
-                    self._media([draft])
+                    if lost is not None:
+                        member = replace(member, shared=without(lost, member.shared))
+                        draft = self._draft(member)
+                    self._pixels([draft.given])
                     good.append((draft, of))
+                    lost = None
                 except Exception as error:
-                    on_bad(draft.member, error)
+                    on_bad(member, error)
+                    lost = member.shared
             drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
             media, shares = self._media(drafts)
         return self._encoded(drafts, tokens, shares), media
@@ -184,26 +201,43 @@ class MemberEncoder:
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
-        """Decode a member's media and render its text."""
-        template = self._template
-        for image in member.images:
-            image.load()
+        """Decode a member's media and render its text; media that it shares are decoded only where they are needed."""
+        template, num = self._template, member.shared
         sample = sample_of(member)
         waiting = {"image": iter(member.images), "video": iter(member.videos)}
-        own = [next(waiting[medium.kind]) for medium in sample.media]
-        rendered = template.render(sample)
+        pixels = [next(waiting[medium.kind]) for medium in sample.media]
         kinds = [medium.kind for medium in as_seen(sample).media]
-        return _Draft(member, rendered, Given(*prepared_media(template, sample.media, own), kinds))
+        first = num.num_images + num.num_videos
+        before = [medium.kind for medium in sample.media[:first]]
+        if (before.count("image"), before.count("video")) != (num.num_images, num.num_videos):
+            raise ValueError(f"it shares {num.num_images} images and {num.num_videos} videos, which are not its first")
+        is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
+        for image in member.images[0 if is_whole else num.num_images :]:
+            image.load()
+        rendered = template.render(sample)
+        images, clips = prepared_media(template, sample.media[first:], pixels[first:])
+        added = Given(images, clips, kinds[len(kinds) - len(images) - len(clips) :])
+        if not first:
+            return _Draft(member, rendered, added)
+        whole = Given(*prepared_media(template, sample.media, pixels), kinds) if is_whole else None
+        seen = kinds[: len(kinds) - len(added.order)]
+        return _Draft(member, rendered, added, whole, (seen.count("image"), seen.count("video")))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-        """Return the media of all members, and for each member the media inputs that its positions depend on."""
+        """Return the media that the members add, and for each member the media inputs that its positions depend on."""
+        for draft in drafts:
+            if draft.whole is not None and not self._pixels.are_split(draft.whole.order):
+                self._pixels.check_split(draft.whole, draft.given)
         if isinstance(self._rope, OwnRope):
             each = [self._pixels([draft.given]) for draft in drafts]
-            return self.join(each), each
+            wholes = [draft.whole and self._pixels([draft.whole]) for draft in drafts]
+            return self.join(each), [whole or own for whole, own in zip(wholes, each, strict=True)]
         media = self._pixels([draft.given for draft in drafts])
         images = _shares(media, ("image_grid_thw",), [len(draft.given.images) for draft in drafts])
         names = ("video_grid_thw", "second_per_grid_ts")
         videos = _shares(media, names, [len(draft.given.clips) for draft in drafts])
+        images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
+        videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
     def _members(
@@ -227,7 +261,8 @@ class MemberEncoder:
             own_types = own_types if given is None else torch.tensor(given)
             rows = {name: torch.as_tensor(make([of.ids]))[0] for name, make in self.of_tokens.items()}
             rope, factor = self._rows(own_ids, own_types, media), draft.member.options.weight
-            yield Member(own_ids, own_labels, own_types, rope, rows, _weights(of), factor)
+            shared_len = draft.member.shared.num_tokens
+            yield Member(own_ids, own_labels, own_types, rope, rows, _weights(of), factor, shared_len)
 
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
@@ -272,7 +307,17 @@ class _Draft:
 
     member: MemberInput
     rendered: Rendered
+    #: the media that it adds to its pack
     given: Given
+    #: all of its media; None: those that it adds are enough
+    whole: Given | None = None
+    #: images and clips that it shares with the member before it
+    num_shared: tuple[int, int] = (0, 0)
+
+
+def without(lost: Shared, shared: Shared) -> Shared:
+    """Return what a member shares with the member before the lost one, from what either shares with the one before."""
+    return Shared(*map(min, lost, shared))
 
 
 def _weights(tokens: Tokens) -> Tensor | None:
@@ -301,6 +346,19 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
             for share, rows in zip(shares, media[name].split(list(counts)), strict=True):
                 share[name] = rows
     return shares
+
+
+def _with_shared(own: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Put the first rows of the member before it, so many as it shares, before each member's own."""
+    found: list[dict[str, Tensor]] = []
+    for rows, count in zip(own, counts, strict=True):
+        if count:
+            shared = {name: value[:count] for name, value in found[-1].items()}
+            rows = {
+                name: torch.cat([part[name] for part in (shared, rows) if name in part]) for name in {**shared, **rows}
+            }
+        found.append(rows)
+    return found
 
 
 def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:

@@ -9,13 +9,13 @@ load.
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
 import torch
 
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.templates.template import Template
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
@@ -23,9 +23,10 @@ from energon_pack.training.found_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded, LengthError, MemberEncoder
+from energon_pack.training.members import Encoded, LengthError, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError
 from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.trees import has_trees, neat_trees, refuse_unlike
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Unread:
 
     sample_id: str
     error: Exception
+    #: as of a `MemberInput`
+    shared: Shared = NOT_SHARED
 
 
 @dataclass
@@ -175,8 +178,8 @@ class PackEncoder:
         """Encode each member of a pack; None: all were dropped.
 
         Raises:
-            BadPack: a member's length differs from packing; or, with `on_bad_member=raise`, a member can't be read or
-                encoded.
+            BadPack: a member's length differs from packing; a member does not begin as the one before it, and should;
+                or, with `on_bad_member=raise`, a member can't be read or encoded.
         """
         dropped: list[str] = []
 
@@ -189,11 +192,15 @@ class PackEncoder:
 
         try:
             inputs: list[MemberInput] = []
+            lost: Shared | None = None
             for member in members:
+                member = member if lost is None else replace(member, shared=without(lost, member.shared))
                 if isinstance(member, Unread):
                     on_bad(member, member.error)
+                    lost = member.shared
                 else:
                     inputs.append(member)
+                    lost = None
             encoded, media = self.members.encode_all(inputs, on_bad)
             if len(inputs) == 1 and encoded and inputs[0].token_len is None and self._is_too_long(encoded[0]):
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to=max_token_len has room for")
@@ -203,17 +210,23 @@ class PackEncoder:
             raise BadPack(str(error)) from error.__cause__
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
+        try:
+            refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
+        except ValueError as error:
+            raise BadPack(f"{key}: {error}") from None
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out in a batch.
 
         Raises:
-            BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`.
+            BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`; samples
+                that share tokens in a layout other than `neat`.
         """
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
+        self._refuse_trees(packs)
         try:
             if self.layout == "neat":
                 batch = self._neat(tokens)
@@ -230,8 +243,8 @@ class PackEncoder:
         batch |= {
             "n_images_per_sample": _counts(packs, "num_images", per_pack=self.layout == "neat"),
             "n_videos_per_sample": _counts(packs, "num_videos", per_pack=self.layout == "neat"),
-            "num_tokens": sum(len(member.ids) for pack in tokens for member in pack),
-            "num_trained": sum(int((member.labels != IGNORE).sum()) for pack in tokens for member in pack),
+            "num_tokens": sum(len(member) - member.shared_len for pack in tokens for member in pack),
+            "num_trained": _num_trained(batch, tokens),
             "sample_ids": [[member.sample_id for member in pack.members] for pack in packs],
             "num_dropped": sum(len(pack.dropped) for pack in packs),
             "__key__": [pack.key for pack in packs],
@@ -252,13 +265,27 @@ class PackEncoder:
         return width is not None and -(-len(member.tokens) // multiple) * multiple > width
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
-        batch = PackedBatch(layouts.neat(packs, self._form))
+        make = neat_trees if has_trees(packs) else layouts.neat
+        batch = PackedBatch(make(packs, self._form))
         if self._is_hybrid:
             refuse_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
         if self.mask == "indexed":
             batch["attention_mask"] = batch["doc_ids"]
         return batch
+
+    def _refuse_trees(self, packs: Sequence[Pack]) -> None:
+        """Raise BadPack if samples share tokens, and this layout or mask has no place for that."""
+        what = f"layout={self.layout}" if self.layout != "neat" else f"mask={self.mask}"
+        if self.layout == "neat" and self.mask not in ("hybrid", "prefix4d", "indexed"):
+            return
+        for pack in packs:
+            for member in pack.members:
+                if member.tokens.shared_len:
+                    raise BadPack(
+                        f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
+                        f" {what} has no place: pack with packing.share=none"
+                    )
 
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media under the names that the layout's consumer uses."""
@@ -278,6 +305,12 @@ class PackEncoder:
             tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
             found |= {"imgs": pixels, "num_tiles": tiles}
         return found
+
+
+def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) -> int:
+    if "tree_end" in batch:
+        return int((batch["labels"] != IGNORE).sum())
+    return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
 def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:

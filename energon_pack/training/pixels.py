@@ -76,6 +76,31 @@ class Pixels:
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
         return made
 
+    def are_split(self, kinds: Collection[str]) -> bool:
+        """Whether a member's media of these kinds were shown to be those of its parts, joined."""
+        used = {*kinds}
+        return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
+
+    def check_split(self, whole: Given, last: Given) -> None:
+        """Check that the media inputs of a member are those of its parts, joined.
+
+        Args:
+            whole: all of its media.
+            last: the last of them.
+
+        Raises:
+            JoinError: they are not, so members can't share its first media.
+        """
+        num_images, num_clips = len(whole.images) - len(last.images), len(whole.clips) - len(last.clips)
+        first = Given(whole.images[:num_images], whole.clips[:num_clips], whole.order[: num_images + num_clips])
+        together = self([whole])
+        apart = join([self([first]), self([last])], self._known)
+        if not _are_same(apart, together):
+            raise JoinError(
+                f"{self._call.name} makes other inputs of some media of a sample than of all: samples can't share the"
+                " first ones (packing.share=none)"
+            )
+
     def check(self) -> None:
         """Try every kind of media now.
 

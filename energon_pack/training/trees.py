@@ -1,0 +1,219 @@
+"""Lay the members of message trees out in rows: what members share is there once. Tensors in, tensors out.
+
+Members stand in depth-first order, and each says how many of its first tokens are those of the member before it
+(`shared_len`). Three samples that begin alike in a row 12 wide, x = pad, · = not trained on (-100):
+
+    a = r0 r1 r2 a3 a4    b = r0 r1 r2 b3 b4 b5 (shared 3)    c = r0 r1 r2 b3 c4 (shared 4)
+
+    input_ids     r0 r1 r2 a3 a4 b3 b4 b5 c4  x  x  x
+    labels         ·  ·  ·  · a4  · b4 b5  ·  ·  ·  ·      a branch begins untrained, so the ordinary shift stays right
+    position_ids   0  1  2  3  4  3  4  5  4  0  1  2      a token's place in its sample: `tree_index`
+    tree_end       9  9  9  5  5  9  8  8  9 12 12 12      row q sees row k if k <= q < tree_end[k]
+    doc_ids        1  1  1  1  1  2  2  2  3  0  0  0      the member that brings the token
+    cu_seq_lens_q  0              5        8  9       12   the tokens that each member brings
+    cu_seq_lens_k  0              5        11 16      19   whole members
+    k_index        0 1 2 3 4   0 1 2 5 6 7   0 1 2 5 8   9 10 11
+
+A segment of queries is what one member brings, and its keys are the whole member: causal attention of the last queries
+to all keys, as flash attention's kernels do it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from energon_pack.training.layout import IGNORE, Batch, Form, Member, boundaries_of, loss_weights, m_rope, neat
+
+
+def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
+    """Whether a member of some row shares tokens with the one before it."""
+    return any(member.shared_len for row in rows for member in row)
+
+
+def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
+    """Return for each member of a row the places of its tokens in the row, int64 [L], ascending.
+
+    Args:
+        lengths: tokens of each whole member.
+        shared_lens: how many of its first tokens are those of the member before it.
+    """
+    found: list[Tensor] = []
+    begin, before = 0, torch.zeros(0, dtype=torch.int64)
+    for length, shared in zip(lengths, shared_lens, strict=True):
+        own = length - shared
+        before = torch.cat([before[:shared], torch.arange(begin, begin + own)])
+        found.append(before)
+        begin += own
+    return found
+
+
+def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
+    """Check that the members of a pack share what they say, and that a branch begins with an untrained token.
+
+    Args:
+        names: the ids of their samples, for the message.
+
+    Raises:
+        ValueError: the shared tokens, types or positions of two members differ; or a member trains a token with which
+            a branch begins: its own row would predict it from another branch.
+    """
+    if not has_trees([members]):
+        return
+    for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
+        shared = member.shared_len
+        if shared > min(len(before), len(member)):
+            raise ValueError(f"{name} shares {shared} tokens with {name_before}, of {len(before)} and {len(member)}")
+        if unlike := _first_unlike(before, member):
+            raise ValueError(f"the {shared} tokens that {name} shares with {name_before} differ in their {unlike}")
+    if members[0].shared_len:
+        raise ValueError(f"{names[0]} shares {members[0].shared_len} tokens with a member before it, and is the first")
+    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    begins = {int(place[member.shared_len]) for member, place in zip(members, places, strict=True) if _brings(member)}
+    for member, place, name in zip(members, places, names, strict=True):
+        trained = place[member.labels != IGNORE].tolist()
+        if wrong := begins.intersection(trained):
+            at = int((place == min(wrong)).nonzero())
+            raise ValueError(f"{name} trains its token {at}, with which a branch begins: no row before it predicts it")
+
+
+def _brings(member: Member) -> bool:
+    return len(member) > member.shared_len
+
+
+def _first_unlike(before: Member, member: Member) -> str:
+    """Name the first input of the shared tokens in which two members differ; empty: none."""
+    shared = member.shared_len
+
+    def parts(one: Member) -> dict[str, Tensor]:
+        positions = m_rope(one)[:, :shared]
+        rows = {name: row[:shared] for name, row in one.rows.items()}
+        return {"ids": one.ids[:shared], "types": one.types[:shared], "positions": positions, **rows}
+
+    some, other = parts(before), parts(member)
+    if some.keys() != other.keys():
+        return ", ".join(sorted(some.keys() ^ other.keys()))
+    return next((name for name, value in some.items() if not torch.equal(value, other[name])), "")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The members of one pack as one row of T tokens."""
+
+    #: labels where any member trains a token; weights: the sum of its members' weights
+    row: Member
+    #: [T]: each token's place in its sample
+    index: Tensor
+    #: [T]: the first token of the row, behind it, that does not see it
+    end: Tensor
+    #: [T] int32: the number, from 1, of the member that brings it
+    doc_ids: Tensor
+    #: of each member that brings tokens: how many it brings, and where in the row its tokens are
+    segments: list[tuple[int, Tensor]]
+
+
+def merge(members: Sequence[Member], kind: str = "token") -> Merged:
+    """Merge the members of a pack; `refuse_unlike` says whether they fit.
+
+    Args:
+        kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
+    """
+    own = [len(member) - member.shared_len for member in members]
+    total = sum(own)
+    places = paths([len(member) for member in members], [member.shared_len for member in members])
+    labels = torch.full((total,), IGNORE)
+    weights = torch.zeros(total)
+    index, end = torch.zeros(total, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
+    ends = torch.tensor(own).cumsum(0).tolist()
+    for member, place, last in zip(members, places, ends, strict=True):
+        labels[place] = torch.where(member.labels != IGNORE, member.labels, labels[place])
+        weights[place] += loss_weights(member, kind)
+        index[place] = torch.arange(len(member))
+        end[place] = last  # members that hold a token stand side by side: the last one tells
+    row = Member(
+        torch.cat([member.ids[member.shared_len :] for member in members]),
+        labels,
+        torch.cat([member.types[member.shared_len :] for member in members]),
+        torch.cat([m_rope(member)[:, member.shared_len :] for member in members], dim=1),
+        {name: torch.cat([one.rows[name][one.shared_len :] for one in members]) for name in members[0].rows},
+        weights,
+    )
+    numbers = torch.arange(1, len(members) + 1, dtype=torch.int32)
+    segments = [(num, place) for num, place in zip(own, places, strict=True) if num]
+    return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(own)), segments)
+
+
+def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
+    """Lay packs of trees out as `neat` lays out packs.
+
+    Returns:
+        The keys of `neat`, with `loss_weight` always; doc_ids is the number of the member that brings a token;
+        cu_seq_lens_q int32 [segments + 1] over the flattened B·S: what each member brings, then a pad tail;
+        cu_seq_lens_k int32 [segments + 1]: whole members; k_index int64 [keys]: where in the flattened B·S each
+        segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the first token of
+        the row, behind it, that does not see it.
+
+    Raises:
+        ValueError: a row is longer than `form.width`.
+    """
+    merged = [merge(row, form.weights or "token") for row in rows]
+    batch = neat([[one.row] for one in merged], replace(form, weights="token"))
+    width = batch["input_ids"].shape[1]
+    positions = batch["position_ids"]
+    text_row = positions[0] if form.rope else positions  # the pad tail starts again already
+    ends = torch.full((len(rows), width), width)
+    batch["doc_ids"] = torch.zeros(len(rows), width, dtype=torch.int32)
+    own: list[int] = []
+    keys: list[Tensor] = []
+    for number, one in enumerate(merged):
+        length = len(one.row)
+        text_row[number, :length] = one.index
+        ends[number, :length] = one.end
+        batch["doc_ids"][number, :length] = one.doc_ids
+        segments = [*one.segments, *([(width - length, torch.arange(length, width))] if length < width else [])]
+        own += [num for num, _ in segments]
+        keys += [place + number * width for _, place in segments]
+    whole = [len(places) for places in keys]
+    if form.shifted:
+        batch["_packed_seq_ids"] = batch["doc_ids"]
+    return batch | {
+        "tree_index": text_row.clone(),
+        "tree_end": ends,
+        "cu_seq_lens_q": boundaries_of(torch.tensor(own)),
+        "cu_seq_lens_k": boundaries_of(torch.tensor(whole)),
+        "k_index": torch.cat(keys),
+        "max_length_q": max(own),
+        "max_length_k": max(whole),
+    }
+
+
+def magi_ranges(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, k_index: Tensor) -> dict[str, Tensor]:
+    """Return the ranges of MagiAttention for a batch of trees: each pair of tokens that sees another lies in just one.
+
+    Args:
+        cu_seq_lens_q, cu_seq_lens_k, k_index: of the batch.
+
+    Returns:
+        q_ranges, k_ranges int32 [n, 2] over the flattened B·S; attn_type_map int32 [n]: 0 full, 1 causal, aligned at
+        the last query and the last key. Ranges of queries overlap: `disable_fwd_atomic_reduction` must stay False.
+    """
+    queries: list[tuple[int, int]] = []
+    keys: list[tuple[int, int]] = []
+    kinds: list[int] = []
+    for (first, last), (start, end) in zip(
+        pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True
+    ):
+        places = k_index[start:end]
+        cuts = (places.diff() != 1).nonzero().flatten() + 1
+        runs = [(int(run[0]), int(run[-1]) + 1) for run in torch.tensor_split(places, cuts.cpu())]
+        queries += [(first, last)] * len(runs)
+        keys += runs
+        kinds += [0] * (len(runs) - 1) + [1]
+    int32 = torch.int32
+    return {
+        "q_ranges": torch.tensor(queries, dtype=int32),
+        "k_ranges": torch.tensor(keys, dtype=int32),
+        "attn_type_map": torch.tensor(kinds, dtype=int32),
+    }
