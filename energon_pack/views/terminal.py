@@ -153,6 +153,8 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
         most: lines to print; None: all.
     """
     num_lines = 0
+    if member.shared_len:
+        to.print(Text(f"its first {amount(member.shared_len, 'token')} are those of the one before it", "dim"))
     if member.refused:
         to.print(Text(f"in no pack: {printable(member.refused)}", "red"), soft_wrap=True)
     if member.weight != 1:

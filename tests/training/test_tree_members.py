@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.templates.processor import load_template
 from energon_pack.samples.flavors.base import MemberInput, Shared
+from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Given
 from energon_pack.training.found_rope import rope_of
@@ -115,9 +115,9 @@ def test_a_member_that_does_not_begin_so_is_refused_with_both_names(
 ) -> None:
     encoder = PackEncoder(MADE, template, tokens_per_second=2)
     wrong = replace(inputs[2], shared=Shared(inputs[2].shared.num_tokens + 9, 1))
-    with pytest.raises(BadPack, match="^p: the .* tokens that a c shares with a b differ in their ids"):
+    with pytest.raises(BadPack, match=r"^p: the .* tokens that a c shares with a b differ in their ids"):
         encoder.encode("p", [*inputs[:2], wrong])
-    with pytest.raises(BadPack, match="a b shares .* and is the first"):
+    with pytest.raises(BadPack, match=r"a b shares .* and is the first"):
         encoder.encode("p", [inputs[1]])
     too_many = replace(inputs[1], shared=Shared(inputs[1].shared.num_tokens, 0, 1))
     with pytest.raises(BadPack, match="it shares 0 images and 1 videos, which are not its first"):
