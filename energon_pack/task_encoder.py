@@ -35,6 +35,7 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
+from energon_pack.training.probe_tree import ProbeTree
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -212,7 +213,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     def _compare_with_plan(self, pack: EncodedPack, planned: int | None) -> None:
         """Warn of a pack that is longer than another tool planned: of this worker's 1st, 2nd, 4th, 8th …"""
-        num_tokens = sum(len(member.tokens) for member in pack.members)
+        num_tokens = sum(len(member.tokens) - member.tokens.shared_len for member in pack.members)
         if planned is None or num_tokens <= planned:
             return
         self._num_longer += 1
@@ -243,6 +244,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""
         return self.encoder.probe_members()
+
+    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
+        """Return trees of such members to try a model with; None: the dataset has none. See `guard`."""
+        return self.encoder.probe_tree(members)
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:

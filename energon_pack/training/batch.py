@@ -14,6 +14,7 @@ from energon_pack.training.inputs import MixingError, has_rope_rows, proven_mask
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask, sight_of
 from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.tree_inputs import attention_inputs
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ _TEXT_KEYS = (
     "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 )  # fmt: skip
+#: of a batch of trees attention gets a plan or masks of its own: classes would take these for those of packs
+_OF_PACKS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 class VisualInputs(SimpleNamespace):
@@ -79,14 +82,15 @@ class PackedBatch(dict[str, Any]):
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
 
         Args:
-            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, and for packs of text in a model with M-RoPE:
-                its window, dtype and device shape the masks.
+            model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees, and for packs of text in a
+                model with M-RoPE: its window, dtype and device shape the masks.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
                 out: the model's loss ignores weights, `weighted_loss` uses them.
 
         Raises:
             ValueError: the inputs can't be made without the model; the batch is not `neat`.
-            MixingError: the model takes M-RoPE rows, and this batch has media without them.
+            MixingError: the model takes M-RoPE rows, and this batch has media without them; or this is a batch of
+                trees, for which the model or its attention has no place.
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
@@ -102,6 +106,13 @@ class PackedBatch(dict[str, Any]):
                 _warn_of_weights()
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
+        if "tree_end" in self:
+            if model is None:
+                raise ValueError("a batch of trees needs masks or a plan of its own: model_inputs(model)")
+            for name in _OF_PACKS:
+                del inputs[name]
+            inputs.update(attention_inputs(self, model))
+            return inputs
         mask = self.mask if self.mask != "auto" else proven_mask(model)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])

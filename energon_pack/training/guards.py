@@ -4,9 +4,9 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,12 +15,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.first_batch import FirstBatch
-from energon_pack.training.inputs import PROVEN, MixingError, attention_of, check_inputs, has_rope_rows, mask_of
+from energon_pack.training.inputs import (
+    PROVEN,
+    MixingError,
+    attention_of,
+    check_inputs,
+    forks_of,
+    has_rope_rows,
+    mask_of,
+    text_row,
+)
 from energon_pack.training.layout import Member
 from energon_pack.training.makeup import replaced_in
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.proof import Proof, kept_proofs, way_out
+from energon_pack.training.tree_inputs import form_of, refuse
+from energon_pack.training.tree_proof import TreeProof, kept_tree_proof, way_out_of_trees
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -48,14 +60,29 @@ class Encoder(Protocol):
         """Return members with each kind of media that the encoder makes."""
 
 
+@runtime_checkable
+class TreeEncoder(Protocol):
+    """An encoder whose packs may have trees."""
+
+    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
+        """Return trees of such members; None: its packs have none."""
+
+
 class Guard:
     """The hooks on a model; `remove()` ends them."""
 
     def __init__(
-        self, proofs: Sequence[Proof], trials: Sequence[Trial], handles: Sequence[RemovableHandle], model: Module
+        self,
+        proofs: Sequence[Proof],
+        trees: TreeProof | None,
+        trials: Sequence[Trial],
+        handles: Sequence[RemovableHandle],
+        model: Module,
     ):
         #: every test of the class; the last one counts
         self.proofs = proofs
+        #: the test of the class with trees; None: the encoder's packs have none
+        self.trees = trees
         #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
         self.trials = trials
         self._handles = handles
@@ -115,14 +142,45 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
         _log.warning("%s; trained all the same: trust=%s", said, trust)
     if not first_batch:
         _log.warning("%s itself is not tried, its class alone: first_batch=False", kind.__name__)
+    tree = encoder.probe_tree(members) if isinstance(encoder, TreeEncoder) else None
+    trees = _shown_trees(model, tree, attention, longest, device, is_trusted) if tree else None
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
     media = MEDIA_KEYS | _media_of(model)
     first = FirstBatch(model, media) if first_batch and not is_trusted else None
     for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
         handle.remove()
-    _HANDLES[model] = handles = _hooks(model, attention, proofs[-1].mask, media, tried, proofs[-1].longest, first)
-    return Guard(proofs, first.trials if first else (), handles, model)
+    limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]
+    masks = {proofs[-1].mask} | ({form_of(model)} if trees else set())
+    longest = min(limits, default=None)
+    _HANDLES[model] = handles = _hooks(model, attention, masks, trees is not None, media, tried, longest, first)
+    return Guard(proofs, trees, first.trials if first else (), handles, model)
+
+
+def _shown_trees(
+    model: Any,
+    tree: ProbeTree,
+    attention: str | None,
+    longest: int | None,
+    device: torch.device,
+    is_trusted: bool,
+) -> TreeProof:
+    """Test the class with trees.
+
+    Raises:
+        MixingError: it does not train on them as on samples alone, and is not trusted.
+    """
+    kind = class_of(model)
+    refuse(model)
+    proof = kept_tree_proof(model, tree, attention, longest, device)
+    if proof.is_exact:
+        return proof
+    said = f"{kind.__name__} is not shown to train on trees as on their samples alone: {proof}"
+    if not is_trusted:
+        out = way_out_of_trees(kind, model.config, tree, attention, longest)
+        raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
+    _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
+    return proof
 
 
 def _unwrapped(model: Any) -> Any:
@@ -159,7 +217,8 @@ class _Calls(threading.local):
 def _hooks(
     model: Module,
     attention: str | None,
-    mask: str,
+    masks: Collection[str],
+    has_trees: bool,
     media: frozenset[str],
     tried: frozenset[str],
     longest: int | None,
@@ -185,8 +244,14 @@ def _hooks(
         inputs = {**dict(zip(names, args, strict=False)), **keywords}
         check_inputs(inputs, attention)
         given = mask_of(inputs)
-        if given != mask:
-            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={mask}")
+        if given not in masks:
+            shown = " or ".join(sorted(masks))
+            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={shown}")
+        if not has_trees and forks_of(text_row(inputs, inputs["position_ids"])):
+            raise MixingError(
+                f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"
+                " encoder of the packs that have them"
+            )
         if untried := sorted(name for name in media & inputs.keys() - tried if isinstance(inputs[name], Tensor)):
             raise MixingError(f"{', '.join(untried)}: not tried with this model; guard(model, encoder) tries its media")
         if longest is not None and (length := _length_of(inputs, longest)) > longest:

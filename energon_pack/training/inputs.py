@@ -5,11 +5,14 @@ Each of these faults was measured to mix members, and the loss looks normal all 
 
 import importlib.util
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
+
+from energon_pack.training.tree_attention import TREE, TREE_FLEX
 
 #: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
@@ -72,8 +75,15 @@ def attention_of(model: Any) -> str | None:
 
 
 def mask_of(inputs: Mapping[str, Any]) -> str:
-    """Return how these inputs keep members apart: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`."""
+    """Return how these inputs keep members apart: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`.
+
+    Those of trees: `tree_plan`, `blocks`, or additive masks, `dict4d` or `prefix4d`.
+    """
     mask = inputs.get("attention_mask")
+    if inputs.get("tree_plan") is not None:
+        return "tree_plan"
+    if is_of_blocks(mask):
+        return "blocks"
     if isinstance(mask, dict):
         return "dict4d"
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -81,6 +91,22 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
     if isinstance(mask, Tensor) and mask.dim() == 2 and int(mask.max()) > 1:
         return "indexed"
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
+
+
+def is_of_blocks(mask: Any) -> bool:
+    """Whether this is a mask of FlexAttention, or a dict of them."""
+    masks = [*mask.values()] if isinstance(mask, dict) else [mask]
+    return bool(masks) and all(type(one).__name__ == "BlockMask" for one in masks)
+
+
+def forks_of(row: Tensor) -> list[list[int]]:
+    """Return (row, place) of each branch of a tree: where positions jump, and not to 0.
+
+    Args:
+        row: [B, S], the positions that start again with each member.
+    """
+    jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
+    return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
@@ -105,6 +131,11 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
     if positions is None:
         raise MixingError("position_ids are missing: they are what tells members apart")
     row = text_row(inputs, positions)
+    forks = forks_of(row)
+    is_blocks = is_of_blocks(mask) and attention in ("flex_attention", TREE_FLEX)
+    if is_blocks or inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
+        _check_trees(inputs, attention, row, forks)
+        return
     is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
     if is_prefix:
         _check_masks({"prefix4d": mask}, row)
@@ -126,6 +157,40 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         refuse_rows(len(row))
         if not has_cu:
             raise MixingError("seq_idx needs cu_seq_lens_q beside it, to begin anew with each member")
+    if forks:
+        number, place = forks[0]
+        raise MixingError(
+            f"position_ids jump to {int(row[number, place])}, as at a branch of a tree, and there is no mask or plan of"
+            " it: transformers would take branches for one text; model_inputs(model) makes what is due"
+        )
+
+
+def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]) -> None:
+    """Check that the first token of each branch does not see the token before it, which is of another branch."""
+    mask, kind = inputs.get("attention_mask"), mask_of(inputs)
+    if kind == "tree_plan":
+        if attention != TREE:
+            raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
+        begins = {int(place) for place in inputs["tree_plan"].cu_seq_lens_q.tolist()}
+        if any(number * row.shape[1] + place not in begins for number, place in forks):
+            raise MixingError("position_ids jump where no segment of the tree_plan begins")
+        return
+    if kind == "blocks":
+        places = torch.tensor([[number, 0, place, place - 1] for number, place in forks], device=row.device).reshape(
+            -1, 4
+        )
+        for one in mask.values() if isinstance(mask, dict) else [mask]:
+            if bool(one.mask_mod(*places.T).any()):
+                raise MixingError("attention_mask lets a branch see its sibling")
+        return
+    masks = mask if isinstance(mask, dict) else {"prefix4d": mask}
+    if attention and "flash" in attention:
+        raise MixingError(f"{attention} takes no masks, and this batch of trees has some: use_tree_attention(model)")
+    _check_masks(masks, row)
+    for name, one in masks.items():
+        for number, place in forks:
+            if bool((one[number % len(one), :, place, place - 1] > -1e4).any()):
+                raise MixingError(f"attention_mask[{name!r}] lets token {place} see the branch before it")
 
 
 def text_row(inputs: Mapping[str, Any], positions: Tensor) -> Tensor:

@@ -98,17 +98,60 @@ def additive_masks(
     """
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]
-    causal = (here[:, None] >= here)[None]
-    image = _same_block(types) if sight is not Sight.CAUSAL else torch.zeros_like(same)
+    causal = (here[:, None] >= here) & same
+    return _by_kind(causal, _same_block(types) & same, _positions(doc_ids), sliding_window, chunk_size, sight, dtype)
+
+
+def tree_masks(
+    tree_end: Tensor,
+    tree_index: Tensor,
+    doc_ids: Tensor,
+    types: Tensor,
+    sliding_window: int | None,
+    chunk_size: int | None,
+    sight: Sight,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample.
+
+    Args:
+        tree_end, tree_index, doc_ids: [B, S], of a batch of trees.
+    """
+    causal = tree_causal(tree_end)
+    block = _same_block(types, torch.nn.functional.pad(doc_ids.diff(dim=1) != 0, (1, 0)))
+    return _by_kind(causal, block, tree_index, sliding_window, chunk_size, sight, dtype)
+
+
+def tree_causal(tree_end: Tensor) -> Tensor:
+    """Return bool [B, S, S]: whether a token sees another, in all that it follows in its sample."""
+    here = torch.arange(tree_end.shape[1], device=tree_end.device)
+    return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
+
+
+def _by_kind(
+    causal: Tensor,
+    block: Tensor,
+    index: Tensor,
+    sliding_window: int | None,
+    chunk_size: int | None,
+    sight: Sight,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Make a mask for each kind of layer.
+
+    Args:
+        causal, block: bool [B, S, S]: tokens that a token follows; tokens of one image.
+        index: [B, S]: the place of each token in its sample.
+    """
+    image = block if sight is not Sight.CAUSAL else torch.zeros_like(block)
     seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image
-    masks = {"full_attention": seen & same}
+    masks = {"full_attention": seen}
     if sliding_window:
-        near = here[:, None] - here < sliding_window
-        sliding = causal & near | image if sight is Sight.BEYOND_WINDOWS else (causal | image) & near
-        masks["sliding_attention"] = sliding & same
+        near = index[:, :, None] - index[:, None, :] < sliding_window
+        masks["sliding_attention"] = causal & near | image if sight is Sight.BEYOND_WINDOWS else (causal | image) & near
     if chunk_size:
-        chunk = _positions(doc_ids) // chunk_size
-        masks["chunked_attention"] = seen & same & (chunk[:, :, None] == chunk[:, None, :])
+        chunk = index // chunk_size
+        masks["chunked_attention"] = seen & (chunk[:, :, None] == chunk[:, None, :])
     return {name: _additive(mask, dtype) for name, mask in masks.items()}
 
 
@@ -125,9 +168,15 @@ def _positions(doc_ids: Tensor) -> Tensor:
     return here - torch.where(begins, here, 0).cummax(1).values
 
 
-def _same_block(types: Tensor) -> Tensor:
-    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens."""
+def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
+    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens.
+
+    Args:
+        cuts: bool [B, S]: where a run ends before this token.
+    """
     is_image = (types == 1) | (types == 2)
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
+    if cuts is not None:
+        begins |= is_image & cuts
     block = torch.where(is_image, begins.cumsum(1), 0)
     return (block[:, :, None] == block[:, None, :]) & is_image[:, :, None]

@@ -29,6 +29,8 @@ from energon_pack.training.pixels import Pixels
 from energon_pack.training.rope import Rope, rope_positions
 
 _log = logging.getLogger(__name__)
+#: media inputs on which rows of M-RoPE depend
+_GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 class LengthError(Exception):
@@ -171,6 +173,18 @@ class MemberEncoder:
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
         return members
 
+    def joined(self, parts: Sequence[Encoded]) -> Encoded:
+        """Return the tokens and media of some members, one behind the other, as one sample."""
+        ids, labels, types = (
+            torch.cat([getattr(part.tokens, name) for part in parts]) for name in ("ids", "labels", "types")
+        )
+        joins = {name: rule for part in parts for name, rule in part.joins.items()}
+        media = join([part.media for part in parts], joins)
+        rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.of_tokens.items()}
+        given = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
+        member = Member(ids, labels, types, self._rows(ids, types, given), rows)
+        return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
+
     def _noise(self, kind: str, number: int) -> "_Draft":
         """Return a member with one medium of random pixels, or with none."""
         width, height, num_frames = 96, 64, self._template.spec.media.num_frames or 4
@@ -233,9 +247,8 @@ class MemberEncoder:
             wholes = [draft.whole and self._pixels([draft.whole]) for draft in drafts]
             return self.join(each), [whole or own for whole, own in zip(wholes, each, strict=True)]
         media = self._pixels([draft.given for draft in drafts])
-        images = _shares(media, ("image_grid_thw",), [len(draft.given.images) for draft in drafts])
-        names = ("video_grid_thw", "second_per_grid_ts")
-        videos = _shares(media, names, [len(draft.given.clips) for draft in drafts])
+        images = _shares(media, _GRIDS[:1], [len(draft.given.images) for draft in drafts])
+        videos = _shares(media, _GRIDS[1:], [len(draft.given.clips) for draft in drafts])
         images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]

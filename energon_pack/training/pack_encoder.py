@@ -26,6 +26,7 @@ from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.members import Encoded, LengthError, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError
 from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.probe_tree import ProbeTree, probe_tree
 from energon_pack.training.trees import has_trees, neat_trees, refuse_unlike
 
 _log = logging.getLogger(__name__)
@@ -147,6 +148,8 @@ class PackEncoder:
         check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
+        #: whether the dataset's samples share what they begin with
+        self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
         #: tokens that a pack may have (`own_pack` has a limit of its own); None: the dataset does not say
@@ -254,6 +257,10 @@ class PackEncoder:
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""
         return self.members.probe_members()
+
+    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
+        """Return trees of such members to try a model with; None: the dataset has none."""
+        return probe_tree(members, self.members.joined) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""

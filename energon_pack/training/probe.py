@@ -10,6 +10,7 @@ Runs on a CPU in seconds, on a `small_model`.
 import copy
 import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,6 +122,16 @@ def _worst(model: Any, members: Sequence[Encoded], mask: str) -> Finding:
     return replace(findings[0], others=others, own=min(one.own for one in findings), alone=alone)
 
 
+@contextmanager
+def trained_in(model: Any) -> Iterator[None]:
+    """Switch a model to train() and back to eval()."""
+    _train(model, True)
+    try:
+        yield
+    finally:
+        model.eval()
+
+
 def _train(model: Any, in_training: bool) -> None:
     """Switch the mode, but leave batch norm in eval(): `guard` refuses a model that trains it."""
     model.train(in_training)
@@ -181,6 +192,13 @@ def _as_run(model: Any) -> torch.set_grad_enabled:
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
     """Return the logits of a member as a user of transformers gets them, from a processor's output."""
+    with _as_run(model):
+        logits: Tensor = model(**plain_inputs(model, member)).logits[0].detach()
+    return logits
+
+
+def plain_inputs(model: Any, member: Encoded) -> dict[str, Any]:
+    """Return the inputs of a member as a user of transformers has them, from a processor's output."""
     ids, types = member.tokens.ids[None].to(model.device), member.tokens.types[None].to(model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     accepted = inspect.signature(model.forward).parameters
@@ -193,9 +211,7 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
     inputs |= {name: value.to(model.device) for name, value in member.media.items()}
     if member.media:
         inputs |= {name: row[None].to(model.device) for name, row in member.tokens.rows.items()}
-    with _as_run(model):
-        logits: Tensor = model(**inputs, use_cache=False).logits[0].detach()
-    return logits
+    return {**inputs, "use_cache": False}
 
 
 def _differences(some: Sequence[Tensor], others: Sequence[Tensor]) -> list[float]:

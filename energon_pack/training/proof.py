@@ -152,7 +152,7 @@ def kept_proofs(
         model: a model of transformers.
     """
     make, config = class_of(model), model.config
-    key = _key(model, members, mask, attention, longest, device)
+    key = key_of(model, members, mask, attention, longest, device)
     if kept := read_kept("proofs", key, _parsed):
         return kept
     proofs = prove(make, config, members, mask, attention, longest, device, kinds_of(model))
@@ -193,7 +193,7 @@ def way_out(
     return "nothing tried here keeps them apart: train this class on unpacked samples"
 
 
-def _key(
+def key_of(
     model: Any,
     members: Sequence[Encoded],
     mask: str,

@@ -14,6 +14,7 @@ from energon_pack.training.probe import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 from energon_pack.training.token_sizes import with_small_sizes
+from energon_pack.training.tree_attention import KINDS, use_tree_attention
 
 #: logits kept for each token: all 150,000 would take gigabytes, and show the same
 _NUM_LOGITS = 256
@@ -69,6 +70,10 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 
 
 def _made(make: Any, config: Any, attention: str | None) -> Any:
+    if attention in KINDS:  # of the text part alone
+        model = _made(make, config, None)
+        use_tree_attention(model, KINDS[attention])
+        return model
     chosen = {"attn_implementation": attention} if attention else {}
     if hasattr(make, "_from_config"):
         return make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import mask_of, text_row
+from energon_pack.training.inputs import forks_of, mask_of, text_row
 from energon_pack.training.sizes import parts
 
 #: inputs that are left out: with them a model computes a loss, or logits of only some tokens
@@ -60,23 +61,42 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
     as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
     members = members_of(as_is)
     rows = {row: [member for member in members if member.row == row] for row in {member.row for member in members}}
-    middle = [row[(len(row) - 1) // 2] for row in rows.values() if len(row) > 1]
+    starts = text_row(as_is, as_is["position_ids"])
+    has_trees = bool(forks_of(starts))
+    ends = [_ends_of_branches(row, starts) for row in rows.values() if len(row) > 1]
+    middle = [row[(len(row) - 1) // 2] for row in ends]
     is_word = _is_word(as_is, _special_ids(config))
     changed = [member for member in middle if is_word is None or member.of(is_word).any()]
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or other_words is None:
         return None
     given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
-    later = [member for row in rows.values() for member in row[1:]]
+    later = [
+        member
+        for row in rows.values()
+        for member in row[1:]
+        if int(starts[member.row % len(starts), member.start]) == 0
+    ]
     alone = next((member for member in later if _is_text(as_is, member, config, bool(given))), None)
     return TrialInputs(
         as_is,
         members,
         changed,
         other_words,
-        _with_other_pixels(as_is, given),
+        None if has_trees else _with_other_pixels(as_is, given),  # branches see the pixels of their root
         (alone, _alone(as_is, alone, media)) if alone else None,
     )
+
+
+def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
+    """Return the members of a row on which no other one builds; in a row without trees these are all.
+
+    Args:
+        starts: [B, S], the positions that start again with each member.
+    """
+    begins = [int(starts[member.row % len(starts), member.start]) for member in row]
+    is_end = [later <= own for own, later in pairwise(begins)]
+    return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
 
 
 def tokens_of(inputs: Mapping[str, Any]) -> Tensor:

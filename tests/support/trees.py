@@ -3,14 +3,20 @@
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from PIL import Image
 
 from energon_pack.samples.flavors.base import MemberInput, Shared
+from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.members import MemberEncoder
+from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.probe_tree import ProbeTree, probe_tree
+from energon_pack.training.rope import rope_positions
 from support.samples import noise
+from support.tiny import FAMILIES, make_members
 
 
 def image(seed: int, side: int = 56) -> Image.Image:
@@ -58,3 +64,19 @@ def with_shares(encoder: MemberEncoder, inputs: Sequence[MemberInput]) -> list[M
         images = next((k for k, one in enumerate(same) if not one), len(same))
         found.append(replace(inputs[i], shared=Shared(num, images) if num > 20 else Shared()))
     return found
+
+
+def joined(name: str, parts: Sequence[Encoded]) -> Encoded:
+    """The tokens and media of members of a tiny family, one behind the other, as one sample."""
+    ids, labels, types = (torch.cat([getattr(one.tokens, key) for one in parts]) for key in ("ids", "labels", "types"))
+    media = join([one.media for one in parts])
+    grids = {key: media.get(key) for key in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")}
+    rule = FAMILIES[name].rope
+    rope = rope_positions(rule, types, **grids) if rule else None
+    return Encoded("+".join(one.sample_id for one in parts), Member(ids, labels, types, rope), media)
+
+
+def tiny_tree(name: str, model: Any) -> ProbeTree:
+    """Trees of members of a tiny family, with an image and a clip where it has them."""
+    text, image, other, clip, _ = make_members(name, model)
+    return probe_tree([text, image, clip, other], partial(joined, name))

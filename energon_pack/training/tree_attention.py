@@ -1,0 +1,181 @@
+"""Attention for trees without a mask: the tokens that a member brings attend to the keys of the whole member.
+
+`use_tree_attention` gives a model's text part this function, which transformers calls by its name. A batch of trees
+brings its plan as a keyword (`model_inputs(model)`), which transformers hands down to every layer. On a GPU with
+flash-attn one call of its kernel for stretches of several lengths does it, elsewhere sdpa for each stretch.
+"""
+
+import importlib.util
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from energon_pack.training.wrapped import unwrapped
+
+#: names of attention implementations in transformers
+TREE, TREE_FLEX = "energon_pack_tree", "energon_pack_tree_flex"
+#: the kinds of `use_tree_attention` by these names
+KINDS = {TREE: "varlen", TREE_FLEX: "flex"}
+
+
+class TreePlan(NamedTuple):
+    """Which rows are the queries of each segment, and which its keys; see `neat_trees`."""
+
+    k_index: Tensor
+    cu_seq_lens_q: Tensor
+    cu_seq_lens_k: Tensor
+    max_length_q: int
+    max_length_k: int
+    #: the boundaries once more, on the host
+    ends_q: tuple[int, ...]
+    ends_k: tuple[int, ...]
+
+
+def use_tree_attention(model: Any, kind: str = "varlen") -> None:
+    """Let the text part of a model attend by this package's function; its images keep their attention.
+
+    Batches without trees, generation and evaluation go as with sdpa (`flex`: as with flex_attention).
+
+    Args:
+        model: a model of transformers; it may be wrapped.
+        kind: `varlen`: gathered keys; `flex`: FlexAttention, also in classes that refuse it by its own name.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    names = {one: name for name, one in KINDS.items()}
+    if kind not in names:
+        raise ValueError(f"use_tree_attention({kind!r}): one of {', '.join(names)}")
+    register()
+    unwrapped(model).config.get_text_config()._attn_implementation = names[kind]
+
+
+@cache
+def register() -> None:
+    """Tell transformers the names, once."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.flex_attention import flex_attention_forward
+    from transformers.masking_utils import flex_attention_mask, sdpa_mask
+
+    AttentionInterface.register(TREE, tree_attention)
+    AttentionMaskInterface.register(TREE, sdpa_mask)
+    AttentionInterface.register(TREE_FLEX, flex_attention_forward)
+    AttentionMaskInterface.register(TREE_FLEX, flex_attention_mask)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    tree_plan: TreePlan | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend along the paths of trees; transformers calls this.
+
+    Args:
+        query: [B, heads, S, D].
+        key, value: [B, KV heads, S, D].
+        attention_mask: not read where there is a plan.
+        sliding_window: how many tokens of its sample a token sees, itself among them.
+        s_aux: [heads]: the sinks of gpt-oss.
+        tree_plan: None: no trees; as sdpa.
+
+    Returns:
+        [B, S, heads, D], None.
+    """
+    if tree_plan is None:
+        if softcap is None and s_aux is None:
+            from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, is_causal=others.get("is_causal")
+            )
+        if attention_mask is None:
+            attention_mask = _bottom_right(query.shape[2], key.shape[2], sliding_window, query.device)
+        out = _attend(query, key, value, attention_mask, dropout, scaling, softcap, s_aux)
+        return out.transpose(1, 2).contiguous(), None
+    batch, heads, length, _ = query.shape
+    queries = query.transpose(1, 2).flatten(0, 1)
+    keys, values = (part.transpose(1, 2).flatten(0, 1)[tree_plan.k_index] for part in (key, value))
+    flash = _flash_for(query, value, s_aux)
+    if flash is not None:
+        out = flash(
+            queries,
+            keys,
+            values,
+            cu_seqlens_q=tree_plan.cu_seq_lens_q,
+            cu_seqlens_k=tree_plan.cu_seq_lens_k,
+            max_seqlen_q=tree_plan.max_length_q,
+            max_seqlen_k=tree_plan.max_length_k,
+            dropout_p=dropout,
+            softmax_scale=scaling,
+            causal=True,
+            window_size=(sliding_window - 1, 0) if sliding_window else (-1, -1),
+            softcap=softcap or 0.0,
+        )
+        return out.view(batch, length, heads, -1), None
+    found = []
+    for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
+        mask = _bottom_right(b - a, end - start, sliding_window, query.device)
+        parts = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
+        found.append(_attend(*parts, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
+    return torch.cat(found).view(batch, length, heads, -1), None
+
+
+def _bottom_right(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return bool [queries, keys]: the last query sees all keys, or the last ones that are in its window."""
+    ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    seen = ones.tril(num_keys - num_queries)
+    return seen.triu(num_keys - num_queries - window + 1) if window else seen
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return [B, heads, queries, D] for a mask of bools or one that is added."""
+    repeat = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    if softcap is None and sinks is None:
+        return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)], -1)
+    shares = torch.softmax(scores.float(), -1).to(query.dtype)[..., : key.shape[2]]
+    return torch.nn.functional.dropout(shares, dropout) @ value
+
+
+def _flash_for(query: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
+    """Return flash-attn's kernel for stretches of several lengths; None: it is not here, or not for these tensors."""
+    if not query.is_cuda or query.dtype.itemsize > 2 or sinks is not None or query.shape[-1] != value.shape[-1]:
+        return None
+    return _installed_flash()
+
+
+@cache
+def _installed_flash() -> Any:
+    if importlib.util.find_spec("flash_attn") is None:
+        return None
+    from flash_attn import flash_attn_varlen_func
+
+    return flash_attn_varlen_func

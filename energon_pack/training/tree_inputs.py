@@ -1,0 +1,173 @@
+"""Make what a model needs to see the trees of a batch: a plan, additive masks, or block masks, by its attention.
+
+Nothing is left to transformers, which would take positions that jump back for one text, or for other packs.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.training.inputs import MixingError, attention_of
+from energon_pack.training.masks import Sight, reads_prefix_whole, sight_of, tree_masks
+from energon_pack.training.tree_attention import TREE, TREE_FLEX, TreePlan, register
+from energon_pack.training.wrapped import class_of
+
+#: kinds of layers that attend; all others carry a state along the row
+_KINDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+#: names of parts that carry a state or mix neighbours in the row
+_STATEFUL = re.compile(
+    r"mamba|rwkv|xlstm|mlstm|slstm|recurrent|delta_?net|kimi_?delta|linear_?attention|lightning_?attention"
+    r"|short_?conv|hyena|retention",
+    re.IGNORECASE,
+)
+#: names of parts that predict more than the next token
+_MTP = re.compile(r"mtp|nextn|multi_?token", re.IGNORECASE)
+_WAY_OUT = "pack with packing.share=none"
+
+
+def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees.
+
+    Args:
+        batch: on the model's device.
+        model: a model of transformers, unwrapped.
+
+    Raises:
+        MixingError: the model or its attention implementation can't keep the branches of a tree apart.
+    """
+    refuse(model)
+    attention = attention_of(model)
+    if attention == TREE:
+        register()
+        if sight_of(model) is not Sight.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
+            raise MixingError(
+                f"{class_of(model).__name__} sees images in both directions, for which {TREE} has no place:"
+                " attn_implementation='sdpa' or 'eager' has masks for them"
+            )
+        nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
+        return {"attention_mask": _each(model, lambda _: nothing), "tree_plan": plan_of(batch)}
+    masks = _block_masks if attention in ("flex_attention", TREE_FLEX) else _dense_masks
+    return {"attention_mask": _each(model, masks(batch, model).__getitem__)}
+
+
+def form_of(model: Any) -> str:
+    """Return how the inputs of trees keep branches apart in a model, as `mask_of` names it."""
+    attention = attention_of(model)
+    if attention == TREE:
+        return "tree_plan"
+    if attention in ("flex_attention", TREE_FLEX):
+        return "blocks"
+    return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
+
+
+def plan_of(batch: Mapping[str, Any]) -> TreePlan:
+    """Return the plan of a batch of trees."""
+    names = ("k_index", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    ends = (tuple(batch[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    return TreePlan(*(batch[name] for name in names), *ends)
+
+
+def refuse(model: Any) -> None:
+    """Refuse a model in which the branches of a tree would see each other, or have another loss.
+
+    Raises:
+        MixingError: it names the part, and what to do.
+    """
+    name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
+    if strange := sorted(kinds_of_layers(text) - _KINDS):
+        raise MixingError(f"{name} has layers of {strange[0]}: a branch would go on from its sibling; {_WAY_OUT}")
+    for part_name, part in model.named_modules():
+        if _STATEFUL.search(type(part).__name__):
+            raise MixingError(
+                f"{name} has a {type(part).__name__}, which carries a state along the row: a branch would go on from"
+                f" its sibling; {_WAY_OUT}"
+            )
+        if _MTP.search(type(part).__name__) or _MTP.search(part_name.rpartition(".")[2]):
+            raise MixingError(
+                f"{name} predicts more than the next token ({part_name}), and the one after it may be in another"
+                f" branch; {_WAY_OUT}"
+            )
+    if getattr(text, "output_router_logits", False):
+        raise MixingError(
+            f"{name} adds a loss of its router, which would count shared tokens once: output_router_logits=False, or"
+            f" {_WAY_OUT}"
+        )
+    if reads_prefix_whole(class_of(model), model.config):
+        raise MixingError(f"{name} reads all before the answer in both directions, and trees have none; {_WAY_OUT}")
+    if attention == TREE and getattr(text, "attention_chunk_size", None):
+        raise MixingError(f"{name} attends in chunks, which {TREE} does not: attn_implementation='sdpa' or 'eager'")
+    if attention not in ("sdpa", "eager", "flex_attention", TREE, TREE_FLEX):
+        raise MixingError(
+            f"attn_implementation={attention!r} of {name} takes no tree: use_tree_attention(model) has it use"
+            " flash-attn where that is installed; sdpa, eager and flex_attention take masks"
+        )
+
+
+def kinds_of_layers(text: Any) -> set[str]:
+    """Return the kinds of a model's layers, by its text config."""
+    kinds = getattr(text, "layer_types", None)
+    if kinds:
+        return set(kinds)
+    if getattr(text, "sliding_window", None):
+        return {"sliding_attention"}
+    return {"chunked_attention" if getattr(text, "attention_chunk_size", None) else "full_attention"}
+
+
+def _each(model: Any, mask: Callable[[str], Any]) -> Any:
+    """Return the mask of the only kind of layer, or a dict with one for each kind, as classes take them."""
+    kinds = sorted(kinds_of_layers(model.config.get_text_config()))
+    return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
+
+
+def _sizes(model: Any) -> tuple[int | None, int | None]:
+    text = model.config.get_text_config()
+    return getattr(text, "sliding_window", None), getattr(text, "attention_chunk_size", None)
+
+
+def _dense_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Tensor]:
+    types, device, sight = batch["mm_token_type_ids"], model.device, sight_of(model)
+    if sight is not Sight.CAUSAL:
+        _refuse_cut_images(batch)
+    tensors = (batch[name].to(device) for name in ("tree_end", "tree_index", "doc_ids"))
+    return tree_masks(*tensors, types.to(device), *_sizes(model), sight, model.dtype)
+
+
+def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
+    """Raise MixingError if a branch begins with an image's tokens right behind another image's, seen as one image."""
+    is_image, index, docs = batch["mm_token_type_ids"] > 0, batch["tree_index"], batch["doc_ids"]
+    begins = torch.nn.functional.pad(docs.diff(dim=1) != 0, (1, 0)) & (index > 0) & is_image
+    for row, place in begins.nonzero().tolist():
+        before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
+        if bool((is_image[row, :place] & before).any()):
+            raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")
+
+
+def _block_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Make masks of FlexAttention; images that are seen in both directions have none."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    register()
+    if sight_of(model) is not Sight.CAUSAL and bool((batch["mm_token_type_ids"] > 0).any()):
+        raise MixingError(
+            f"{class_of(model).__name__} sees images in both directions, for which block masks of trees have no place:"
+            " attn_implementation='sdpa' or 'eager' has masks for them"
+        )
+    end, index = (batch[name].to(model.device) for name in ("tree_end", "tree_index"))
+    window, chunk = _sizes(model)
+
+    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q < end[b, k])
+
+    def sliding(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return causal(b, h, q, k) & (index[b, q] - index[b, k] < window)
+
+    def chunked(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return causal(b, h, q, k) & (index[b, q] // chunk == index[b, k] // chunk)
+
+    makes = {"full_attention": causal} | ({"sliding_attention": sliding} if window else {})
+    makes |= {"chunked_attention": chunked} if chunk else {}
+    rows, width = end.shape
+    return {name: create_block_mask(make, rows, None, width, width, str(model.device)) for name, make in makes.items()}
