@@ -10,7 +10,7 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
     """Count everything but tokens that `caps` may limit, by the name of its column.
 
     Args:
-        kinds: `image` or `video` for each medium.
+        kinds: of each medium.
     """
     return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
 

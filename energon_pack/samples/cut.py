@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from energon_pack.samples.media.kinds import BY_LETTER
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 
@@ -30,11 +31,11 @@ class Cut(NamedTuple):
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text; None: all
-    kinds: str  # i or v for each medium of the whole sample
+    kinds: str  # the letter of each medium of the whole sample
 
     @property
     def all_kinds(self) -> list[str]:
-        return [{"i": "image", "v": "video"}[letter] for letter in self.kinds]
+        return [BY_LETTER[letter] for letter in self.kinds]
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:

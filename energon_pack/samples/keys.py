@@ -10,9 +10,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
+from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
-from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -52,7 +53,7 @@ _READ: tuple[frozenset[str], ...] = (
     ),
     frozenset(
         (
-            *("type", "text", "value", "thinking", "image", "video", "image_url", "video_url", "path", "url", "source"),
+            *("type", "text", "value", "thinking", *PART_TYPES, "path", "url", "source"),
             *("name", "id", "input", "tool_call", "tool_use_id", "content"),
             *("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels"),
             *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps"),

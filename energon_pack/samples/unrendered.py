@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_pack.samples.dialects.boxes import with_boxes
 from energon_pack.samples.dialects.pictures import pictures_in, with_pictures
-from energon_pack.samples.sample import MEDIA_KEYS, Message
+from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Boxes
 from energon_pack.samples.skip import Reason, Skip
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.renderer import Renderer
@@ -67,7 +68,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     if model.template in ASKED:
         with suppress(PackError):  # what is no template is refused below, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
-            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in ("image", "video")}
+            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
     processor = replace(
         empty,
         image=_plain({**files.image, **image_settings(media)}),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.families import ASKED
@@ -59,8 +60,8 @@ class MemberEncoder:
         self._is_asked = template.spec.family in ASKED
         rules = template.rules
         names = {**rules.media_tokens, **rules.feature_tokens}
-        #: (type, id) of the tokens that hold features of images and videos
-        self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
+        #: (type, id) of the tokens that hold features of media
+        self._types = [(m.token_type, template.token_id(names[m.kind])) for m in KINDS.values() if m.kind in names]
 
     def encode(self, member: MemberInput) -> Encoded:
         """Encode one member with its media.
@@ -141,7 +142,7 @@ class MemberEncoder:
             RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
-        for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.media_tokens), ""):
+        for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), ""):
             draft = self._noise(kind, len(members))
             try:
                 media, shares = self._media([draft])

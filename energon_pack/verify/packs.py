@@ -14,6 +14,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
@@ -120,7 +121,7 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens for member in members or ()],
-        **{f"num_{kind}s": [kinds.count(kind) for kinds in pack.kinds] for kind in ("image", "video")},
+        **{medium.column: [kinds.count(kind) for kinds in pack.kinds] for kind, medium in KINDS.items()},
     }
     for cap in caps.CAPS:
         value = sum(cap.cost(number, multiple) for number in counts[cap.column])

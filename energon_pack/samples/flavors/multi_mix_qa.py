@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.sample import media_type
 
-_KINDS = {"i": "image", "v": "video"}
-_NAME = re.compile(r"s\d{3,}\.([iv])\d{2,}\.[a-z0-9]+")  # s003.i00.jpg
+_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
 
 class MultiMixQA(Flavor):
@@ -51,10 +51,10 @@ class PackedMultiMixQA(PackedFlavor):
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts: `s003.i00.jpg` is the first image of member 3, with the extension of its content."""
-        counts = {"image": 0, "video": 0}
+        counts = dict.fromkeys(KINDS, 0)
         names = []
         for kind, extension in media:
-            names.append(f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}")
+            names.append(f"s{index:03d}.{KINDS[kind].letter}{counts[kind]:02d}.{extension}")
             counts[kind] += 1
         return names
 
@@ -77,7 +77,7 @@ class PackedMultiMixQA(PackedFlavor):
 
     def kind(self, part: str) -> str | None:
         match = _NAME.fullmatch(part)
-        return _KINDS[match[1]] if match else None
+        return BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
@@ -99,7 +99,7 @@ class PackedMultiMixQA(PackedFlavor):
         """Return messages, tools and frames of each member, as packing writes them.
 
         Args:
-            kinds: `image` or `video` for each medium of each member.
+            kinds: of each medium of each member.
         """
         return self.members(value)
 

@@ -14,14 +14,15 @@ from energon_pack.samples.dialects.fields import history_turns, joined_question
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
+from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
-from energon_pack.samples.sample import MEDIA_KEYS, Message
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object
+_PATHS = ("path", "url", *PART_TYPES)  # of an entry that is an object
 _ROLE_TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",

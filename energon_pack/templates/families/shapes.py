@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asking import Asking
@@ -48,7 +49,7 @@ class Shapes(MediaRules):
             raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
         self.full = full
         self.name = type(full).__name__
-        changed = {kind: dict(processor.changed.get(kind, {})) for kind in ("image", "video")}
+        changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
         resizes = processor.video.get("do_resize")  # as its settings say: a class may have another default for calls
         video = {"return_metadata": True}  # some look for it when they write times
         video |= {} if resizes is None else {"do_resize": resizes}
