@@ -39,8 +39,8 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(mixture := nodes["source"].get("mixture"), dict):
         entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
-    if nodes["packing"].get("epochs") == 1:
-        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}
+    later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above
+    nodes["packing"] = {key: value for key, value in nodes["packing"].items() if value != later.get(key, ...)}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

@@ -4,6 +4,7 @@ An item has the fields of a JSONL line. Its media are in `images` and `videos` (
 of its messages; each is a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
 """
 
+import base64
 import dataclasses
 import io
 import os
@@ -85,9 +86,10 @@ class Given:
         named = list(zip(read.kinds, media, strict=True))
         with _named(name):
             images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
-        videos = [data for kind, data in named if kind == "video" and isinstance(data, bytes)]
+        files = {wanted: [d for kind, d in named if kind == wanted and isinstance(d, bytes)] for wanted in KINDS}
+        frames = read.fields.get("video_frames")
         return MemberInput(
-            name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len, read.options
+            name, read.timed, images, files["video"], read.tools, frames, token_len, read.options, files["audio"]
         )
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
@@ -148,7 +150,9 @@ class Given:
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""
         if isinstance(medium, Mapping):
-            medium = medium.get("bytes") or medium.get("path") or medium.get("url") or medium
+            coded = medium.get("data")  # of OpenAI's `input_audio`
+            coded = base64.b64decode(coded) if isinstance(coded, str) else None
+            medium = coded or medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
             return "", medium
         if not isinstance(medium, (str, os.PathLike)):

@@ -183,7 +183,8 @@ class _Kind:
         self.num_supervised += int(trained.sum())
         self.visual_tokens += int(visual.sum())
         self.untrained += int((trained == 0).sum())
-        self.without_visual += int((visual == 0).sum())
+        features = visual + items.counts["num_audio_tokens"][there]
+        self.without_visual += int((features == 0).sum())
 
 
 def _num_alike(lengths: Lengths) -> int:

@@ -96,16 +96,11 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
     },
 )
 
-_SOUND = _Elsewhere(
-    "sound, which is not packed", reason=Reason.UNSUPPORTED_MEDIA, silent=(None, False, True, "", [], {})
-)
 _IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
 _CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
 _TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
 _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
     {
-        "audios": _SOUND,
-        "audio": _SOUND,
         "margin": _Elsewhere("ms-swift, TRL: of preference data"),
         "positive_messages": _Elsewhere("ms-swift: of embedding data"),
         "negative_messages": _Elsewhere("ms-swift: of embedding data"),
@@ -122,8 +117,7 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
         "eot": _Elsewhere("torchtune: a turn without its end", silent=(None, True)),
         "ipython": _Elsewhere("torchtune: a tool call as text"),
         "refusal": _Elsewhere("OpenAI: the answer itself, which belongs in content"),
-        "audio": _SOUND,
-        **dict.fromkeys((*MEDIA_KEYS, "audios"), _IN_A_TURN),
+        **dict.fromkeys(MEDIA_KEYS, _IN_A_TURN),
     },
     {
         "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),

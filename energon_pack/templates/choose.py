@@ -11,6 +11,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.build import build, has_media
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.folder import named_processor
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import MIXED, UNEVEN
@@ -22,7 +23,7 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
 
 _NAMES = {
-    **{kind: medium.plural for kind, medium in KINDS.items()},
+    **{kind: f"{medium.noun.split()[1]}s" for kind, medium in KINDS.items()},
     MIXED: "images and videos in one sample",
     UNEVEN: "videos of several lengths in one sample",
 }
@@ -214,7 +215,7 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
 
 
 def _kinds(full: object) -> set[str]:
-    return kinds_of(kind for kind in KINDS if getattr(full, f"{kind}_processor", None) is not None)
+    return kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
 
 
 def _line(error: ImportError) -> str:

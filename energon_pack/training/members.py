@@ -170,6 +170,10 @@ class MemberEncoder:
         elif kind == "video":
             media = [Media("video", width, height, "mp4", num_frames, 2.0, tuple(range(num_frames)))]
             given = Given([], [noise.clip(self._template, num_frames, width, height, number)], [kind])
+        elif kind == "audio":
+            heard = noise.sound(self._template, 0.7, number)
+            media = [Media("audio", num_samples=len(heard), rate=self._template.rules.rate)]
+            given = Given((), (), [kind], [heard])
         member = MemberInput(f"{kind or 'text'} {number}", messages)
         return _Draft(member, self._template.render(Sample(messages, media)), given)
 
@@ -190,11 +194,12 @@ class MemberEncoder:
         for image in member.images:
             image.load()
         sample = sample_of(member)
-        waiting = {"image": iter(member.images), "video": iter(member.videos)}
+        waiting = {kind: iter(media) for kind, media in member.media.items()}
         own = [next(waiting[medium.kind]) for medium in sample.media]
         rendered = template.render(sample)
         kinds = [medium.kind for medium in as_seen(sample).media]
-        return _Draft(member, rendered, Given(*prepared_media(template, sample.media, own), kinds))
+        images, clips, sounds = prepared_media(template, sample.media, own)
+        return _Draft(member, rendered, Given(images, clips, kinds, sounds))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the media of all members, and for each member the media inputs that its positions depend on."""
@@ -251,17 +256,18 @@ def sample_of(member: MemberInput) -> Sample:
     """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
 
     Raises:
-        OSError, Skip: a medium is missing, or its bytes are no image or video.
+        OSError, Skip: a medium is missing, or its bytes are no medium.
     """
-    if b"" in member.videos:
-        raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
+    files = {kind: own for kind, own in member.media.items() if kind != "image"}
+    if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
+        raise OSError(f"its {missing} is missing from the pack")
     media = {
         "image": iter([Media("image", *image.size) for image in member.images]),
-        "video": iter([probe(io.BytesIO(data)) for data in member.videos]),
+        **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
     }
-    kinds = ["image"] * len(member.images) + ["video"] * len(member.videos)
+    kinds = [kind for kind, own in member.media.items() for _ in own]
     in_order = _order(member.messages, kinds)
-    if sorted(in_order) == kinds:  # else another tool's pack is wrong, and the template says how
+    if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
         kinds = in_order
     seen_media = as_asked([next(media[kind]) for kind in kinds], member.video_frames, member.options)
     return Sample(member.messages, seen_media, member.tools, member.options)

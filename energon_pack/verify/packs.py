@@ -13,7 +13,7 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
+from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
@@ -63,7 +63,8 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     usual, content = (format.extension, format.kind) if format else (None, None)
     what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
-        if usual != extension and (usual or extension in IMAGE_EXTENSIONS or wanted == "video"):
+        is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
+        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted in ("video", "audio")):
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"
@@ -124,6 +125,8 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
         **{medium.column: [kinds.count(kind) for kinds in pack.kinds] for kind, medium in KINDS.items()},
     }
     for cap in caps.CAPS:
+        if cap.column not in counts:  # nothing in a pack tells its tokens of sounds
+            continue
         value = sum(cap.cost(number, multiple) for number in counts[cap.column])
         name = knob if cap.name == "max_token_len" else cap.name
         if type(limit := packing.get(name)) is int and value > limit:

@@ -49,6 +49,12 @@ class MemberInput:
     #: its measured length in tokens; None: it was not measured
     token_len: int | None = None
     options: SampleOptions = NO_OPTIONS
+    audios: Sequence[bytes] = ()
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """Its media by kind."""
+        return {"image": self.images, "video": self.videos, "audio": self.audios}
 
 
 class Flavor(ABC):
@@ -106,7 +112,7 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def kind(self, part: str) -> str | None:
-        """Return `image` or `video` by the name of a part; None: neither."""
+        """Return the kind of a medium by the name of its part; None: it is none."""
 
     @abstractmethod
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class MultiMixQA(Flavor):
             sample.video_frames,
             None,
             options_of(sample.options or {}),
+            sample.audio or [],
         )
 
 
@@ -80,13 +81,14 @@ class PackedMultiMixQA(PackedFlavor):
         return BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         media = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         members = self.conversations(value, kinds)
         return {
             "messages": [member["messages"] for member in members],
             "images": [[image_of(parts, name) for name, kind in member if kind == "image"] for member in media],
             "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
+            "audios": [[parts.get(name, b"") for name, kind in member if kind == "audio"] for member in media],
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
@@ -109,7 +111,8 @@ class PackedMultiMixQA(PackedFlavor):
             media = sample.images[index], sample.videos[index]
             frames = sample.video_frames[index] if sample.video_frames else None
             options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
-            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options)
+            audios = sample.audios[index] if sample.audios else []
+            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options, audios)
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if self.is_ours and MEDIA.keys() <= fields.keys():

@@ -1,6 +1,6 @@
 """The kinds of media: for each its names in records, packs, tokens and calls. All other rooms ask this table.
 
-How a kind is read stands in a file beside this one (`image`, `video`), its formats in `formats`.
+How a kind is read stands in a file beside this one (`image`, `video`, `audio`), its formats in `formats`.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class Medium:
 
     @property
     def part_types(self) -> tuple[str, ...]:
-        """The types of the content parts that stand for one."""
-        return self.kind, f"{self.kind}_url"
+        """The types of the content parts that stand for one; OpenAI's for a sound is `input_audio`."""
+        return self.kind, f"{self.kind}_url", *(("input_audio",) if self.kind == "audio" else ())
 
     @property
     def column(self) -> str:
@@ -49,10 +49,11 @@ class Medium:
 
 IMAGE = Medium("image", "an image", 1)
 VIDEO = Medium("video", "a video", 2)
+AUDIO = Medium("audio", "a sound", 3)
 #: all, by name, in the order in which they are listed
-KINDS = {medium.kind: medium for medium in (IMAGE, VIDEO)}
-#: what a sample may be by its media, `mix` with several kinds; in the order of two bits: has images, has videos
-MEDIA_TYPES = ("text", "image", "video", "mix")
+KINDS = {medium.kind: medium for medium in (IMAGE, VIDEO, AUDIO)}
+#: what a sample may be by its media, `mix` with several kinds; in the order of three bits: has images, videos, sounds
+MEDIA_TYPES = ("text", "image", "video", "mix", "audio")
 #: kind of the medium for which a content part of a type stands
 PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.part_types}
 BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}

@@ -27,6 +27,7 @@ _OF_IMAGES = PIXEL_KEYS[:4]
 _OF = {
     "image": frozenset(_OF_IMAGES),
     "video": frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
+    "audio": frozenset(),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
 #: a float can't hold whole numbers much larger than this exactly
