@@ -133,6 +133,21 @@ def _qwen2_audio(token: Token) -> Any:
     )  # fmt: skip
 
 
+def _qwen3_omni(token: Token) -> Any:
+    vision = {**_QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
+    text = _mrope(1, 1, 2, mrope_interleaved=True)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
+    for kind in ("vision", "audio"):
+        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
+    return tf.Qwen3OmniMoeThinkerConfig(
+        text_config={**text, **experts}, vision_config=vision, initializer_range=0.2,
+        audio_config={**audio, "output_dim": 32, "downsample_hidden_size": 8},
+        **{name: token(spelled) for name, spelled in names.items()},
+    )  # fmt: skip
+
+
 def _llava(token: Token) -> Any:
     vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
     return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
@@ -146,6 +161,9 @@ CLASSES = {
     "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
     "Qwen2_5OmniThinkerForConditionalGeneration": Class(
         processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True, has_sounds=True
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
+        processors.qwen3_omni, _qwen3_omni, has_videos=True, has_sounds=True
     ),
     "Qwen2AudioForConditionalGeneration": Class(
         processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
