@@ -43,8 +43,8 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if nodes["packing"].get("share") == Share.none:
         unshared = ("share", "share_min_tokens", "share_max_branches")
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
-    if nodes["packing"].get("epochs") == 1:
-        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}
+    later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above
+    nodes["packing"] = {key: value for key, value in nodes["packing"].items() if value != later.get(key, ...)}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

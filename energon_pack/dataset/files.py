@@ -21,6 +21,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import PART_OF, Cut
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.tar import BLOCK, TarScan
@@ -191,7 +192,7 @@ def _makes_sense(member: PlanRow) -> bool:
     return (
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)
-        and all(None not in part and part.kind in ("image", "video") for part in member.parts)
+        and all(None not in part and part.kind in KINDS for part in member.parts)
         and all(None not in part for part in member.positions)
         and (member.cut is None or _is_possible(member.cut))
     )

@@ -74,10 +74,10 @@ class Sources:
             raise self.changed(row)
         named = list(zip(sample.parts, media, strict=True))
         images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
-        videos = [data for part, data in named if part.kind == "video"]
+        videos, audios = ([data for part, data in named if part.kind == kind] for kind in ("video", "audio"))
         frames = sample.fields.get("video_frames")
         return MemberInput(
-            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options
+            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options, audios
         )
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:

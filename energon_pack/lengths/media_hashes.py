@@ -23,9 +23,9 @@ class MediaHashes:
         """Return kind and hash of each medium: of its bytes, and of what the sample asks for it.
 
         Returns:
-            None where a list of frames is a video: such a sample shares nothing.
+            None where a list of frames is a video, or a medium is a sound: such a sample shares nothing.
         """
-        if any(medium.settings and medium.settings.list_of_frames for medium in media):
+        if any((medium.settings and medium.settings.list_of_frames) or medium.kind == "audio" for medium in media):
             return None
         return [
             (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())

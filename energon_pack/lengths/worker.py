@@ -42,7 +42,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 15
+LENGTHS_VERSION = 16
 #: Raise this number when the beginnings of the same sample are other ones.
 BEGINNINGS_VERSION = 1
 
@@ -63,6 +63,8 @@ class LengthsRow(MeasuredRow):
     media_type: str | None = None  # None: unknown
     files: list[dict[str, Any]] | None = None
     num_images: int = 0
+    num_audio_tokens: int = 0
+    num_audios: int = 0
     num_bytes: int = 0
     num_control_tokens: int = 0
     placeholders_put_in: bool = False

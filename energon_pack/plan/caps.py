@@ -35,6 +35,8 @@ CAPS = (
     Cap("max_token_len", "token_len", padded),
     Cap("max_images", "num_images", lambda number, _: number),
     Cap("max_visual_tokens", "num_visual_tokens", lambda number, _: number),
+    Cap("max_audios", "num_audios", lambda number, _: number),
+    Cap("max_audio_tokens", "num_audio_tokens", lambda number, _: number),
     Cap("max_members", "token_len", lambda token_len, _: np.ones_like(token_len)),
     Cap("max_attention_cost", "token_len", lambda token_len, _: token_len**2),
 )

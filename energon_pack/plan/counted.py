@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, features_of_packs, media_of_packs
 from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 
 

@@ -25,11 +25,9 @@ from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.draws import copy_numbers
-
-#: In the order of two bits: holds images, holds videos.
-MEDIA_TYPES = ("text", "image", "video", "mix")
 
 #: What the report counts of samples that were measured.
 NOTES = (

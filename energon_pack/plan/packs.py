@@ -11,6 +11,7 @@ from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
@@ -190,4 +191,5 @@ def lm_columns(items: Items) -> tuple[AnyInts, ...]:
 
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
-    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
+    codes = plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
+    return np.where(codes < len(MEDIA_TYPES), codes, MEDIA_TYPES.index("mix")).astype(np.int8)

@@ -12,7 +12,7 @@ from rich.table import Table
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.drawn import MANY_EPOCHS
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
+from energon_pack.plan.items import NOTES, AnyInts, Lengths
 from energon_pack.plan.mix import mixture_figures
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
 from energon_pack.plan.plan import without_window
@@ -23,6 +23,7 @@ from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 

@@ -106,6 +106,10 @@ class PackingConfig:
     max_images: int | None = None
     #: tokens of a pack that hold visual features
     max_visual_tokens: int | None = None
+    #: sounds of a pack
+    max_audios: int | None = None
+    #: tokens of a pack that hold features of sounds
+    max_audio_tokens: int | None = None
     #: samples of a pack
     max_members: int | None = None
     #: Σ len² of a pack's members

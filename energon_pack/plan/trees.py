@@ -108,7 +108,7 @@ def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Int
     found = found if fits.all() else found.take(np.flatnonzero(fits[found.item]))
     found = _alike(found._replace(key=found.key ^ mixed(group[found.item].astype(np.uint64))), items)
     order, shared = _in_order(found, items.lens)
-    own = {name: items.counts[name][order] - shared[name] for name in items.counts}
+    own = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     own["max_members"] = np.ones(len(order), np.int64)
     own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from energon_pack.samples.media.kinds import BY_LETTER
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 
@@ -30,11 +31,11 @@ class Cut(NamedTuple):
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text; None: all
-    kinds: str  # i or v for each medium of the whole sample
+    kinds: str  # the letter of each medium of the whole sample
 
     @property
     def all_kinds(self) -> list[str]:
-        return [{"i": "image", "v": "video"}[letter] for letter in self.kinds]
+        return [BY_LETTER[letter] for letter in self.kinds]
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:
@@ -81,30 +82,32 @@ def messages_of(messages: Sequence[Message], first: int, end: int, num_character
     return part
 
 
-def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
-    """Return the range of the sample's images and the range of its videos that are in a part.
+def media_of_part(messages: Sequence[Message], cut: Cut) -> dict[str, slice]:
+    """Return for each kind the range of the sample's media that are in a part.
 
     Args:
         messages: those of the whole sample.
     """
     before = num_media_before(messages, cut.all_kinds)
     first, end = cut.kinds[: before[cut.first_turn]], cut.kinds[: before[cut.end_turn]]
-    return slice(first.count("i"), end.count("i")), slice(first.count("v"), end.count("v"))
+    return {kind: slice(first.count(letter), end.count(letter)) for letter, kind in BY_LETTER.items()}
 
 
-def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: slice) -> dict[str, Any]:
+def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Mapping[str, slice]) -> dict[str, Any]:
     """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     Args:
         fields: those of the whole sample.
+        media: as `media_of_part` returns it.
     """
     own = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
-        own["video_frames"] = frames[videos]
+        own["video_frames"] = frames[media["video"]]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        own["patch_positions"] = names[images]
+        own["patch_positions"] = names[media["image"]]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
-        own["media_settings"] = settings[images.start + videos.start : images.stop + videos.stop]
+        start, stop = (sum(getattr(part, end) for part in media.values()) for end in ("start", "stop"))
+        own["media_settings"] = settings[start:stop]
     return own

@@ -9,21 +9,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from energon_pack.samples.media.kinds import KINDS, PART_TYPES
 from energon_pack.samples.sample import Message, media_type
 from energon_pack.samples.skip import Reason, Skip
 
-PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
-_PLACEHOLDER = re.compile("<(image|video)>")
+PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
+_PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
 _OWN = ("name", "settings")  # the key for a content part's settings of its medium
 
 
 def spells_placeholder(text: str) -> bool:
-    """Tell whether a text holds `<image>` or `<video>`."""
+    """Tell whether a text holds a placeholder."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def num_placeholders(messages: Sequence[Message]) -> int:
-    """Count `<image>` and `<video>` in the texts of a conversation."""
+    """Count the placeholders in the texts of a conversation."""
     texts = (m["content"] for m in messages if isinstance(m["content"], str))
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
@@ -33,7 +34,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
     Args:
         messages: as in `Record.messages`.
-        kinds: `image` or `video` for each medium, in the order the sample lists them.
+        kinds: of each medium, in the order the sample lists them.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
@@ -139,7 +140,7 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     parts = [part for content in contents for part in content if isinstance(part, dict)]
     results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # results of tools
     parts += [part for result in results for part in result if isinstance(part, dict)]
-    kinds = {str(part.get("type")).removesuffix("_url") for part in parts} & PLACEHOLDERS.keys()
+    kinds = {kind for part in parts if (kind := PART_TYPES.get(str(part.get("type"))))}
     return media_type([*kinds]) if kinds else None
 
 

@@ -13,7 +13,8 @@ from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
 from energon_pack.samples.mapping import mapped
-from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
+from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import kind_of_table, split_name

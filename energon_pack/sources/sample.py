@@ -45,7 +45,7 @@ class ReadSample(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """`image` or `video` for each medium."""
+        """The kind of each medium."""
         return [part.kind for part in self.parts]
 
     @property
@@ -144,8 +144,8 @@ def _timed(
 
 
 def _part(whole: ReadSample, cut: Cut) -> ReadSample:
-    images, videos = media_of_part(whole.messages, cut)
+    media = media_of_part(whole.messages, cut)
     messages, timed = (messages_of(some, *cut[1:4]) for some in (whole.messages, whole.timed))
-    fields = fields_of_part(whole.fields, cut, images, videos)
-    positions = whole.positions[images] if any(whole.positions[images]) else []
+    fields = fields_of_part(whole.fields, cut, media)
+    positions = whole.positions[media["image"]] if any(whole.positions[media["image"]]) else []
     return whole._replace(messages=messages, timed=timed, fields=fields, positions=positions)

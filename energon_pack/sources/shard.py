@@ -240,7 +240,7 @@ class JsonlShard(_File):
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
-        if not names and record.declared in ("image", "video", "mix"):
+        if not names and record.declared not in (None, "text"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
         return [look_up(self._asked_for(name)) for name in names]
 

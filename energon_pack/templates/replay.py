@@ -221,6 +221,8 @@ def _content(sample: Sample, has_text: bool) -> str:
 
 def _numbers(media: Media) -> list[Any]:
     values = [getattr(media, name) for name in _MEDIA]
+    if media.kind == "audio":
+        return [media.kind, media.num_samples, media.rate]
     said = {} if media.settings is None else {k: v for k, v in asdict(media.settings).items() if v is not None}
     return [*(values[:3] if media.kind == "image" else values), *([said] if said else [])]
 
@@ -239,12 +241,16 @@ def _from_json(value: dict[str, Any]) -> Measured:
 
 
 def _media(numbers: list[Any]) -> Media:
+    if numbers[0] == "audio":
+        return Media("audio", num_samples=numbers[1], rate=numbers[2])
     said = MediumSettings(**numbers[-1]) if isinstance(numbers[-1], dict) else None
     values = dict(zip(_MEDIA, numbers[: len(numbers) - (said is not None)], strict=False))
     return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": said})
 
 
 def _named(media: Media) -> str:
+    if media.kind == "audio":
+        return str(media)
     size = f"{media.kind} of {media.width}×{media.height} pixels"
     return f"an {size}" if media.kind == "image" else f"a {size} and {media.num_frames} frames, {media.fps:g} a second"
 

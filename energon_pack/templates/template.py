@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
@@ -98,7 +99,8 @@ class Template(Preparation):
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
-        position, cursor, span_start, num_visual_tokens = len(pieces[0]), 0, 0, 0
+        position, cursor, span_start = len(pieces[0]), 0, 0
+        num_features = dict.fromkeys(KINDS, 0)
         for start, mark in self._marks.find_all(marked):
             piece = marked[cursor:start]
             cursor = start + len(mark)
@@ -116,7 +118,7 @@ class Template(Preparation):
                 pieces.append(text)
                 places[number] = position, position + len(text)
                 position += len(text)
-                num_visual_tokens += num_tokens
+                num_features[self._kinds[mark]] += num_tokens
         pieces += [marked[cursor:], after]
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
@@ -127,12 +129,13 @@ class Template(Preparation):
         return Rendered(
             text,
             spans,
-            num_visual_tokens,
+            num_features["image"] + num_features["video"],
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
             self._wants_thoughts and chat.renderer.leaves_out_reasoning(messages, sample.tools),
+            num_features["audio"],
         )
 
     def _trained(
@@ -172,7 +175,8 @@ class Template(Preparation):
         frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
         kinds = self.spec.kinds
         if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
-            raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no images and videos in one sample")
+            several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")
         if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]

@@ -14,7 +14,8 @@ from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
-from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
+from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
@@ -67,7 +68,8 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     usual, content = (format.extension, format.kind) if format else (None, None)
     what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
-        if usual != extension and (usual or extension in IMAGE_EXTENSIONS or wanted == "video"):
+        is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
+        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted in ("video", "audio")):
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"
@@ -145,10 +147,12 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],
-        **{f"num_{kind}s": [kinds.count(kind) for kinds in own_kinds] for kind in ("image", "video")},
+        **{medium.column: [kinds.count(kind) for kinds in own_kinds] for kind, medium in KINDS.items()},
     }
     squares = [length * (length + 2 * shared_len) for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
     for cap in caps.CAPS:
+        if cap.column not in counts:  # nothing in a pack tells its tokens of sounds
+            continue
         value = sum(cap.cost(number, multiple) for number in counts[cap.column])
         if cap.name == "max_attention_cost":
             value = sum(squares)

@@ -24,6 +24,7 @@ from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.sample import Part
@@ -304,6 +305,10 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
         medium = probe(io.BytesIO(data))
         if medium.kind == "image":
             open_image(data)
+            return
+        if medium.kind == "audio":
+            if (found := len(decode_audio(data, medium.rate))) != medium.num_samples:
+                yield f"{part.name}: {found} samples decode, its header says {medium.num_samples}"
             return
         times, ours = decoded_by_us(medium, data)
         yield from (f"{part.name}: {what}" for what in ours)

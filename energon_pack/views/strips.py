@@ -3,6 +3,7 @@
 from itertools import groupby
 
 from energon_pack.pages.svg import Piece
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.views.view import MemberView, PackView
 
 
@@ -19,7 +20,7 @@ def member_pieces(member: MemberView, name: str) -> list[Piece]:
     """Return the pieces of a member: by its tokens, or, without them, its media and then its text."""
     where = f"{name}, {member.sample_id}"
     if member.spans is not None:
-        alike = groupby(member.spans, key=lambda span: span.kind if span.kind in ("image", "video") else "text")
+        alike = groupby(member.spans, key=lambda span: span.kind if span.kind in KINDS else "text")
         sums, left = [], member.shared_len
         for kind, spans in alike:
             num = sum(span.num_tokens for span in spans)

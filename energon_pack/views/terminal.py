@@ -10,6 +10,7 @@ from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.pages.svg import Piece
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.views.strips import member_pieces
 from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
@@ -196,7 +197,7 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
         for span in alike:
             style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
             words = _plain(span.text).plain
-            if span.kind in ("image", "video"):
+            if span.kind in KINDS:
                 words = f"[{words}, {span.num_tokens:,} tokens]"
             text.append(words, "green" if weight else style)
         text.append("»" * is_marked)

@@ -64,8 +64,14 @@ class MemberInput:
     #: its measured length in tokens; None: it was not measured
     token_len: int | None = None
     options: SampleOptions = NO_OPTIONS
+    audios: Sequence[bytes] = ()
     #: what it shares with the member before it in the pack; `images` and `videos` hold the shared ones, too
     shared: Shared = NOT_SHARED
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """Its media by kind."""
+        return {"image": self.images, "video": self.videos, "audio": self.audios}
 
 
 class Flavor(ABC):
@@ -137,7 +143,7 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def kind(self, part: str) -> str | None:
-        """Return `image` or `video` by the name of a part; None: neither."""
+        """Return the kind of a medium by the name of its part; None: it is none."""
 
     @abstractmethod
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:

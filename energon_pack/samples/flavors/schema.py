@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from energon_pack.samples.media.kinds import MEDIA_TYPES
+
 #: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 1
 #: Version of packs in which a member shares its beginning with another, and of their datasets.
@@ -50,5 +52,5 @@ META: Schema = {
 #: Fields of `_meta` in packs that name the media of each member.
 MEDIA: Schema = {
     "media_files": NAMES,
-    "media_type": ("text, image, video or mix", lambda value: value in ("text", "image", "video", "mix")),
+    "media_type": (", ".join(MEDIA_TYPES), lambda value: value in MEDIA_TYPES),
 }
