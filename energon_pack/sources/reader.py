@@ -21,7 +21,7 @@ from energon_pack.sources.storage import File, State, open_file, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 8
+INDEX_VERSION = 9
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
@@ -84,7 +84,7 @@ class Reader:
         Raises:
             PackError: the shard changed.
         """
-        return shard.raw(self.shard_file(shard), row.record_offset - lead, lead + row.record_size)
+        return shard.raw(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.

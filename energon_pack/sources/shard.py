@@ -32,8 +32,10 @@ from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.storage import File, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
+from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
 LookUp = Callable[[str], Part]
@@ -75,9 +77,13 @@ class _File:
         """Tell whether a store still has the same object; its version covers every byte."""
         return state_of(self.path) == (self.size, self.version)
 
-    def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a sample's JSON or text from the place that the index says."""
-        return file.read(offset, size)
+    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Read a sample's JSON or text from the place that the index says.
+
+        Args:
+            lead: bytes of the header before it that are read, too.
+        """
+        return file.read(row.record_offset - lead, lead + row.record_size)
 
     def has_place(self, offset: int, size: int) -> bool:
         """Tell whether the file is long enough: a damaged plan may ask for any place."""
@@ -114,6 +120,13 @@ class TarShard(_File):
             PackError: the shard is compressed, or can't be opened.
         """
         return wds.index_tar(self.path)
+
+    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Read a sample's JSON or text; of a question and an answer in texts of their own, the JSON of both."""
+        raw = super().raw(file, row, lead)
+        if row.record_part not in SIDES:
+            return raw
+        return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
@@ -197,13 +210,14 @@ class JsonlShard(_File):
         with open_file(self.path) as file:
             for place in self._first_places(number):
                 with suppress(Skip):
-                    yield self.raw(file, *place)
+                    yield self.raw(file, SampleRow("", lines.LINE, *place))
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return lines.first_places(self.path, number)
 
-    def raw(self, file: File, offset: int, size: int) -> bytes:
+    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Read a line, with names in the place of media in base64, and of the number of an image of COCO."""
+        offset, size = row.record_offset, row.record_size
         raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw

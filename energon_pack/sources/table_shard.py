@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
+from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tables import table_of, table_row
@@ -41,8 +42,8 @@ class TableShard(JsonlShard):
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
 
-    def raw(self, file: File, offset: int, size: int) -> bytes:
-        return table_row(self.path, self.version, offset)
+    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        return table_row(self.path, self.version, row.record_offset)
 
     def has_place(self, offset: int, size: int) -> bool:
         return offset >= 0

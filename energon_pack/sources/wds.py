@@ -22,12 +22,13 @@ from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, Damage, TarScan
+from energon_pack.sources.text_pairs import SIDES, first_of_pair
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
     [
         ("key", pa.string()),
-        ("record_part", pa.string()),  # json or txt
+        ("record_part", pa.string()),  # json, txt, or the first of a question and an answer
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", PART_TYPE),  # all others, in the tar's order
@@ -160,19 +161,23 @@ class _Rows:
         if key is None or not group:
             return
         names = list(group)
-        record = group.pop("json", None) or group.pop("txt", None)
+        record = group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
         if record is not None and record[2] == NO_DATA:
             record = None
         row = self._rows.get(key)
         if row is not None and self._add_late(key, row, names, record, group):
             return
         self._dotted.look(key, record, group.values(), bool(self._damage))
+        if record is not None and record[0] in SIDES:
+            group = {part: member for part, member in group.items() if part not in SIDES}
         self._parts += group.values()
         self._rows[key] = len(self._keys)
         if row is not None:
             self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
             self._append(key, None, without_record, f"only {', '.join(names)}")
+        elif record[0] in SIDES and "txt" in group:
+            self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {record[0]}: leave one of them out")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
         else:
@@ -229,12 +234,12 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """The record of one sample from its JSON, or from the text that captions its media, or is a document.
+    """The record of one sample from its JSON, from the text that captions its media, or is a document.
 
     Raises:
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
-    if part == "json":
+    if part == "json" or part in SIDES:
         return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):
