@@ -33,7 +33,7 @@ from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.rows import SampleRow
-from energon_pack.sources.storage import File, absolute, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
@@ -49,6 +49,10 @@ class _File:
     mark: ClassVar[str]
     #: bytes of the header that stands before each part of a sample
     lead: ClassVar[int] = 0
+    #: what it is called where the form of a source is said
+    called: ClassVar[str]
+    #: what one of it is
+    noun: ClassVar[str] = "file"
     #: whether a sample is bytes at an offset
     is_read_by_place: ClassVar[bool] = True
 
@@ -77,13 +81,21 @@ class _File:
         """Tell whether a store still has the same object; its version covers every byte."""
         return state_of(self.path) == (self.size, self.version)
 
-    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Read a sample's JSON or text from the place that the index says.
+    def open(self) -> File:
+        """Open it; raises OSError where it can't be."""
+        return open_file(self.path, State(self.size, self.version))
+
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        """Read a sample's JSON or text from the place that the index says."""
+        return file.read(offset, size)
+
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Do the same by the sample's row.
 
         Args:
             lead: bytes of the header before it that are read, too.
         """
-        return file.read(row.record_offset - lead, lead + row.record_size)
+        return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def has_place(self, offset: int, size: int) -> bool:
         """Tell whether the file is long enough: a damaged plan may ask for any place."""
@@ -111,6 +123,7 @@ class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
     mark = "/"
+    called = "WebDataset tars"
     lead = BLOCK
 
     def index(self) -> pa.Table:
@@ -121,9 +134,9 @@ class TarShard(_File):
         """
         return wds.index_tar(self.path)
 
-    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Read a sample's JSON or text; of a question and an answer in texts of their own, the JSON of both."""
-        raw = super().raw(file, row, lead)
+        raw = super().raw_of(file, row, lead)
         if row.record_part not in SIDES:
             return raw
         return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
@@ -175,6 +188,7 @@ class JsonlShard(_File):
     """A file of JSON samples, their media files of their own; its methods are those of a tar."""
 
     mark = ":"
+    called = "JSONL"
     #: which files of a folder are such
     names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: of a class of somebody else: raise it when `value` reads the same bytes otherwise
@@ -207,17 +221,16 @@ class JsonlShard(_File):
         Raises:
             PackError, OSError: the file can't be read.
         """
-        with open_file(self.path) as file:
+        with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
-                    yield self.raw(file, SampleRow("", lines.LINE, *place))
+                    yield self.raw(file, *place)
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return lines.first_places(self.path, number)
 
-    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+    def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read a line, with names in the place of media in base64, and of the number of an image of COCO."""
-        offset, size = row.record_offset, row.record_size
         raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
-from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
 
 _HEAD, _FOOTER = 64 << 10, 1 << 20
@@ -26,6 +25,7 @@ class TableShard(JsonlShard):
     """
 
     names = re.compile(r"\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    called = "tables"
     is_read_by_place = False
     has_splits = True
 
@@ -42,15 +42,15 @@ class TableShard(JsonlShard):
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
 
-    def raw(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        return table_row(self.path, self.version, row.record_offset)
+    def raw(self, file: File, offset: int, size: int) -> bytes:
+        return table_row(self.path, self.version, offset)
 
     def has_place(self, offset: int, size: int) -> bool:
         return offset >= 0
 
     def _digest(self) -> str:
         """Of both ends: the footer of a Parquet file says where each column of each group lies."""
-        with open_file(self.path) as file:
+        with self.open() as file:
             start = max(0, file.size - _FOOTER)
             ends = file.read(0, _HEAD), file.read(start, file.size - start)
             return hashlib.sha256(b"".join(ends) + str(file.size).encode()).hexdigest()
