@@ -55,7 +55,9 @@ def _called(shard: Shard) -> str:
 
 def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
     """Yield what the first readable sample of a file of lines or rows has: its turns, and where its media are."""
-    if not isinstance(shard, JsonlShard):
+    if isinstance(shard, TarShard):
+        if shard.field_map is not None:
+            yield f"{' and '.join(name for name, _ in shard.field_map.fields)} by Energon's field_map"
         return
     if isinstance(shard, FolderShard):
         yield f"captions: {'texts beside them' if shard.classes is None else 'the names of their folders'}"

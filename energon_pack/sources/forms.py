@@ -58,7 +58,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
             return find_folders([path] if isinstance(path, str) else path, settings.classes, settings.remote_media)
         if kind := kind_of_lines(settings.format):
             return _lines(settings, path, kind, copies)
-        return find_shards(path, settings.split, copies)
+        return _as_mapped(find_shards(path, settings.split, copies), settings)
     entries: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in [path] if isinstance(path, str) else path:
@@ -68,7 +68,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
             entries.setdefault(form, []).append(entry)
     parts = []
     if tars := entries.get(Format.wds):
-        parts.append(find_shards(tars, settings.split, copies))
+        parts.append(_as_mapped(find_shards(tars, settings.split, copies), settings))
     for form, chosen in ((Format.jsonl, _with_samples), (Format.table, _tables), (Format.lmdb, _with_samples)):
         if named := entries.get(form):
             parts.append(_lines(settings, named, _LINES[form], copies, partial(chosen, stems)))
@@ -119,6 +119,21 @@ def _lines(
     if root is not None:
         return source
     return replace(source, shards=[_with_media_root(shard, settings.reading) for shard in source.shards])
+
+
+def _as_mapped(source: Source, settings: SourceConfig) -> Source:
+    """Return tars with the field maps of their folders, or, where settings say what is read, without.
+
+    Raises:
+        PackError: a field map can't be followed.
+    """
+    tars = [shard for shard in source.shards if isinstance(shard, TarShard)]
+    if settings.map is not None or settings.renames or settings.messages_key:
+        return replace(source, shards=[replace(shard, field_map=None) for shard in tars])
+    maps = (shard.field_map for shard in tars)
+    if why := next((each.refusal for each in maps if each is not None and each.refusal), None):
+        raise PackError(why)
+    return source
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:

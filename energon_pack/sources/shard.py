@@ -21,11 +21,12 @@ from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import Record
+from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
+from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.coco import with_image
@@ -119,6 +120,7 @@ class _File:
         return f"{self.name}{self.mark}{key}"
 
 
+@dataclass(frozen=True)
 class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
@@ -126,13 +128,20 @@ class TarShard(_File):
     called = "WebDataset tars"
     lead = BLOCK
 
+    #: of the folder that Energon has prepared; None: parts are what their names say
+    field_map: FieldMap | None = field(default=None, kw_only=True)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity[:-1], None if self.field_map is None else asdict(self.field_map)
+
     def index(self) -> pa.Table:
         """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
 
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
-        return wds.index_tar(self.path)
+        return wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Read a sample's JSON or text; of a question and an answer in texts of their own, the JSON of both."""
@@ -151,6 +160,8 @@ class TarShard(_File):
         Raises:
             Skip: as `parse_record`.
         """
+        if self.field_map is not None:
+            return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
@@ -162,6 +173,8 @@ class TarShard(_File):
         Raises:
             Skip: `missing_media`, `unreadable_media`.
         """
+        if self.field_map is not None:
+            parts = [part for part in parts if part.name in self.field_map.media]
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
@@ -299,7 +312,13 @@ def _inside(folder: str, path: str) -> str:
 Shard = TarShard | JsonlShard
 
 
-def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlShard] = JsonlShard) -> Shard:
+def shard_of(
+    name: str,
+    path: str,
+    lines: Lines | None = None,
+    kind: type[JsonlShard] = JsonlShard,
+    field_map: FieldMap | None = None,
+) -> Shard:
     """A file as it is now: a tar, or one that is read as lines of a kind.
 
     Raises:
@@ -315,7 +334,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlS
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
     path = absolute(path)
-    return TarShard(name, path, *state) if lines is None else kind(name, path, *state, lines)
+    return TarShard(name, path, *state, field_map=field_map) if lines is None else kind(name, path, *state, lines)
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,17 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 # ------------------------------------------------------------------------------------------ samples of a shard
 
 
-def index_tar(path: str) -> pa.Table:
+def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
     """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
 
     A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
     sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
     `truncated_tar`: they may have been lost there. A key with files that are samples of their own is a `dotted_key`,
     and so is each of them: nothing tells whose its media are.
+
+    Args:
+        record_parts: that hold what is said, as a field map names them; empty: a JSON, a question with its answer, or a
+            text.
 
     Raises:
         PackError: the tar is compressed, or can't be opened.
@@ -63,7 +67,7 @@ def index_tar(path: str) -> pa.Table:
             raise compressed_error(path)
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
-        rows = _Rows(dotted)
+        rows = _Rows(dotted, record_parts)
         rows.add_all(scan)
         own = list(dotted.files())
         rows.leave_out(own)
@@ -96,8 +100,8 @@ def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
 class _Rows:
     """Groups members into samples, columns growing as the scan goes on."""
 
-    def __init__(self, dotted: DottedKeys) -> None:
-        self._dotted = dotted
+    def __init__(self, dotted: DottedKeys, record_parts: Sequence[str]) -> None:
+        self._dotted, self._record_parts = dotted, record_parts
         self._damage: list[Damage] = []  # so far
         self._keys: list[str] = []
         self._records: list[Member | None] = []
@@ -161,7 +165,7 @@ class _Rows:
         if key is None or not group:
             return
         names = list(group)
-        record = group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
+        record = self._take_record(group)
         if record is not None and record[2] == NO_DATA:
             record = None
         row = self._rows.get(key)
@@ -176,12 +180,18 @@ class _Rows:
             self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
             self._append(key, None, without_record, f"only {', '.join(names)}")
-        elif record[0] in SIDES and "txt" in group:
+        elif record[0] in SIDES and "txt" in group and not self._record_parts:
             self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {record[0]}: leave one of them out")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
         else:
             self._append(key, record)
+
+    def _take_record(self, group: dict[str, Member]) -> Member | None:
+        """Take the part that says what a sample holds out of its parts; of a question and an answer, the first."""
+        if not self._record_parts:
+            return group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
+        return group.pop(self._record_parts[0], None) if len(self._record_parts) == 1 else first_of_pair(group)
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
         """Add parts to a sample that was there before; not where it has one of them: then they are another's."""
