@@ -94,15 +94,17 @@ def look(
         max_thumbnails: how many media get a picture.
     """
     sample_id = shard.sample_id(row.key)
-    raw = reader.raw(shard, row) if row.record_size else b""
-    texts = _json(raw), _json(raw, most=None)
+    raw = b""
     try:
+        if row.record_size:
+            raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
         sample = read_sample(reader, shard, row, config.source.reading)
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return Looked(view, *texts)
+        return Looked(view, _json(raw), _json(raw, most=None))
+    texts = _json(raw), _json(raw, most=None)
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in

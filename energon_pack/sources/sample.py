@@ -17,7 +17,7 @@ from energon_pack.samples.media.probe import Media, probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import MEDIA_KEYS, AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
@@ -91,7 +91,10 @@ def _seems(raw: bytes) -> str | None:
         value = load_json(raw)
     except Skip:
         return None
-    return media_type_by_name(list(named_media(value))) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    kinds = ["video" if key.startswith("video") else "image" for key in MEDIA_KEYS if value.get(key)]
+    return media_type_by_name(list(named_media(value))) or (media_type(kinds) if kinds else None)
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:

@@ -81,6 +81,8 @@ SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 #: extensions of images, by their content
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
 _KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+#: extensions that mark a file as an image or a video
+MEDIA_NAMES = tuple(_KINDS)
 #: extensions that mark a file as a video
 VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == "video")
 _IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
