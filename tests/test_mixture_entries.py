@@ -74,7 +74,7 @@ def test_each_is_packed_as_it_would_be_alone(config: Make, sets: Path, tmp_path:
     for name, settings in given.items():
         one = config(sets / f"{name}.jsonl", source__format="auto", output__name=name, **settings)
         if name == "named":
-            names = {"columns": Columns(**NAMED["columns"]), "roles": Roles(**NAMED["roles"])}
+            names: dict[str, Any] = {"columns": Columns(**NAMED["columns"]), "roles": Roles(**NAMED["roles"])}
             one.source = SourceConfig(format="auto", path=one.source.path, **names)
         alone[name] = {of[:2] for of in lengths(packed(one)).values()}
     assert found == alone
