@@ -27,7 +27,7 @@ def sets(tmp_path: Path) -> Path:
     folder = tmp_path / "sets"
     folder.mkdir()
     asked = [{"who": "me", "what": "Why?"}, {"who": "it", "what": "Because of a long story."}]
-    lines = {
+    lines: dict[str, Any] = {
         "named": [{"chat": asked}] * 6,
         "turns": [{"messages": TURNS}] * 6,
         "seen": [{"images": ["a.png"], "messages": [{"role": "user", "content": "<image>?"}, TURNS[1]]}] * 6,
