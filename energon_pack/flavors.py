@@ -25,7 +25,7 @@ class MultiMixQASample(Sample):
     tools: Optional[list[Any]] = None
     #: for each video the indices of its frames, or None where the model chooses
     video_frames: Optional[list[Any]] = None
-    #: the sample's own options: `weight`, `chat_template_kwargs`, `media_settings`
+    #: the sample's own options: `weight`, `chat_template_kwargs`, `media_settings`, `label_settings`
     options: Optional[dict[str, Any]] = None
     #: its sounds
     audio: Optional[list[Any]] = None
@@ -55,7 +55,7 @@ class PackedMultiMixQASample(Sample):
     fingerprint: Optional[str] = None
     #: for each member its own `video_frames`: for each video the indices of its frames, or None
     video_frames: Optional[list[Any]] = None
-    #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`
+    #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`, `label_settings`
     options: Optional[list[Any]] = None
     #: tokens of the pack in another tool's plan; None: packed here, or the tool does not say
     planned_token_len: Optional[int] = None

@@ -38,7 +38,7 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
-from energon_pack.steps.topology import Topology, topology_of
+from energon_pack.steps.topology import topology_of
 from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.identity import NO_SHORTCUT
@@ -246,7 +246,10 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
-    planned = topology_of(read_manifest(dataset)) if is_packed_here(dataset) else Topology()
+    manifest = read_manifest(dataset) if is_packed_here(dataset) else {}
+    if manifest.get("parts"):
+        raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
+    planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:
         return

@@ -21,6 +21,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
+from energon_pack.dataset.ordered import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import count, parser, run
@@ -110,7 +111,7 @@ def _manifest_of(folder: DatasetFolder) -> dict[str, Any]:
             what = "Energon draws from a Metadataset's datasets by chance; simulate each by its folder"
             raise PackError(f"{folder}: {what}")
         raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
-    return read_manifest(folder.path)
+    return read_manifest(opened(folder.path).path)
 
 
 def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.ordered import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
@@ -82,7 +83,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     Raises:
         PackError: it is not a packed dataset or is damaged, or `out` exists. Nothing is written then.
     """
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

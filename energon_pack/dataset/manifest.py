@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
+#: of a folder without packs: the numbers of those of its parts, in their order
+ORDER = "order.npy"
 #: beside a dataset.yaml that is another tool's, or for cookers: it loads packs with this package's own classes
 TYPED = "typed.yaml"
 
@@ -61,8 +63,15 @@ def read_replays(dataset: str | Path) -> "list[Replay | None]":
     Raises:
         ValueError: a file of samples was cut or damaged.
     """
-    folders = dict.fromkeys(packed_datasets(dataset)) if is_metadataset(dataset) else [dataset]
-    return [_replay(folder) for folder in folders]
+    return [_replay(folder) for folder in folders_of(dataset)]
+
+
+def folders_of(dataset: str | Path) -> list[str | Path]:
+    """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
+    if is_metadataset(dataset):
+        return [*dict.fromkeys(packed_datasets(dataset))]
+    manifest = json.loads(_of(dataset, MANIFEST) or b"{}")
+    return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
 def _replay(folder: str | Path) -> "Replay | None":
@@ -82,7 +91,7 @@ def processor_folder(dataset: str | Path) -> str | None:
     Args:
         dataset: see `read_manifest`; for a Metadataset's YAML, the first folder that is here is returned.
     """
-    for folder in packed_datasets(dataset) if is_metadataset(dataset) else [dataset]:
+    for folder in folders_of(dataset):
         try:
             report = json.loads(_read(_joined(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]

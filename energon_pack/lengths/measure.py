@@ -306,4 +306,5 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
 
 
 def _lengths_key(item: IndexedShard) -> str:
-    return key_of(item.key, item.how_drawn) if item.how_drawn else item.key
+    depends_on = (item.how_drawn, item.shard.own.identity) if item.shard.own.identity else (item.how_drawn,)
+    return key_of(item.key, *depends_on) if any(depends_on) else item.key

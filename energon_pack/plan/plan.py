@@ -92,6 +92,16 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
     return packs.plan(left_out, bound)
 
 
+def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
+    """Put packs that are made into the order of a plan: turn by turn, and with even steps; of one split, no window."""
+    turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
+    for number in np.unique(turn).tolist():
+        of_turn = taken(plan, [np.flatnonzero(turn == number)])
+        ordered = in_order(of_turn, items, packing, seed_of(seed, number))
+        packs.add(np.diff(ordered.starts), ordered.items)
+    return _in_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
+
+
 def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
     """Yield the items of each turn."""
     if items.turn is None:

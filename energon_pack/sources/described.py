@@ -76,7 +76,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
 
 def _value(shard: JsonlShard, raw: bytes, settings: ReadSettings) -> Any:
     try:
-        return in_our_words(mapped(shard.value(raw), settings), settings)
+        return in_our_words(mapped(shard.value(raw), settings), shard.own.reading or settings)
     except Skip:
         return None
 

@@ -7,7 +7,7 @@ A folder may hold several forms. `source=wds`, `jsonl` or `table` reads one of t
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.metadataset import read_metadataset
 from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
+from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
@@ -84,8 +85,9 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value, mixture=None)
     for number, entry in enumerate(entries):
+        own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
-            part = find_source(replace(alone, **entry.settings), entry.path, copies)
+            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path, copies)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
@@ -98,8 +100,14 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
             if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
                 raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
             entry_of[shard.name] = number
-        parts.append(part)
+        parts.append(replace(part, shards=[replace(shard, own=own) for shard in part.shards]) if own.identity else part)
     return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
+
+
+def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
+    """Return the settings with those by which an entry's records are read."""
+    read = {} if own.reading is None else {each.name: getattr(own.reading, each.name) for each in fields(ReadSettings)}
+    return replace(settings, **read)
 
 
 def _renamed(part: Source, name: str) -> Source:

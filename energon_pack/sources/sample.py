@@ -64,7 +64,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record = shard.record(raw, row.record_part, seems is not None, settings)
+        record = shard.read_record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         listed = reader.media(shard, record, row.key, row.parts)
         found = _looked_at(reader, shard, listed)
@@ -119,7 +119,7 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
         PackError: the shard changed, or a file that its patch positions are in.
     """
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
-    record = shard.record(raw, row.record_part, bool(kinds), settings)
+    record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
     positions, timed = _timed(reader, shard, placed, source_key(row.key), row.positions)
     is_timed = timed != placed.messages

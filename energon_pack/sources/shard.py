@@ -33,6 +33,7 @@ from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
+from energon_pack.sources.own import NOTHING, Own
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
@@ -61,6 +62,8 @@ class _File:
     path: str
     size: int
     version: str
+    #: settings of its entry in a mixture
+    own: Own = field(default=NOTHING, kw_only=True, hash=False)
 
     @cached_property
     def real_path(self) -> str:
@@ -97,6 +100,14 @@ class _File:
             lead: bytes of the header before it that are read, too.
         """
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
+
+    def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """Read the record of a sample by the settings of its entry, or by those of the run; raises as `record`."""
+        return self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """See `TarShard.record`."""
+        raise NotImplementedError
 
     def has_place(self, offset: int, size: int) -> bool:
         """Tell whether the file is long enough: a damaged plan may ask for any place."""

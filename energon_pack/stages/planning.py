@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.naming import shards_identity
@@ -50,7 +51,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated)
-        by = (config.seed, config.source.slice, method.identity.fingerprint)
+        by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
     return Planned(lengths, plan, cost, shards, identity, report)
@@ -66,6 +67,12 @@ def check_media_of(planned: Planned, run: Run) -> None:
     """Look once more at media that are files of their own; raises PackError as `check_media`."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+
+
+def _own_settings(lengths: Lengths) -> list[Any]:
+    """Return the settings that entries of a mixture have of their own, by file; empty: there are none."""
+    own = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
+    return [own] if own else []
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:

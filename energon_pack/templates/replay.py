@@ -216,6 +216,8 @@ def _content(sample: Sample, has_text: bool) -> str:
         value |= {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {})}
         if variables := dict(sample.options.chat_template_kwargs):
             value["chat_template_kwargs"] = variables
+        if labels := dict(sample.options.labels):
+            value["label_settings"] = labels
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -235,7 +237,9 @@ def _to_json(measured: Measured) -> str:
 def _from_json(value: dict[str, Any]) -> Measured:
     media = [_media(numbers) for numbers in value["media"]]
     has_text = "messages" in value
-    options = SampleOptions(chat_template_kwargs=value.get("chat_template_kwargs", {}))
+    options = SampleOptions(
+        chat_template_kwargs=value.get("chat_template_kwargs", {}), labels=value.get("label_settings", {})
+    )
     sample = Sample(value["messages"], media, value.get("tools"), options) if has_text else _of_media(media)
     return Measured(sample, has_text, int(value["token_len"]), str(value["ids"]))
 

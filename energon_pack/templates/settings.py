@@ -1,11 +1,13 @@
 """Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
 
 import datetime
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.json_nodes import node_of, plain
 
 #: what a chat template writes for today's date: the one that Llama 3's templates fall back to
 DATE = "2024-07-26"
@@ -173,6 +175,26 @@ class LabelsConfig:
         """Raises PackError for a weight below 0."""
         if not self.prompt_weight >= 0:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
+
+
+def labels_of(run: LabelsConfig, own: Mapping[str, Any]) -> LabelsConfig:
+    """Return the labels of a sample: those of the run, but for what the sample says.
+
+    Raises:
+        PackError: a name or a value that makes no sense.
+    """
+    for name, value in own.items():
+        default = getattr(LabelsConfig(), name, None)
+        if default is None:
+            raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(LabelsConfig))}")
+        choices = [choice.value for choice in type(default)] if isinstance(default, Enum) else None
+        if choices and value not in choices:
+            raise PackError(f"labels.{name}={value}: there are {', '.join(choices)}")
+        if isinstance(default, bool) is not isinstance(value, bool) or not isinstance(value, str | bool | int | float):
+            raise PackError(f"labels.{name}={value}: {'true or false' if isinstance(default, bool) else 'a number'}")
+    found = node_of(LabelsConfig, {**plain(run), **own})
+    found.check()
+    return found
 
 
 @dataclass

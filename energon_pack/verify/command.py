@@ -20,6 +20,7 @@ from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.ordered import opened
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
@@ -83,7 +84,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     Raises:
         PackError: it is not a packed dataset, or the source is missing.
     """
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
