@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.samples.media.probe import Media, probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.sample import MEDIA_KEYS, AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
