@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media, probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
@@ -94,7 +94,7 @@ def _seems(raw: bytes) -> str | None:
         return None
     if not isinstance(value, dict):
         return None
-    kinds = ["video" if key.startswith("video") else "image" for key in MEDIA_KEYS if value.get(key)]
+    kinds = [medium.kind for medium in KINDS.values() if any(map(value.get, medium.keys))]
     return media_type_by_name(list(named_media(value))) or (media_type(kinds) if kinds else None)
 
 
