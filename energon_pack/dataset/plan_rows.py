@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.samples.cut import split_id
+from energon_pack.samples.cut import EXPANDED_TYPE, split_id
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -22,6 +22,8 @@ PLAN_SCHEMA = pa.schema(
 )
 #: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
+#: types that a column may have, beside that of `PLAN_SCHEMA`
+OTHER_TYPES = {"cut": EXPANDED_TYPE}
 
 
 @dataclass(slots=True)

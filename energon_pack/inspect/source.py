@@ -142,7 +142,7 @@ def _judged(
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
-        return load_template(TemplateSettings(config.model, config.media, config.labels)), None
+        return load_template(TemplateSettings(config.model, config.media, config.labels.of_text)), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

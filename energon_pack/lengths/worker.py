@@ -14,6 +14,7 @@ from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.run.stores import losing_no_fault
+from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import probe_part
@@ -228,7 +229,13 @@ def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
     waiting.clear()
 
 
-def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA` from rows."""
-    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
-    return pa.table(columns, schema=LENGTHS_SCHEMA)
+def lengths_table(rows: Sequence[LengthsRow], cuts: pa.StructType = CUT_TYPE) -> pa.Table:
+    """Make a table of `LENGTHS_SCHEMA` from rows.
+
+    Args:
+        cuts: the type of its column `cut`.
+    """
+    schema = with_cuts(LENGTHS_SCHEMA, cuts)
+    values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
+    values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
+    return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

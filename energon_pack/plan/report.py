@@ -152,10 +152,11 @@ def summarize(
         {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
     )
     num_packed = int(found.packed.sum())
-    if num_samples != num_packed + reasons.total() or found.num_parts != len(items) - num_samples:
+    num_parts = len(items) - num_samples - found.num_parts_out
+    if num_samples != num_packed + reasons.total() or found.num_parts != num_parts:
         raise PackError(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
-            f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
+            f" {found.num_parts} of {num_parts} parts packed: a bug"
         )
     of_packs = [*packs.packs.tolist(), 0]
     return Report(
@@ -164,7 +165,7 @@ def summarize(
         samples_repeated=num_repeated,
         samples_packed=num_packed,
         samples_skipped=reasons.total(),
-        samples_cut=int(np.count_nonzero(lengths.is_cut)),
+        samples_cut=found.num_cut,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,

@@ -1,11 +1,12 @@
 """Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
 
 import datetime
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.samples.placeholders import spells_placeholder
 
 #: what a chat template writes for today's date: the one that Llama 3's templates fall back to
 DATE = "2024-07-26"
@@ -53,6 +54,14 @@ class ToolCalls(str, Enum):
 
     train = "train"
     mask = "mask"
+
+
+class Expand(str, Enum):
+    """Which samples are made of one conversation; none: it is one sample."""
+
+    none = "none"
+    turns = "turns"
+    pairs = "pairs"
 
 
 @dataclass
@@ -153,8 +162,8 @@ class MediaConfig:
 
 
 @dataclass
-class LabelsConfig:
-    """What the model is trained on."""
+class Labels:
+    """What is trained of a text: all that a template has to know."""
 
     #: all of the assistant's turns, or the last
     train_on: TrainOn = TrainOn.all
@@ -169,10 +178,39 @@ class LabelsConfig:
     #: how much all other text counts, beside 1 for an answer
     prompt_weight: float = 0.0
 
+
+@dataclass
+class LabelsConfig(Labels):
+    """What the model is trained on."""
+
+    #: turns: a sample of each trained answer, with all before it; pairs: of each question and its answer, with the
+    #: media of the first question; none: conversations stay whole
+    expand: Expand = Expand.none
+    #: for turns: images that such a sample keeps, the last ones; None: all
+    window_images: int | None = None
+    #: the text in place of an older image
+    window_text: str = "[image]"
+
+    @property
+    def of_text(self) -> Labels:
+        """The settings that a template depends on."""
+        return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
+
     def check(self) -> None:
-        """Raises PackError for a weight below 0."""
+        """Raises PackError for a weight below 0, and for settings that contradict `expand`."""
         if not self.prompt_weight >= 0:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
+        if self.expand is Expand.turns and self.prompt_weight:
+            raise PackError(
+                f"labels.prompt_weight={self.prompt_weight:g} and labels.expand=turns: a question would count once for"
+                " each answer after it"
+            )
+        if self.window_images is not None and self.expand is not Expand.turns:
+            raise PackError(
+                f"labels.window_images={self.window_images} and labels.expand={self.expand.value}: a window is for turns"
+            )
+        if spells_placeholder(self.window_text):
+            raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
 
 
 @dataclass
@@ -181,4 +219,4 @@ class TemplateSettings:
 
     model: ModelConfig
     media: MediaConfig = field(default_factory=MediaConfig)
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    labels: Labels = field(default_factory=Labels)

@@ -35,12 +35,12 @@ from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
-from energon_pack.templates.settings import LabelsConfig, Think, TrainOn
+from energon_pack.templates.settings import Labels, Think, TrainOn
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
 
-_DEFAULT_LABELS = LabelsConfig()
+_DEFAULT_LABELS = Labels()
 
 
 class Template(Preparation):
