@@ -3,13 +3,12 @@
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.errors import amount
 from energon_pack.lengths.measure import forgetting_wrong
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
@@ -63,25 +62,20 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
 class Expansion(NamedTuple):
     """The result of `labels.expand`."""
 
-    conversations: int  # that became several samples
-    samples: int  # of these
+    how: str  # `turns` or `pairs`
+    conversations: int  # that became samples
+    samples: int  # that they became
     whole_tokens: int  # of all samples, if all conversations stayed whole
     tokens: int  # of all samples
 
-    def said(self, how: Expand) -> str:
-        """Say what it costs."""
-        times = f"{self.tokens / max(1, self.whole_tokens):.2f} times the tokens"
-        what = f"{amount(self.conversations, 'conversation')} became {amount(self.samples, 'sample')}"
-        return f"labels.expand={how.value}: {what}, {times}"
 
-
-def expansion_of(lengths: Lengths) -> Expansion | None:
+def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     """Count what `expand` made; None: it was not asked.
 
     Args:
-        lengths: before any sample is cut or drawn.
+        lengths: as `expand` returned them.
     """
-    if not lengths.are_expanded:
+    if labels.expand is Expand.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
     for block in blocks(len(lengths.items)):
@@ -89,7 +83,8 @@ def expansion_of(lengths: Lengths) -> Expansion | None:
         here = max(0, min(block.stop, num) - block.start)  # then come parts
         tokens += int(lens.sum())
         whole += int(np.where(lengths.is_cut[block], lengths.sample_lens[block], lens[:here]).sum())
-    return Expansion(int(np.count_nonzero(lengths.is_cut)), len(lengths.items) - num, whole, tokens)
+    conversations = int(np.count_nonzero(lengths.is_cut))
+    return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
 
 
 def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]:

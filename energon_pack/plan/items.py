@@ -303,9 +303,8 @@ class Lengths:
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
-        return pc.coalesce(
-            table["reason"], pc.if_else(pc.is_valid(self._unfit(table)), Reason.NOT_IN_FLAVOR.value, None)
-        )
+        is_unfit = pc.is_valid(self._unfit(table))
+        return pc.coalesce(table["reason"], pc.if_else(is_unfit, Reason.NOT_IN_FLAVOR.value, None))
 
     def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
         """What of each row has no place in packs of this flavour; null: nothing."""

@@ -207,7 +207,8 @@ class LabelsConfig(Labels):
             )
         if self.window_images is not None and self.expand is not Expand.turns:
             raise PackError(
-                f"labels.window_images={self.window_images} and labels.expand={self.expand.value}: a window is for turns"
+                f"labels.window_images={self.window_images} and labels.expand={self.expand.value}:"
+                " only labels.expand=turns has a window"
             )
         if spells_placeholder(self.window_text):
             raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
