@@ -114,19 +114,23 @@ def without_images(messages: Sequence[Message], kinds: Sequence[str], number: in
     result = []
     for message in messages:
         content = message["content"]
-        if number and not (is_literal and message["role"] == "assistant"):
-            if isinstance(content, str):
-                new = content.replace(PLACEHOLDERS["image"], text, number)
-                number -= min(number, content.count(PLACEHOLDERS["image"]))
-            else:
-                new = []
-                for part in content:
-                    is_old = part["type"] == "image" and number > 0
-                    number -= is_old
-                    new.append({"type": "text", "text": text} if is_old else part)
-            content = new
+        if not (is_literal and message["role"] == "assistant"):
+            content, number = _with_text(content, number, text)
         result.append({**message, "content": content})
     return result
+
+
+def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
+    """Put a text in place of the first images of a content; return how many are still to be replaced, too."""
+    image = PLACEHOLDERS["image"]
+    if isinstance(content, str):
+        return content.replace(image, text, number), number - min(number, content.count(image))
+    parts: list[Message] = []
+    for part in content:
+        is_old = part["type"] == "image" and number > 0
+        number -= is_old
+        parts.append({"type": "text", "text": text} if is_old else part)
+    return parts, number
 
 
 def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
