@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,7 @@ class Whole(NamedTuple):
 
     def measured(self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int) -> LengthsRow:
         """Return the row of a part."""
+        counts: dict[str, Any] = counts_of(rendered, part.kinds)
         return replace(
             self.row,
             parts=part.parts,
@@ -187,7 +188,7 @@ class Whole(NamedTuple):
             media_type=media_type(part.kinds),
             token_len=token_len,
             num_supervised=supervised,
-            **counts_of(rendered, part.kinds),
+            **counts,
             num_bytes=num_tar_bytes([self.row.record_size, *(each.size for each in part.parts)]),
             checksum=self.reader.checksum(self.shard, part.raw, part.parts),
             cut=cut,
