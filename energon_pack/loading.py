@@ -45,7 +45,7 @@ from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
         "content": {
             "model": node,
             "media": plain(MediaConfig()),
-            "labels": plain(LabelsConfig()),
+            "labels": plain(Labels()),
             "source": plain(ReadSettings()),
         },
     }
@@ -322,7 +322,7 @@ def load_template(
     settings = TemplateSettings(
         node_of(ModelConfig, {**node, **own}),
         node_of(MediaConfig, content["media"]),
-        node_of(LabelsConfig, content["labels"]),
+        node_of(Labels, content["labels"]),
     )
     if manifest["fingerprint"] is None:
         return load_model_template(settings)

@@ -15,7 +15,7 @@ from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
-from energon_pack.templates.settings import Think, TrainOn
+from energon_pack.templates.settings import Expand, Think, TrainOn
 
 #: Settings that went, and what is there instead.
 _GONE = {
@@ -127,17 +127,16 @@ def _check_values(config: PackConfig) -> None:
 
 def _check_parts(config: PackConfig) -> None:
     """Refuse label settings that need the last turn of a whole sample, if samples are cut into parts."""
-    if config.packing.overlong is not Overlong.split_turns:
-        return
+    is_split, are_pairs = config.packing.overlong is Overlong.split_turns, config.labels.expand is Expand.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
         f"labels.think={Think.drop_history.value}" if config.labels.think is Think.drop_history else "",
     ]
-    if name := next(filter(None, asked), None):
-        raise PackError(
-            f"{name} and packing.overlong=split_turns: each part of a sample would have a last turn of its own;"
-            " packing.overlong=drop leaves such samples out"
-        )
+    if (is_split or are_pairs) and (name := next(filter(None, asked), None)):
+        cut, instead = "packing.overlong=split_turns", "packing.overlong=drop leaves such samples out"
+        if not is_split:
+            cut, instead = "labels.expand=pairs", "labels.expand=turns keeps what stands before an answer"
+        raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
 
 
 def _check_share(config: PackConfig) -> None:

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.plan_rows import PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
+from energon_pack.dataset.plan_rows import OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import PART_OF, Cut
+from energon_pack.samples.cut import FORMS, PART_OF, Cut
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
@@ -169,7 +169,8 @@ class PlanRows:
 
 def _refuse_other(schema: pa.Schema) -> None:
     for column in PLAN_SCHEMA:
-        if column.name not in schema.names or schema.field(column.name).type != column.type:
+        types = (column.type, OTHER_TYPES.get(column.name))
+        if column.name not in schema.names or schema.field(column.name).type not in types:
             raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
 
@@ -199,11 +200,12 @@ def _makes_sense(member: PlanRow) -> bool:
 
 
 def _is_possible(cut: Cut) -> bool:
-    turns, kinds = (cut.first_turn, cut.end_turn), cut.kinds
+    turns, kinds = (cut.first_turn, cut.end_turn, cut.trained_turn or 0, cut.first_image or 0), cut.kinds
     return (
         isinstance(cut.part, str)
         and PART_OF.fullmatch(cut.part) is not None
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and isinstance(kinds, str)
         and set(kinds) <= {"i", "v"}
+        and (cut.form is None or cut.form in FORMS)
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.samples.cut import split_id
+from energon_pack.samples.cut import EXPANDED_TYPE, split_id
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -25,6 +25,8 @@ WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 #: columns that only a plan with `packing.share` has
 _SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
 SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
+#: types that a column may have, beside that of `PLAN_SCHEMA`
+OTHER_TYPES = {"cut": EXPANDED_TYPE}
 
 
 @dataclass(slots=True)

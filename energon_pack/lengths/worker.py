@@ -15,6 +15,7 @@ from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores import losing_no_fault
+from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import probe_part
@@ -257,8 +258,15 @@ def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rend
         row.beginnings = [beginning._asdict() for beginning in of_sample] or None
 
 
-def lengths_table(rows: Sequence[LengthsRow], with_beginnings: bool = False) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows."""
-    schema = SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA
-    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in schema]
-    return pa.table(columns, schema=schema)
+def lengths_table(
+    rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
+) -> pa.Table:
+    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows.
+
+    Args:
+        cuts: the type of its column `cut`.
+    """
+    schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
+    values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
+    values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
+    return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

@@ -122,9 +122,9 @@ class Given:
         data = [opened[i][1] for i in placed.order]
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
-        timed = placed.timed([])
+        timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
-            b"", placed.messages, timed, record.tools, fields, parts, [], timed != placed.messages, found,
+            b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
             placed.were_put_in, record.unknown, record.leaves_out_tools,
         )  # fmt: skip
         return read, data

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.packs import (
     LEFT_OUT,
@@ -123,6 +124,9 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
     overlong[own] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
+    if items.whole is not None:
+        left_out = _together(left_out, items.whole)
+        own = own[left_out[own] == 0]
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
@@ -143,6 +147,17 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
         bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
         packs.add(np.diff(bins.starts), members[bins.items])
     return packs.plan(left_out, bound)
+
+
+def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
+    """Leave out all that conversations became of which something is left out."""
+    out = np.flatnonzero(left_out)
+    conversations, place = np.unique(whole[out], return_inverse=True)
+    code = np.zeros(len(conversations) + 1, np.int8)
+    np.maximum.at(code, place, left_out[out])
+    there = np.searchsorted(conversations, whole)
+    is_out = np.append(conversations, -1)[there] == whole
+    return np.where(is_out, code[there], 0).astype(np.int8)
 
 
 def in_order(

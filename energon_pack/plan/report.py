@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import NOTES, AnyInts, Lengths
 from energon_pack.plan.mix import mixture_figures
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
@@ -109,6 +109,7 @@ class Report:
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
+    expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
     run: RunFacts | None = None  # in the file its facts stand beside the figures
 
     @property
@@ -136,6 +137,7 @@ def summarize(
     cost: CostModel,
     num_found: int,
     num_repeated: int = 0,
+    expansion: Expansion | None = None,
 ) -> Report:
     """The figures of a plan.
 
@@ -143,6 +145,7 @@ def summarize(
         cost: of a sample, by which steps are even.
         num_found: samples in the source, those that its settings leave out among them.
         num_repeated: draws of samples that were drawn before.
+        expansion: of `labels.expand`; None: it was not asked.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
@@ -155,10 +158,11 @@ def summarize(
         {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
     )
     num_packed = int(found.packed.sum())
-    if num_samples != num_packed + reasons.total() or found.num_parts != len(items) - num_samples:
+    num_parts = len(items) - num_samples - found.num_parts_out
+    if num_samples != num_packed + reasons.total() or found.num_parts != num_parts:
         raise PackError(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
-            f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
+            f" {found.num_parts} of {num_parts} parts packed: a bug"
         )
     of_packs = [*packs.packs.tolist(), 0]
     return Report(
@@ -167,7 +171,7 @@ def summarize(
         samples_repeated=num_repeated,
         samples_packed=num_packed,
         samples_skipped=reasons.total(),
-        samples_cut=int(np.count_nonzero(lengths.is_cut)),
+        samples_cut=found.num_cut,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
@@ -214,6 +218,7 @@ def summarize(
         attention_cost=_evenness(packs.attention_cost),
         flops=_flops(packs, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
+        expanded=expansion._asdict() if expansion else None,
     )
 
 
@@ -293,8 +298,8 @@ def print_plan(report: Report) -> None:
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
-    if report.samples_cut:
-        out.print(f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts")
+    for line in _of_parts(report):
+        out.print(line, soft_wrap=True)
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
             out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
@@ -309,6 +314,21 @@ def print_plan(report: Report) -> None:
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
+
+
+def _of_parts(report: Report) -> Iterator[str]:
+    if report.expanded:
+        yield said_of(report.expanded)
+    elif report.samples_cut:
+        yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
+
+
+def said_of(expanded: Mapping[str, Any]) -> str:
+    """Say what `labels.expand` made, and what it costs."""
+    times = expanded["tokens"] / max(1, expanded["whole_tokens"])
+    made = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
+    shared = "packing.share=prefix computes what they share once"
+    return f"labels.expand={expanded['how']}: {made}, {times:.2f} times the tokens ({shared})"
 
 
 def print_stages(progress: Progress) -> None:

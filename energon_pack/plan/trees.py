@@ -105,6 +105,8 @@ def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Int
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
     costs, limits = caps.costs(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
+    if items.whole is not None:  # what is left out together can't be in a tree with others
+        fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
     found = found if fits.all() else found.take(np.flatnonzero(fits[found.item]))
     found = _alike(found._replace(key=found.key ^ mixed(group[found.item].astype(np.uint64))), items)
     order, shared = _in_order(found, items.lens)

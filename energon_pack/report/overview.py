@@ -7,7 +7,7 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
-from energon_pack.plan.report import Report, shared_line
+from energon_pack.plan.report import Report, said_of, shared_line
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.plan_rules import smaller_media
@@ -195,6 +195,8 @@ def _besides(report: Report) -> Iterator[Html]:
     }
     if texts := [f"{number:,} {what}" for what, number in said.items() if number]:
         yield tag("p", f"Besides: {'; '.join(texts)}.")
+    if report.expanded:
+        yield tag("p", f"{said_of(report.expanded)}.")
 
 
 def _n(number: int) -> str:

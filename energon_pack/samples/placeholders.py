@@ -15,6 +15,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
 _PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
+_WITH_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
 _OWN = ("name", "settings")  # the key for a content part's settings of its medium
 
 
@@ -101,6 +102,53 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
             content = _parts(content, kinds)
         result.append({**message, "content": content})
     return result
+
+
+def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
+    """Put a text in place of the first images of a conversation.
+
+    Args:
+        messages, kinds: as of `split_content`.
+        number: of these images.
+    """
+    is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)
+    result = []
+    for message in messages:
+        content = message["content"]
+        if not (is_literal and message["role"] == "assistant"):
+            content, number = _with_text(content, number, text)
+        result.append({**message, "content": content})
+    return result
+
+
+def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
+    """Put a text in place of the first images of a content; return how many are still to be replaced, too."""
+    image = PLACEHOLDERS["image"]
+    if isinstance(content, str):
+        return content.replace(image, text, number), number - min(number, content.count(image))
+    parts: list[Message] = []
+    for part in content:
+        is_old = part["type"] == "image" and number > 0
+        number -= is_old
+        parts.append({"type": "text", "text": text} if is_old else part)
+    return parts, number
+
+
+def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
+    """Return the media of a turn without its text; of a string, also the white space after each placeholder."""
+    if isinstance(content, str):
+        return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
+    return [part for part in content if part["type"] != "text"]
+
+
+def with_media_first(
+    media: str | list[Message], content: str | list[Message], kinds: Sequence[str]
+) -> str | list[Message]:
+    """Put the media that `media_alone` returned before the content of a turn."""
+    if isinstance(media, str) and isinstance(content, str):
+        return media + content
+    parts = [_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]
+    return [*parts[0], *parts[1]]
 
 
 def flat_content(parts: list[Message]) -> str | list[Message]:

@@ -12,6 +12,7 @@ from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
+from energon_pack.plan.expand import expansion_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import draw
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
@@ -40,6 +41,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     """Plan packs and shards: the same for the same samples and settings."""
     lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
+        expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
@@ -50,7 +52,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
-        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated)
+        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
         by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])

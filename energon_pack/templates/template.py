@@ -37,12 +37,12 @@ from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
-from energon_pack.templates.settings import LabelsConfig, Think, TrainOn, labels_of
+from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
 
-_OF_WHOLE_TURNS = (LabelsConfig(), LabelsConfig(train_on=TrainOn.last))
+_OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation):
@@ -145,7 +145,7 @@ class Template(Preparation):
         spans: Sequence[tuple[int, int]],
         weights: Sequence[float],
         media: Sequence[tuple[int, int]],
-        labels: LabelsConfig,
+        labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
@@ -157,7 +157,7 @@ class Template(Preparation):
         trained = self._frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
-    def _labels(self, sample: Sample) -> LabelsConfig:
+    def _labels(self, sample: Sample) -> Labels:
         """What is trained of a sample; raises Skip for `label_settings` that make no sense."""
         if not sample.options.labels:
             return self.spec.labels
