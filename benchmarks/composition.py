@@ -16,10 +16,11 @@ from megatron.energon.flavors.webdataset.structs import ShardInfo
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.spread import spread_of
 from energon_pack.steps.topology import Topology, stream
 

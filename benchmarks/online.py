@@ -27,11 +27,12 @@ from step_sets import documents, mixture
 from energon_pack.online.begin import begin
 from energon_pack.online.samples import Samples
 from energon_pack.plan.caps import COLUMNS
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
 from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, costs_of
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample

@@ -24,6 +24,7 @@ _HOMES = {
     "flavors": "MultiMixQASample PackedCaptioningSample PackedMultiMixQASample",
     "lazy": "LazyPackedDataset",
     "loading": "cookers load_template make_part_filter make_sample_loader pack_encoder train_arguments",
+    "on_disk": "PackedDataset",
     "online.ranks": "ranks_here",
     "pack": "pack",
     "packed_seq_params": "packed_seq_params",
@@ -40,6 +41,8 @@ _HOMES = {
     "templates.sample": "Sample",
     "templates.template": "Template",
     "templates.torchvision_shim": "prepare_torchvision",
+    "trainers.check": "check_trainer",
+    "trainers.collator": "Collator",
     "training.batch": "PackedBatch source_losses total_weight touch_vision weighted_loss",
     "training.guards": "Guard guard",
     "training.inputs": "MixingError check_inputs",
@@ -69,6 +72,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.loading import make_sample_loader as make_sample_loader
     from energon_pack.loading import pack_encoder as pack_encoder
     from energon_pack.loading import train_arguments as train_arguments
+    from energon_pack.on_disk import PackedDataset as PackedDataset
     from energon_pack.online.ranks import ranks_here as ranks_here
     from energon_pack.pack import pack as pack
     from energon_pack.packed_seq_params import packed_seq_params as packed_seq_params
@@ -91,6 +95,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.templates.sample import Sample as Sample
     from energon_pack.templates.template import Template as Template
     from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
+    from energon_pack.trainers.check import check_trainer as check_trainer
+    from energon_pack.trainers.collator import Collator as Collator
     from energon_pack.training.batch import PackedBatch as PackedBatch
     from energon_pack.training.batch import source_losses as source_losses
     from energon_pack.training.batch import total_weight as total_weight

@@ -1,21 +1,21 @@
 """Energon sample types for packed and for unpacked multimodal conversations.
 
-Images are PIL images, upright and RGB, decoded when their pixels are first used. Videos are the bytes of the file. If a
-task encoder sets its own decoder for a crude dataset, images and videos are that decoder's output.
+Images are PIL images, upright and RGB, decoded when their pixels are first used. Videos and sounds are the bytes of the
+file. If a task encoder sets its own decoder for a crude dataset, media are that decoder's output.
 """
 
 from typing import Any, Optional  # Energon's reader of dataset.yaml wants Optional
 
 from megatron.energon import Sample, edataclass
 
-__all__ = ["MultiMixQASample", "PackedCaptioningSample", "PackedMultiMixQASample"]
+__all__ = ["MultiMixQASample", "PackedCaptioningSample", "PackedMultiMixQASample", "PackedTreesSample"]
 
 
 @edataclass
 class MultiMixQASample(Sample):
     """One conversation with its media: an unpacked sample."""
 
-    #: role/content messages; each `<image>` or `<video>` in a content stands for the next of its kind
+    #: role/content messages; each `<image>`, `<video>` or `<audio>` in a content stands for the next of its kind
     messages: list[dict[str, Any]]
     #: its images, in the order of their placeholders
     image: Optional[list[Any]] = None
@@ -25,8 +25,10 @@ class MultiMixQASample(Sample):
     tools: Optional[list[Any]] = None
     #: for each video the indices of its frames, or None where the model chooses
     video_frames: Optional[list[Any]] = None
-    #: the sample's own options: `weight`, `chat_template_kwargs`, `media_settings`
+    #: the sample's own options: `weight`, `chat_template_kwargs`, `media_settings`, `label_settings`
     options: Optional[dict[str, Any]] = None
+    #: its sounds
+    audio: Optional[list[Any]] = None
 
 
 @edataclass
@@ -41,7 +43,7 @@ class PackedMultiMixQASample(Sample):
     videos: list[list[Any]]
     #: tool schemas of each member
     tools: list[Optional[list[Any]]]
-    #: text, image, video or mix
+    #: text, image, video, audio or mix
     media_type: str
     #: `<source shard>/<key>` of each member
     sample_ids: list[str]
@@ -53,10 +55,24 @@ class PackedMultiMixQASample(Sample):
     fingerprint: Optional[str] = None
     #: for each member its own `video_frames`: for each video the indices of its frames, or None
     video_frames: Optional[list[Any]] = None
-    #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`
+    #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`, `label_settings`
     options: Optional[list[Any]] = None
     #: tokens of the pack in another tool's plan; None: packed here, or the tool does not say
     planned_token_len: Optional[int] = None
+    #: sounds of each member
+    audios: Optional[list[list[Any]]] = None
+
+
+@edataclass
+class PackedTreesSample(PackedMultiMixQASample):
+    """One pack whose members may begin as the member before them (`packing.share`)."""
+
+    #: first tokens of each member that are those of the member before it
+    shared_lens: Optional[list[int]] = None
+    #: its first images that lie in them
+    shared_images: Optional[list[int]] = None
+    #: its first videos that lie in them
+    shared_videos: Optional[list[int]] = None
 
 
 @edataclass

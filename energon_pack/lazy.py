@@ -33,13 +33,14 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
+from energon_pack.trainers.doors import Numbered
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread, check_options
 
 __all__ = ["LazyPackedDataset"]
 
 
-class LazyPackedDataset(Dataset[Pack]):
+class LazyPackedDataset(Numbered, Dataset[Pack]):
     """A map-style dataset of packs, made from a source or from a dataset of conversations; an item is an encoded pack.
 
     Args:
@@ -184,12 +185,12 @@ class LazyPackedDataset(Dataset[Pack]):
         plan, items = self.plan_of(epoch), self._known.lengths.items
         return costs_of_packs(items, plan, self._known.cost), plan.per_pack(items.num_supervised)
 
-    def lens(self) -> Ints:
-        """The tokens of each pack of the first epoch, int64[num_packs].
+    def lens(self, epoch: int = 0) -> Ints:
+        """The tokens of each pack of an epoch, int64[num_packs].
 
         With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
         """
-        return self.plan_of(0).per_pack(self._known.lengths.items.lens)
+        return self.plan_of(epoch).per_pack(self._known.lengths.items.lens)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle only what a loader's worker needs; its size does not grow with the number of samples."""

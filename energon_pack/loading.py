@@ -26,9 +26,10 @@ from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
-from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, UnknownFormat, flavor_written, load_pack
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
+from energon_pack.samples.flavors.references import ReadMedia
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.options import option_fields, options_of
@@ -37,14 +38,14 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
-from energon_pack.steps.topology import Topology, topology_of
+from energon_pack.steps.topology import topology_of
 from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def make_sample_loader(
         ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor != UNPACKED.name:
-        return partial(load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
+        return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
     settings = ReadSettings(
         messages_key,
         SampleType(sample_type),
@@ -109,6 +110,16 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 # ------------------------------------------------------------------------------------------------- sample loaders
+
+
+def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
+    """Do `load_pack`; Energon would only log an unknown format, and train on the other packs."""
+    try:
+        return load_pack(parts, flavor, read)
+    except UnknownFormat as error:
+        from megatron.energon.errors import FatalSampleError
+
+        raise FatalSampleError(str(error)) from None
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
@@ -130,6 +141,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
         "messages": placed.timed(arrays),
         "image": [image_of(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
         "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
+        "audio": [parts[chosen[i].name] for i in placed.order if kinds[i] == "audio"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
@@ -234,7 +246,10 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     knob = "read with PackedTaskEncoder, or derive from reading.PacksInOrder"
     if goes_on:
         raise ValueError(f"{dataset}: only packs read in order go on from states: {knob}")
-    planned = topology_of(read_manifest(dataset)) if is_packed_here(dataset) else Topology()
+    manifest = read_manifest(dataset) if is_packed_here(dataset) else {}
+    if manifest.get("parts"):
+        raise ValueError(f"{dataset} is an order over datasets, which Energon's own dealing does not know: {knob}")
+    planned = topology_of(manifest)
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:
         return
@@ -275,7 +290,7 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
         "content": {
             "model": node,
             "media": plain(MediaConfig()),
-            "labels": plain(LabelsConfig()),
+            "labels": plain(Labels()),
             "source": plain(ReadSettings()),
         },
     }
@@ -307,7 +322,7 @@ def load_template(
     settings = TemplateSettings(
         node_of(ModelConfig, {**node, **own}),
         node_of(MediaConfig, content["media"]),
-        node_of(LabelsConfig, content["labels"]),
+        node_of(Labels, content["labels"]),
     )
     if manifest["fingerprint"] is None:
         return load_model_template(settings)

@@ -109,6 +109,33 @@ def blend(
         PackError: packs that no training job takes together, weights of different meanings, a `config` that a dataset
             lacks, or a folder of this machine while `out` is on a store, where Energon would look for its path.
     """
+    refuse_unlike(entries, weight_by)
+    for entry in entries:
+        if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
+            raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
+    if is_address(out) and (here := next((e.folder for e in entries if not is_address(e.folder.path)), None)):
+        raise PackError(f"{out} is on an object store, and {here} is not: a blend there is of datasets on stores alone")
+    start = folder_of(real_path(absolute(out)))
+    splits = {}
+    for part in SPLITS:
+        references = [
+            {
+                "weight": entry.weight(part, weight_by),
+                "path": relative_path(entry.folder, start) if relative else entry.folder.for_energon,
+                "split_part": part,
+                **({"dataset_config": config} if config else {}),
+                **({"subflavors": subflavors} if subflavors else {}),
+            }
+            for entry in entries
+            if part in entry.counts
+        ]
+        if references:
+            splits[part] = {"blend": references}
+    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
+
+
+def refuse_unlike(entries: list[Entry], weight_by: str) -> None:
+    """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
     if 0 < len(without) < len(entries):
@@ -123,30 +150,9 @@ def blend(
                     f"{entry.folder} has the {name} {entry.manifest[name]}, {first.folder} {first.manifest[name]}:"
                     " packs of one blend are for one model and of one flavor"
                 )
-        if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
-            raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
-    if is_address(out) and (here := next((e.folder for e in entries if not is_address(e.folder.path)), None)):
-        raise PackError(f"{out} is on an object store, and {here} is not: a blend there is of datasets on stores alone")
-    start = folder_of(real_path(absolute(out)))
-    splits = {}
-    for part in SPLITS:
-        references = [
-            {
-                "weight": entry.weight(part, weight_by),
-                "path": _relative(entry.folder, start) if relative else entry.folder.for_energon,
-                "split_part": part,
-                **({"dataset_config": config} if config else {}),
-                **({"subflavors": subflavors} if subflavors else {}),
-            }
-            for entry in entries
-            if part in entry.counts
-        ]
-        if references:
-            splits[part] = {"blend": references}
-    return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def _relative(folder: DatasetFolder, start: str) -> str:
+def relative_path(folder: DatasetFolder, start: str) -> str:
     """Return the path of a dataset, relative to the Metadataset's folder.
 
     Raises:

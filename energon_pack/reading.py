@@ -7,21 +7,24 @@ which Energon itself reads, unshuffled. Any other number reads in the same order
 
 import copy
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+import numpy as np
 from megatron.energon import SavableDataset, TaskEncoder, WorkerConfig
 from megatron.energon.flavors import BaseWebdatasetFactory
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
 from megatron.energon.wrappers import MapDataset
 
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.manifest import MANIFEST, ORDER
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
 from energon_pack.steps.stream import Stream
@@ -37,20 +40,26 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
 class PackStream(SavableDataset[Any]):
-    """The raw packs of one rank's share; an iteration ends with the epoch, the next iteration goes on after it."""
+    """The raw packs of one rank's share; an iteration ends with the epoch, the next iteration goes on after it.
+
+    Args:
+        order: int64[num] which pack of the tars comes where; None: as they lie there.
+    """
 
     _savable_fields = ("_share", "_count", "_epoch")
 
-    def __init__(self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig):
+    def __init__(
+        self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig, order: Ints | None = None
+    ):
         super().__init__(worker_config=worker_config)
-        self.share = share
+        self.share, self._order = share, order
         self._begun = asdict(share)
         self._reader = ShardInfosITarReader(
             factory.path,
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=min(_MAX_OPEN, share.place.topology.row),
+            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, share.place.topology.row),
         )
         self._stream = Stream(share.place.num, share.place.topology, share.place.reorders)
         self.reset_state_own()
@@ -84,7 +93,8 @@ class PackStream(SavableDataset[Any]):
 
     def _pack(self, position: int) -> Any:
         """Return a pack's parts as Energon reads them; None: the dataset excludes it."""
-        pack = self._reader[self._stream.index(position)]
+        number = self._stream.index(position)
+        pack = self._reader[number if self._order is None else int(self._order[number])]
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
         return pack
@@ -94,7 +104,7 @@ class PackStream(SavableDataset[Any]):
             worker_idx = self.worker_config.rank_worker_id()
         ranks = self.worker_config.world_size
         step = ranks * max(1, self.worker_config.num_workers)
-        return len(range(worker_idx * ranks + self.worker_config.rank, len(self._reader), step))
+        return len(range(worker_idx * ranks + self.worker_config.rank, self.share.place.num, step))
 
     def worker_has_samples(self) -> bool:
         return True
@@ -124,20 +134,22 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
 class _InOrder(BaseCoreDatasetFactory[Any]):
     """Energon's dataset factory, except that packs are read in the order of the plan."""
 
-    def __init__(self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig):
-        self.factory, self.share, self.worker_config = factory, share, worker_config
+    def __init__(
+        self, factory: BaseWebdatasetFactory[Any], share: Share, order: Ints | None, worker_config: WorkerConfig
+    ):
+        self.factory, self.share, self.order, self.worker_config = factory, share, order, worker_config
         self.__sample_type__ = factory.__sample_type__
         self.paths, self.subflavors = factory.paths, getattr(factory, "subflavors", {})
 
     def __len__(self) -> int:
-        return len(self.factory)
+        return self.share.place.num
 
     def as_file_store(self) -> Any:
         return self.factory.as_file_store()
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
         return MapDataset(
-            PackStream(self.factory, self.share, self.worker_config),
+            PackStream(self.factory, self.share, self.worker_config, self.order),
             self.factory.load_sample,
             stateless_map_fn=True,
             map_fn_config=self.factory.config,
@@ -171,9 +183,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
-            share = self._share_of(datasets[0].dataset, manifests[0], worker_config)
+            order = _order(datasets[0].dataset, manifests[0])
+            share = self._share_of(datasets[0].dataset, manifests[0], order, worker_config)
             loaded = copy.copy(datasets[0])
-            loaded.dataset = _InOrder(loaded.dataset, share, worker_config)
+            loaded.dataset = _InOrder(loaded.dataset, share, order, worker_config)
             datasets = [loaded]
         elif any(state["share"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
@@ -196,12 +209,15 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         )
         return found
 
-    def _share_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> Share:
+    def _share_of(
+        self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, order: Ints | None, worker: WorkerConfig
+    ) -> Share:
         ranks, planned = worker.world_size, topology_of(manifest)
         has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
-        place = Place(len(factory), _fingerprint(factory, manifest), topology, reorders=has_one_turn)
+        num = len(factory) if order is None else len(order)
+        place = Place(num, _fingerprint(factory, manifest), topology, reorders=has_one_turn)
         share = begin(place, ranks, worker.rank, self._states)
         if worker.rank == 0 and planned.has_steps:
             other = _other_steps(planned, ranks, self._micro_batches)
@@ -261,6 +277,24 @@ def _manifest(factory: Any) -> Manifest:
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
     return content
+
+
+def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
+    """Return the numbers of packs in the order of a plan over several datasets; None: it is one dataset.
+
+    Raises:
+        ValueError: a dataset was packed again since; or the packs are not those of the order.
+    """
+    if not manifest.get("parts"):
+        return None
+    for part in manifest["parts"]:
+        file = factory.path / part["path"] / META_FOLDER / MANIFEST
+        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] != part["digest"]:
+            raise ValueError(f"{factory.path}: {part['path']} was packed again since: make the order anew")
+    order: Ints = np.load(io.BytesIO((factory.path / META_FOLDER / ORDER).read_bytes()))
+    if len(factory) != manifest["splits"]["train"]["packs"]:
+        raise ValueError(f"{factory.path}: an order is of the split train, as it was when the order was made")
+    return order
 
 
 def _fingerprint(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:

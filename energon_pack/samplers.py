@@ -4,12 +4,12 @@ import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from energon_pack.lazy import LazyPackedDataset
 from energon_pack.online.length_groups import EpochGroups, Groups, Limits
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
@@ -31,8 +31,30 @@ _JITTER = 0.005
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
 
 
+class PacksOfEpochs(Protocol):
+    """The part of a `LazyPackedDataset` or `PackedDataset` that a sampler uses."""
+
+    #: packs of each rank in a step
+    micro_batches: int
+    #: identifies the packs
+    fingerprint: str
+
+    @property
+    def config(self) -> Any:
+        """Its `seed`, and `packing.step_weights`."""
+
+    def __len__(self) -> int:
+        """Number of packs in every epoch."""
+
+    def have_epoch(self, epoch: int) -> None:
+        """Plan an epoch."""
+
+    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return float64[2, num_packs], what each pack of an epoch costs, and int64[num_packs], its trained tokens."""
+
+
 class PackSampler(Sampler[tuple[int, int]]):
-    """Deals the packs of a `LazyPackedDataset` to ranks: shuffled in each epoch, every step even over the ranks.
+    """Deals the packs of a `LazyPackedDataset` or a `PackedDataset` to ranks, every step even over the ranks.
 
     All ranks share one endless stream, which has each epoch's packs once. An iteration gives every rank the same number
     of packs, in whole steps. The few packs left over at the end of an epoch come first in the next iteration.
@@ -50,7 +72,7 @@ class PackSampler(Sampler[tuple[int, int]]):
 
     def __init__(
         self,
-        packs: LazyPackedDataset,
+        packs: PacksOfEpochs,
         rank: int | None = None,
         world_size: int | None = None,
         micro_batches: int | None = None,
@@ -70,14 +92,15 @@ class PackSampler(Sampler[tuple[int, int]]):
                 " more samples, a smaller packing.max_token_len, or fewer ranks"
             )
         topology = Topology(self._ranks, 1, self._of_step)
-        self._beginning = Place(len(packs), packs.fingerprint, topology)
+        repeats = getattr(packs, "repeats", False)  # the packs of an epoch: then their order at least is another
+        self._beginning = Place(len(packs), packs.fingerprint, topology, reorders=repeats)
         self._orders: Recent[int, Ints] = Recent(2)
         self._go_on(states)
 
     def _go_on(self, states: Sequence[State]) -> None:
         share = begin(self._beginning, self._ranks, self._rank, states)
         self._share = replace(share, taken=Taken())
-        self._stream = Stream(share.place.num, share.place.topology)
+        self._stream = Stream(share.place.num, share.place.topology, share.place.reorders)
         #: packs this rank took since its share began
         self._turn = self._begun = share.taken.first
         is_other = share.place.topology.micro_batches != self._of_step
@@ -126,6 +149,10 @@ class PackSampler(Sampler[tuple[int, int]]):
             ValueError: the state is another rank's, or from other packs.
         """
         self._go_on([state])
+
+    def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
+        """Return (epoch, number) of the first `num` packs of the stream that all ranks share, in its order."""
+        return [self._pack(position) for position in range(num)]
 
     def _iteration(self) -> int:
         """Return the iteration to which the next pack belongs."""

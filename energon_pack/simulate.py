@@ -21,6 +21,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
+from energon_pack.dataset.ordered import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import count, parser, run
@@ -110,7 +111,7 @@ def _manifest_of(folder: DatasetFolder) -> dict[str, Any]:
             what = "Energon draws from a Metadataset's datasets by chance; simulate each by its folder"
             raise PackError(f"{folder}: {what}")
         raise PackError(f"{folder} is no dataset that energon_pack packed: there is no {META_FOLDER}/{MANIFEST}")
-    return read_manifest(folder.path)
+    return read_manifest(opened(folder.path).path)
 
 
 def _packs_of(manifest: dict[str, Any], split: str, num_packs: int) -> tuple[int, int]:
@@ -126,12 +127,18 @@ def _costs_of_packs(plan: PlanFile, cost: CostModel) -> tuple[PackCosts, Ints]:
     """Return the cost of each pack, in the order of writing, and its tokens."""
     plan.check()
     columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0)] for _ in range(4)]
-    for table in plan.tables(*_COLUMNS):
+    for table in plan.tables(*_COLUMNS, *plan.shared_columns()):
         keys = table["pack"].combine_chunks()
         is_first = np.append(True, pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False))
         starts = np.flatnonzero(is_first[: len(keys)])
         lens, visual = (table[name].to_numpy() for name in ("token_len", "num_visual_tokens"))
-        flops = cost.lm(lens), cost.vision(visual, _num_images(table))
+        num_images = _num_images(table)
+        shared = table["shared_len"].to_numpy() if "shared_len" in table.column_names else np.zeros_like(lens)
+        if "shared_len" in table.column_names:
+            visual = visual - table["num_shared_visual_tokens"].to_numpy()
+            num_images = num_images - table["num_shared_images"].to_numpy()
+        flops = cost.lm(lens, shared), cost.vision(visual, num_images)
+        lens = lens - shared
         for column, values in zip(columns, (*flops, table["num_supervised"].to_numpy(), lens), strict=True):
             column.append(np.add.reduceat(values, starts, dtype=np.float64))
     lm, vision, trained, tokens = map(np.concatenate, columns)

@@ -21,13 +21,14 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool
+from energon_pack.trainers.doors import Streamed
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
 __all__ = ["StreamingPackedDataset"]
 
 
-class StreamingPackedDataset(IterableDataset[Pack]):
+class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
     """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:
@@ -90,6 +91,11 @@ class StreamingPackedDataset(IterableDataset[Pack]):
         self._packs: OnlinePacks | None = None
         self._state: dict[str, Any] | None = None
         self._make(0, 1)  # raises errors of settings before any worker starts
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """This data-parallel rank, and the number of ranks."""
+        return self._given["rank"], self._given["world_size"]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch."""

@@ -25,6 +25,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.ordered import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
@@ -35,7 +36,7 @@ from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores import lies_in
-from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import Reference
 from energon_pack.sources.reader import Reader
@@ -82,7 +83,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
     Raises:
         PackError: it is not a packed dataset or is damaged, or `out` exists. Nothing is written then.
     """
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -134,9 +135,9 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     except ValueError as error:
         raise PackError(f"{folder.path_of(path)} can't be read: {error}") from None
     name = manifest.get("flavor")
-    flavor = packed_flavor(name) if isinstance(name, str) else None
-    if flavor is None:
-        raise PackError(f"{folder.path_of(path)} has the flavor {name!r}, which no installed package can read")
+    flavor, why = packed_flavor(name) if isinstance(name, str) else None, why_unknown(manifest)
+    if flavor is None or why:
+        raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
     return flavor, read_settings(manifest).messages_key
 
 

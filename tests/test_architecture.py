@@ -32,7 +32,7 @@ pack online
 lazy streaming
 samplers automodel
 unpack cli adopt convert metadataset simulate inspect recipes
-try
+order try
 __main__
 """
 #: What a training job may import: it is installed where nothing is packed.

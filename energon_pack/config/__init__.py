@@ -18,7 +18,7 @@ from energon_pack.run.json_nodes import plain
 from energon_pack.samples.settings import ControlTokens, Frames, SampleType
 from energon_pack.sources.settings import Format, OnDamaged, SourceConfig
 from energon_pack.templates.models import conf_dir
-from energon_pack.templates.settings import LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
+from energon_pack.templates.settings import Expand, LabelsConfig, Mask, MediaConfig, ModelConfig, Rope, TrainOn
 
 __all__ = [
     "Algorithm",
@@ -27,6 +27,7 @@ __all__ = [
     "Engine",
     "ExecutorConfig",
     "ExecutorKind",
+    "Expand",
     "Flavor",
     "Format",
     "Frames",

@@ -10,7 +10,9 @@ from typing import Any
 
 from energon_pack import __version__
 from energon_pack.config import Format, Overlong, PackConfig, plain
+from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset
+from energon_pack.templates.settings import Expand
 
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
@@ -35,16 +37,31 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
+    nodes["labels"] = _labels_of(nodes["labels"])
     nodes["source"] = without_unset(nodes["source"])  # datasets that were packed before these existed keep their name
     if isinstance(mixture := nodes["source"].get("mixture"), dict):
         entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
-    if nodes["packing"].get("epochs") == 1:
-        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key != "epochs"}
+    if nodes["packing"].get("share") == Share.none:
+        unshared = ("share", "share_min_tokens", "share_max_branches")
+        nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
+    later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above
+    nodes["packing"] = {key: value for key, value in nodes["packing"].items() if value != later.get(key, ...)}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()
     }
+
+
+def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a node `labels` what came later and changes nothing: datasets that were packed before keep theirs.
+
+    A loader never needs it, either: each member of a pack is what `labels.expand` made.
+    """
+    expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
+    unset = {"expand"} if expand == Expand.none.value else set()
+    unset |= {"window_images", "window_text"} if window is None else set()
+    return {name: value for name, value in labels.items() if name not in unset}
 
 
 def are_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
 from energon_pack.templates.folder import named_processor, refuse_missing_folder
+from energon_pack.templates.settings import labels_of
 
 _MOST_FOLDERS = 32  # folders of the source that each worker checks
 
@@ -163,9 +164,19 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
     with naming_place("cache_dir", cache_dir):
         source = find_source(config.source, path, copies)
+    _check_labels(config, source)
     if copies and config.output.media is MediaIn.reference and any(folder.parent == copies for folder in source.beside):
         raise PackError(f"output.media=reference: packs would point to copies in {copies}: unpack the compressed tars")
     return source, processor
+
+
+def _check_labels(config: PackConfig, source: Source) -> None:
+    """Raise PackError for labels of an entry of a mixture that make no sense: no sample of it could be trained."""
+    for entry in source.mixture.entries if source.mixture else ():
+        try:
+            labels_of(config.labels, entry.own.get("labels") or {})
+        except PackError as error:
+            raise PackError(f"mixture: {entry.name}: {error}") from None
 
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:

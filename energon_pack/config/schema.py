@@ -9,7 +9,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.errors import PackError
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
@@ -185,6 +185,12 @@ class PackConfig:
     cache_dir: str | None = None
     #: share of the samples that bad data may cost; above it, nothing is published
     max_skipped: float = 0.01
+
+    def flavor(self) -> "PackedFlavor":
+        """Return the flavour of the packs; raises PackError as `OutputConfig.packed_flavor`."""
+        from energon_pack.samples.flavors import TREES
+
+        return self.output.packed_flavor() if self.packing.share is Share.none else TREES
 
 
 def _schema() -> DictConfig:

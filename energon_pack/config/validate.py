@@ -9,13 +9,13 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import Flavor, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.plan.settings import Overlong
+from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
-from energon_pack.templates.settings import Think, TrainOn
+from energon_pack.templates.settings import Expand, Think, TrainOn
 
 #: Settings that went, and what is there instead.
 _GONE = {
@@ -116,6 +116,7 @@ def _check_values(config: PackConfig) -> None:
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
     _check_parts(config)
+    _check_share(config)
     if config.part is not None:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
@@ -126,17 +127,31 @@ def _check_values(config: PackConfig) -> None:
 
 def _check_parts(config: PackConfig) -> None:
     """Refuse label settings that need the last turn of a whole sample, if samples are cut into parts."""
-    if config.packing.overlong is not Overlong.split_turns:
-        return
+    is_split, are_pairs = config.packing.overlong is Overlong.split_turns, config.labels.expand is Expand.pairs
     asked = [
         f"labels.train_on={TrainOn.last.value}" if config.labels.train_on is TrainOn.last else "",
         f"labels.think={Think.drop_history.value}" if config.labels.think is Think.drop_history else "",
     ]
-    if name := next(filter(None, asked), None):
-        raise PackError(
-            f"{name} and packing.overlong=split_turns: each part of a sample would have a last turn of its own;"
-            " packing.overlong=drop leaves such samples out"
-        )
+    if (is_split or are_pairs) and (name := next(filter(None, asked), None)):
+        cut, instead = "packing.overlong=split_turns", "packing.overlong=drop leaves such samples out"
+        if not is_split:
+            cut, instead = "labels.expand=pairs", "labels.expand=turns keeps what stands before an answer"
+        raise PackError(f"{name} and {cut}: each part of a sample would have a last turn of its own; {instead}")
+
+
+def _check_share(config: PackConfig) -> None:
+    """Refuse what packs of samples that share their beginnings can't be."""
+    share, output = config.packing.share, config.output
+    if share is Share.none:
+        return
+    asked = {
+        f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
+        f"output.sample_type={output.sample_type}": output.sample_type is not None,
+        f"labels.prompt_weight={config.labels.prompt_weight}": config.labels.prompt_weight > 0,
+    }
+    if name := next((name for name, is_asked in asked.items() if is_asked), None):
+        why = "a prompt that is trained can't be shared" if "weight" in name else "only packed_multi_mix_qa has a form"
+        raise PackError(f"packing.share={share.value} with {name}: {why}; packing.share=none packs whole samples")
 
 
 def _whole_numbers(config: PackConfig) -> Iterator[tuple[str, int]]:

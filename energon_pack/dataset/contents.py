@@ -21,6 +21,7 @@ from energon_pack.samples.flavors.references import (
     with_names,
 )
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.flavors.trees import num_shared
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
@@ -55,6 +56,17 @@ class Pack:
     def names(self) -> list[list[str]]:
         """Return the names of each member's media; [] where they can't be told."""
         return [[name for name in names if not name.endswith(".npy")] for names in self.named or ()]
+
+    @property
+    def shared_lens(self) -> list[int]:
+        """Return the first tokens of each member that are those of the member before it."""
+        return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
+
+    @cached_property
+    def num_shared(self) -> list[int]:
+        """Return how many of each member's first media are those of the member before it."""
+        lens = self.shared_lens
+        return list(num_shared(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
 
     @cached_property
     def kinds(self) -> list[list[str | None]]:
@@ -116,7 +128,7 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
     if flavor.is_ours and has_references(value):
         if wrong := list(defects_of(value)):
             return unread, wrong
-        references = list(chain.from_iterable(references_of(value)))
+        references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
         starts = starts_behind(files.end, references)
         beside = [Part(part.name, start, part.size) for part, start in zip(references, starts, strict=False)]
         files = files._replace(parts=[*files.parts, *beside])

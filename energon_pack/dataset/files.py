@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.plan_rows import PLAN_SCHEMA, PlanRow
+from energon_pack.dataset.plan_rows import OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.cut import PART_OF, Cut
+from energon_pack.samples.cut import FORMS, PART_OF, Cut
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.tar import BLOCK, TarScan
@@ -95,6 +96,11 @@ class PlanFile:
         with self.opened() as file:
             _refuse_other(file.schema_arrow)
 
+    def shared_columns(self) -> list[str]:
+        """Return the columns that only a plan with `packing.share` has; empty: this one has none."""
+        with self.opened() as file:
+            return [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
+
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """Yield the same as `tables`, each column as a list."""
         for table in self.tables(*names):
@@ -153,7 +159,8 @@ class PlanRows:
             groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
             if groups != self._groups:
                 with self._plan.opened(self._metadata) as file:
-                    self._table, self._groups = file.read_row_groups(groups, PLAN_SCHEMA.names), groups
+                    shared = [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
+                    self._table, self._groups = file.read_row_groups(groups, [*PLAN_SCHEMA.names, *shared]), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))
@@ -162,7 +169,8 @@ class PlanRows:
 
 def _refuse_other(schema: pa.Schema) -> None:
     for column in PLAN_SCHEMA:
-        if column.name not in schema.names or schema.field(column.name).type != column.type:
+        types = (column.type, OTHER_TYPES.get(column.name))
+        if column.name not in schema.names or schema.field(column.name).type not in types:
             raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
 
@@ -185,18 +193,19 @@ def _makes_sense(member: PlanRow) -> bool:
     return (
         all(isinstance(value, str) for value in strings)
         and all(isinstance(value, int) for value in numbers)
-        and all(None not in part and part.kind in ("image", "video") for part in member.parts)
+        and all(None not in part and part.kind in KINDS for part in member.parts)
         and all(None not in part for part in member.positions)
         and (member.cut is None or _is_possible(member.cut))
     )
 
 
 def _is_possible(cut: Cut) -> bool:
-    turns, kinds = (cut.first_turn, cut.end_turn), cut.kinds
+    turns, kinds = (cut.first_turn, cut.end_turn, cut.trained_turn or 0, cut.first_image or 0), cut.kinds
     return (
         isinstance(cut.part, str)
         and PART_OF.fullmatch(cut.part) is not None
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and isinstance(kinds, str)
         and set(kinds) <= {"i", "v"}
+        and (cut.form is None or cut.form in FORMS)
     )

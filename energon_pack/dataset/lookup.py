@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -88,19 +89,24 @@ class Packs:
         Raises:
             PackError: there are fewer packs, or the shard can't be read.
         """
-        if not 0 <= number < len(self):
-            raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
-        index = int(np.searchsorted(self._ends, number, side="right"))
-        name = list(self.counts)[index]
-        place = number - (self._ends[index] - self.counts[name])
-        try:
-            file, files = self._files(name, place)
-        except OSError as error:
-            raise PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}") from None
+        name, file, files = self._found(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
         pack, defects = parse(files, raw, self._flavor)
         return Found(number, name, with_media(file, pack, self.media), pack, defects)
+
+    def parts(self, number: int) -> dict[str, Any]:
+        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`.
+
+        Raises:
+            PackError: there are fewer packs, or the shard can't be read.
+        """
+        name, file, files = self._found(number)
+        try:
+            parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
+        except OSError as error:
+            raise self._unread(name, error) from None
+        return {"__key__": files.key, **parts}
 
     def all(self) -> Iterator[Found]:
         """Yield every pack, in order; skip shards that can't be read."""
@@ -109,6 +115,20 @@ class Packs:
             with suppress(PackError):
                 yield from (self[i] for i in range(number, number + count))
             number += count
+
+    def _found(self, number: int) -> tuple[str, Bytes, PackFiles]:
+        """Find a pack: the name of its shard, the bytes in which its parts' places count, and its files."""
+        if not 0 <= number < len(self):
+            raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
+        index = int(np.searchsorted(self._ends, number, side="right"))
+        name = list(self.counts)[index]
+        try:
+            return name, *self._files(name, number - (self._ends[index] - self.counts[name]))
+        except OSError as error:
+            raise self._unread(name, error) from None
+
+    def _unread(self, name: str, error: OSError) -> PackError:
+        return PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}")
 
     def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
         """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""

@@ -14,6 +14,7 @@ import yaml
 from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors import why_unknown
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.templates.replay import Replay
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
+#: of a folder without packs: the numbers of those of its parts, in their order
+ORDER = "order.npy"
 #: beside a dataset.yaml that is another tool's, or for cookers: it loads packs with this package's own classes
 TYPED = "typed.yaml"
 
@@ -30,7 +33,8 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
-        ValueError: the Metadataset names no packed dataset, or some that were packed with different settings.
+        ValueError: the Metadataset names no packed dataset, or some that were packed with different settings; or
+            another version of this package can read it.
     """
     if not is_metadataset(dataset):
         data = _of(dataset, MANIFEST)
@@ -38,6 +42,8 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
             path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
         manifest: dict[str, Any] = json.loads(data)
+        if why := why_unknown(manifest):
+            raise ValueError(f"{dataset}: {why}")
         return manifest
     found = {folder: read_manifest(folder) for folder in packed_datasets(dataset)}
     if not found:
@@ -57,8 +63,15 @@ def read_replays(dataset: str | Path) -> "list[Replay | None]":
     Raises:
         ValueError: a file of samples was cut or damaged.
     """
-    folders = dict.fromkeys(packed_datasets(dataset)) if is_metadataset(dataset) else [dataset]
-    return [_replay(folder) for folder in folders]
+    return [_replay(folder) for folder in folders_of(dataset)]
+
+
+def folders_of(dataset: str | Path) -> list[str | Path]:
+    """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
+    if is_metadataset(dataset):
+        return [*dict.fromkeys(packed_datasets(dataset))]
+    manifest = json.loads(_of(dataset, MANIFEST) or b"{}")
+    return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
 def _replay(folder: str | Path) -> "Replay | None":
@@ -78,7 +91,7 @@ def processor_folder(dataset: str | Path) -> str | None:
     Args:
         dataset: see `read_manifest`; for a Metadataset's YAML, the first folder that is here is returned.
     """
-    for folder in packed_datasets(dataset) if is_metadataset(dataset) else [dataset]:
+    for folder in folders_of(dataset):
         try:
             report = json.loads(_read(_joined(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_rows import COLUMNS, WRITTEN_SCHEMA
+from energon_pack.dataset.plan_rows import COLUMNS, SHARED_SCHEMA, WRITTEN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.cut import with_cuts
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.tar import BLOCK
 
@@ -34,20 +35,30 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted r
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
     """Yield one entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
     columns = ["key", "reason", "detail", "media_type", "does_not_fit", *caps.COLUMNS]
+    refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
         left_out = plan.left_out[start:end]
         table = table.set_column(1, "reason", lengths.reason(table))
-        is_out = ((left_out > 0) | pc.is_valid(table["reason"]).to_numpy()) & ~lengths.is_cut[start:end]
+        is_refused = np.zeros(table.num_rows, np.bool_)
+        is_refused[[number - start for number in refused if start <= number < end]] = True
+        is_out = (left_out > 0) | pc.is_valid(table["reason"]).to_numpy() | is_refused
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
-        for sample_id, row, code in zip(ids, rows.to_pylist(), left_out[is_out], strict=True):
-            reason, detail = row["reason"], row["detail"]
+        items = start + np.flatnonzero(is_out)
+        most = lengths.largest(items) if lengths.is_cut[items].any() else {}
+        for place, (sample_id, row, code) in enumerate(zip(ids, rows.to_pylist(), left_out[is_out], strict=True)):
+            item = int(items[place])
+            reason, detail = refused.get(item, (row["reason"], row["detail"]))
             if reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                detail = f"output.flavor={flavor.name} has no place for it: {row['does_not_fit'][flavor.form]}"
+                what = detail if item in refused else row["does_not_fit"][flavor.form]
+                detail = f"output.flavor={flavor.name} has no place for it: {what}"
             elif reason is None:
-                reason, detail = _policy(row, LEFT_OUT[code], packing)
+                is_cut = lengths.is_cut[item]
+                counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
+                reason, detail = _policy(counts, LEFT_OUT[code], packing)
+                detail = f"of what it becomes, the most: {detail}" if is_cut else detail
             yield {
                 "sample_id": sample_id,
                 "reason": reason,
@@ -158,11 +169,13 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
     Args:
         names: of the output shards.
     """
-    temporary = path.with_suffix(".tmp")
+    temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
+    if lengths.shared is not None:
+        schema = pa.unify_schemas([schema, SHARED_SCHEMA])
     try:
         with (
             open(temporary, "w+b") as file,
-            pq.ParquetWriter(path, WRITTEN_SCHEMA, compression="zstd") as writer,
+            pq.ParquetWriter(path, schema, compression="zstd") as writer,
         ):
             chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
             for (first, end), mine, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
@@ -174,7 +187,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
                     0, "pack", keys.take(pa.array(np.repeat(np.arange(end - first), sizes)))
                 )
                 table = table.append_column("output_shard", pa.repeat(name, table.num_rows))
-                writer.write_table(table.cast(WRITTEN_SCHEMA), row_group_size=max(1, table.num_rows))
+                table = table.select(schema.names).cast(schema)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -210,6 +224,11 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
     for start, numbers, table in lengths.tables(COLUMNS):
         mine = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
+        if lengths.shared is not None:
+            here = slice(start, start + table.num_rows)
+            for name in SHARED_SCHEMA.names:
+                of_items = lengths.shared["token_len" if name == "shared_len" else name.replace("shared_", "")]
+                table = table.append_column(name, pa.array(of_items[here]))
         table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:

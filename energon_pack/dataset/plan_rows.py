@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.samples.cut import split_id
+from energon_pack.samples.cut import EXPANDED_TYPE, split_id
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -22,6 +22,11 @@ PLAN_SCHEMA = pa.schema(
 )
 #: with the column that tells in which tar a pack is
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
+#: columns that only a plan with `packing.share` has
+_SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
+SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
+#: types that a column may have, beside that of `PLAN_SCHEMA`
+OTHER_TYPES = {"cut": EXPANDED_TYPE}
 
 
 @dataclass(slots=True)
@@ -30,6 +35,15 @@ class PlanRow(MeasuredRow):
 
     pack: str
     shard: str
+    shared_len: int = 0  # its first tokens that are those of the member before it
+    num_shared_images: int = 0  # its first images that lie in them, as the next
+    num_shared_videos: int = 0
+    num_shared_visual_tokens: int = 0
+
+    @property
+    def num_shared_media(self) -> int:
+        """Return how many of its first media are those of the member before it."""
+        return self.num_shared_images + self.num_shared_videos
 
     @property
     def sample(self) -> str:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
@@ -89,7 +90,7 @@ class LoadedMedia:
             FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would
                 only log any other error, and leave out the pack.
         """
-        dataset = str(parts["__sources__"][0].dataset_path) if parts.get("__sources__") else ""
+        dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)
         try:
@@ -98,6 +99,12 @@ class LoadedMedia:
             from megatron.energon.errors import FatalSampleError
 
             raise FatalSampleError(str(error)) from None
+
+
+def _folder_of(source: Any) -> str:
+    """Return the folder of packs that Energon read a sample from: an order names tars of several folders."""
+    path = source.dataset_path
+    return str((path / source.shard_name).parent if "/" in (source.shard_name or "") else path)
 
 
 class Beside:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk
-from energon_pack.plan.items import MEDIA_TYPES, Items, Lengths
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of

@@ -26,7 +26,7 @@ from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
-from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.referenced import END
@@ -194,14 +194,20 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     members = [member for member, _ in rows]
     key = members[0].pack
     samples = [sources.read(member, job.settings) for member in members]
-    conversations = [conversation(sample, job.flavor) for sample in samples]
+    conversations = [
+        conversation(sample, job.flavor, member.num_shared_media)
+        for sample, member in zip(samples, members, strict=True)
+    ]
+    shared_lens = [member.shared_len for member in members]
+    shared = {"shared_lens": shared_lens} if "shared_lens" in job.flavor.meta else {}
     meta = {
-        "format": FORMAT,
+        "format": FORMAT_OF_TREES if any(shared_lens) else FORMAT,
         "pack_id": key,
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
         "num_supervised": [member.num_supervised for member in members],
-        "total_token_len": sum(member.token_len for member in members),
+        "total_token_len": sum(member.token_len for member in members) - sum(shared_lens),
+        **shared,
         "fingerprint": job.fingerprint,
         "source_parts": [[part.name for part in member.parts] for member in members],
     }
@@ -225,7 +231,12 @@ def _copied(
     """Write a pack with its media; return the bytes at the ends of the media."""
     _add_json(tar, key, value)
     return [
-        [sources.copy(tar, f"{key}.{name}", member, part) for name, part in its]
+        [
+            sources.ends(member, part)
+            if number < member.num_shared_media
+            else sources.copy(tar, f"{key}.{name}", member, part)
+            for number, (name, part) in enumerate(its)
+        ]
         for member, its in zip(members, parts, strict=True)
     ]
 
@@ -235,23 +246,28 @@ def _referred(
 ) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
-        [sources.refer(name, member, part, job.root or "") for name, part in its]
+        [(name, *sources.refer(name, member, part, job.root or "")) for name, part in its]
         for member, its in zip(members, parts, strict=True)
     ]
-    _add_json(tar, key, with_references(value, job.flavor, [[reference for reference, _ in its] for its in found]))
-    return [[ends.first + ends.last for _, ends in its] for its in found]
+    first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
+    _add_json(tar, key, with_references(value, job.flavor, [[first[name] for name, _, _ in its] for its in found]))
+    return [[ends.first + ends.last for _, _, ends in its] for its in found]
 
 
 def _add_json(tar: TarWriter, key: str, value: Fields) -> None:
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def conversation(sample: ReadSample, flavor: PackedFlavor) -> Conversation:
-    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
+def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
+    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made.
+
+    Args:
+        num_shared: its first media that the member before it in the pack has, too.
+    """
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]
-    return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed)
+    return Conversation(messages, sample.tools, sample.fields, media, has_positions, sample.is_timed, num_shared)
 
 
 def parts_beside(sample: ReadSample, content: Conversation) -> list[AnyPart]:

@@ -74,10 +74,10 @@ class Sources:
             raise self.changed(row)
         named = list(zip(sample.parts, media, strict=True))
         images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
-        videos = [data for part, data in named if part.kind == "video"]
+        videos, audios = ([data for part, data in named if part.kind == kind] for kind in ("video", "audio"))
         frames = sample.fields.get("video_frames")
         return MemberInput(
-            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options
+            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options, audios
         )
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
@@ -89,6 +89,12 @@ class Sources:
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
+
+    def ends(self, row: PlanRow, part: AnyPart) -> bytes:
+        """Return the bytes at both ends of a part of a sample; raises as `copy`."""
+        ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
+        self._check_header(ends.header, row, part.name, part.size)
+        return ends.first + ends.last
 
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
         """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`.

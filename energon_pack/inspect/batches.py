@@ -12,6 +12,7 @@ from torch import Tensor
 
 from energon_pack.pages.html import Html, details, join, table, tag
 from energon_pack.pages.svg import curves
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 
@@ -21,7 +22,7 @@ _MOST_ROWS = 64  # rows of a table of boundaries
 _FIRST = 8  # values of a tensor that are shown
 _AROUND = 24  # tokens beside a medium
 _EDGE = 220  # side of a mask's drawing, in pixels
-_KINDS = ("text", "image", "video")  # by the values of mm_token_type_ids
+_KINDS = ("text", *KINDS)  # by the values of mm_token_type_ids
 _ROWS = ("text", "time", "height", "width")
 _WAYS = {
     "positions": "by positions that start again; kernels of variable length get cu_seqlens",

@@ -43,9 +43,12 @@ def side_of(opened: Opened) -> Side:
         raise PackError(f"{opened.folder}: only what energon_pack packed can be compared: report.json and the plan")
     lens: list[npt.NDArray[np.int64]] = []
     ids: list[pa.Array] = []
-    for table in opened.plan.tables(*_COLUMNS):
+    for table in opened.plan.tables(*_COLUMNS, *opened.plan.shared_columns()):
         packs = table["pack"].combine_chunks().dictionary_encode()
-        lens.append(np.bincount(packs.indices, table["token_len"].to_numpy()).astype(np.int64))
+        own = table["token_len"].to_numpy()
+        if "shared_len" in table.column_names:
+            own = own - table["shared_len"].to_numpy()
+        lens.append(np.bincount(packs.indices, own).astype(np.int64))
         ids.append(ids_of(table))
     return Side(
         opened.folder.name,

@@ -11,6 +11,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
+from energon_pack.dataset.ordered import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import flavor_written
@@ -85,7 +86,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     Raises:
         PackError: it is not a packed dataset; the message says what to give.
     """
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     if not folder.is_there:
         what = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
         raise PackError(what)

@@ -13,12 +13,13 @@ from typing import Any
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError, printable
+from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.source_page import sample_page
 from energon_pack.inspect.written import write_page
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
+from energon_pack.plan.expand import cuts_of
 from energon_pack.run.console import console
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
@@ -94,15 +95,17 @@ def look(
         max_thumbnails: how many media get a picture.
     """
     sample_id = shard.sample_id(row.key)
-    raw = reader.raw(shard, row) if row.record_size else b""
-    texts = _json(raw), _json(raw, most=None)
+    raw = b""
     try:
+        if row.record_size:
+            raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
         sample = read_sample(reader, shard, row, config.source.reading)
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return Looked(view, *texts)
+        return Looked(view, _json(raw), _json(raw, most=None))
+    texts = _json(raw), _json(raw, most=None)
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
@@ -133,6 +136,8 @@ def _judged(
     if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form]:
         what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor.name} has no place for it: {unfit}"
         return replace(view, refused=what), remarks
+    if cuts := cuts_of(sample, config.labels):
+        remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
     if too_much := caps.exceeded(counts, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if not view.num_supervised:
@@ -142,7 +147,7 @@ def _judged(
 
 def template_of(config: PackConfig) -> tuple[Template | None, str | None]:
     try:
-        return load_template(TemplateSettings(config.model, config.media, config.labels)), None
+        return load_template(TemplateSettings(config.model, config.media, config.labels.of_text)), None
     except (OSError, ValueError, ImportError) as error:
         return None, f"no tokens: {' '.join(str(error).split())[:300]}"
 

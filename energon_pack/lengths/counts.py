@@ -10,9 +10,14 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
     """Count everything but tokens that `caps` may limit, by the name of its column.
 
     Args:
-        kinds: `image` or `video` for each medium.
+        kinds: of each medium.
     """
-    return {"num_visual_tokens": rendered.num_visual_tokens, "num_images": kinds.count("image")}
+    return {
+        "num_visual_tokens": rendered.num_visual_tokens,
+        "num_images": kinds.count("image"),
+        "num_audio_tokens": rendered.num_audio_tokens,
+        "num_audios": kinds.count("audio"),
+    }
 
 
 def weighted_spans(rendered: Rendered, factor: float) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import LENGTHS_VERSION, MeasureJob, ShortcutWrong, measure
+from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, ShortcutWrong, measure
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
@@ -300,9 +300,11 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
+    chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []
     how = key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
     return TableCache(run.cache("lengths", how))
 
 
 def _lengths_key(item: IndexedShard) -> str:
-    return key_of(item.key, item.how_drawn) if item.how_drawn else item.key
+    depends_on = (item.how_drawn, item.shard.own.identity) if item.shard.own.identity else (item.how_drawn,)
+    return key_of(item.key, *depends_on) if any(depends_on) else item.key

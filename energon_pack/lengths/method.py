@@ -18,6 +18,7 @@ class Method:
     template_folder: str  # a folder in the cache, from which `load_saved` reads the template
     read: ReadSettings
     engine: str = "auto"  # the engine that counts tokens
+    with_beginnings: bool = False  # for `packing.share`: media are read whole, and beginnings are hashed
 
     @property
     def identity(self) -> Identity:
@@ -40,7 +41,9 @@ class Method:
         return [*self.choice.lines(asked), *said]
 
 
-def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Run) -> Method:
+def prepare(
+    settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
+) -> Method:
     """Put the template of a model into the cache; another process builds it, because only that imports transformers.
 
     Args:
@@ -53,4 +56,4 @@ def prepare(settings: TemplateSettings, read: ReadSettings, engine: str, run: Ru
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())
         folder = run.executor.result(run.executor.start(build, settings))
-    return Method(folder, read, engine)
+    return Method(folder, read, engine, with_beginnings)

@@ -12,7 +12,7 @@ _PART_TYPE = pa.list_(
             ("name", pa.large_string()),
             ("offset", pa.int64()),
             ("size", pa.int64()),
-            ("kind", pa.string()),  # image | video
+            ("kind", pa.string()),  # of `media.kinds.KINDS`
             ("extension", pa.string()),  # the extension of the content
         ]
     )
@@ -33,11 +33,13 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_supervised", pa.int32()),
         ("num_visual_tokens", pa.int32()),
         ("num_images", pa.int32()),
+        ("num_audio_tokens", pa.int32()),
+        ("num_audios", pa.int32()),
         ("num_bytes", pa.int64()),  # bytes of its JSON and media as members of a tar
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
-        ("media_unread", pa.bool_()),  # a field names an image or a video, but no medium was read
+        ("media_unread", pa.bool_()),  # a field names a medium, but none was read
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # for each flavour, content that such packs can't hold; null: none
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1
@@ -50,3 +52,21 @@ LENGTHS_SCHEMA = pa.schema(
         ("cut", CUT_TYPE),  # null: a whole sample
     ]
 )
+_BEGINNINGS_TYPE = pa.list_(
+    pa.struct(
+        [
+            ("high", pa.uint64()),
+            ("low", pa.uint64()),
+            ("token_len", pa.int32()),
+            ("num_images", pa.int32()),
+            ("num_videos", pa.int32()),
+            ("num_visual_tokens", pa.int32()),
+            ("may_fork", pa.bool_()),
+            ("ends_medium", pa.bool_()),
+        ]
+    )
+)
+#: Lengths that are measured for `packing.share` have two more columns.
+SHARED_SCHEMA = LENGTHS_SCHEMA.append(
+    pa.field("beginnings", _BEGINNINGS_TYPE)  # of the sample, ascending (`templates.beginnings`); null: none
+).append(pa.field("first_medium", pa.uint64()))  # hash of the first medium's bytes; null: a sample without media

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.lengths.counts import counts_of, weighted_spans
+from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.schema import LENGTHS_SCHEMA
+from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores import losing_no_fault
+from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.probe import probe_part
@@ -28,6 +30,7 @@ from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.beginnings import beginnings
 from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
@@ -40,7 +43,9 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 15
+LENGTHS_VERSION = 16
+#: Raise this number when the beginnings of the same sample are other ones.
+BEGINNINGS_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class LengthsRow(MeasuredRow):
     media_type: str | None = None  # None: unknown
     files: list[dict[str, Any]] | None = None
     num_images: int = 0
+    num_audio_tokens: int = 0
+    num_audios: int = 0
     num_bytes: int = 0
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
@@ -73,6 +80,10 @@ class LengthsRow(MeasuredRow):
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
+    beginnings: list[dict[str, Any]] | None = None
+    first_medium: int | None = None
+    #: kind and hash of each medium, no column; None: no beginnings are asked for
+    media_hashes: Sequence[tuple[str, bytes]] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,8 @@ def measure(job: MeasureJob) -> pa.Table:
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run itself says it
     with Reader() as reader, losing_no_fault():
-        return lengths_table(measured(_read_all(reader, job), template, job.method))
+        rows = measured(_read_all(reader, job), template, job.method)
+        return lengths_table(rows, job.method.with_beginnings)
 
 
 class ShortcutWrong(PackError):
@@ -129,6 +141,7 @@ def measured(
 
 def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
     """Read the samples of a job: each row without counts, and its sample; None if the row says why it is left out."""
+    hashes = MediaHashes(reader) if job.method.with_beginnings else None
     for index_row, shard in zip(rows_of(job.samples, IndexRow), job.shards, strict=True):
         place = index_row.key, index_row.record_part, index_row.record_offset, index_row.record_size
         row = LengthsRow(*place, [], [], None, 0, 0, 0, reason=index_row.reason, detail=index_row.detail)
@@ -152,6 +165,8 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         if not sample.media and not row.media_unread:  # a part that is a medium although its name does not say so
             parts_left = (part for part in index_row.parts if part.name != row.record_part)
             row.media_unread = any(_is_medium(reader, shard, part) for part in parts_left)
+        if hashes is not None:
+            hash_media(row, hashes, shard, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
         row.num_bytes = num_tar_bytes([row.record_size, *(part.size for part in parts)])
         yield row, sample
@@ -225,10 +240,33 @@ def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
         texts = [replace(item.rendered, spans=item.weighted, weights=()) for item in weighted]
         for item, (_, num_weighted) in zip(weighted, template.count(texts, engine), strict=True):
             item.row.num_weighted = num_weighted
+    hash_beginnings(template, [(item.row, item.rendered) for item in waiting])
     waiting.clear()
 
 
-def lengths_table(rows: Sequence[LengthsRow]) -> pa.Table:
-    """Make a table of `LENGTHS_SCHEMA` from rows."""
-    columns = [pa.array(list(map(attrgetter(field.name), rows)), field.type) for field in LENGTHS_SCHEMA]
-    return pa.table(columns, schema=LENGTHS_SCHEMA)
+def hash_media(row: LengthsRow, hashes: MediaHashes, shard: Shard, sample: ReadSample) -> None:
+    """Write the hashes of a sample's media into its row."""
+    row.media_hashes = hashes.of(shard, sample.parts, sample.media)
+    row.first_medium = hashes.first(shard, sample.parts)
+
+
+def hash_beginnings(template: Template, samples: Sequence[tuple[LengthsRow, Rendered]]) -> None:
+    """Write their beginnings into the rows of samples whose media are hashed."""
+    asked = [(row, rendered, row.media_hashes) for row, rendered in samples if row.media_hashes is not None]
+    found = beginnings(template, [rendered for _, rendered, _ in asked], [media for _, _, media in asked])
+    for (row, _, _), of_sample in zip(asked, found, strict=True):
+        row.beginnings = [beginning._asdict() for beginning in of_sample] or None
+
+
+def lengths_table(
+    rows: Sequence[LengthsRow], with_beginnings: bool = False, cuts: pa.StructType = CUT_TYPE
+) -> pa.Table:
+    """Make a table of `LENGTHS_SCHEMA`, or of `SHARED_SCHEMA`, from rows.
+
+    Args:
+        cuts: the type of its column `cut`.
+    """
+    schema = with_cuts(SHARED_SCHEMA if with_beginnings else LENGTHS_SCHEMA, cuts)
+    values = {field.name: list(map(attrgetter(field.name), rows)) for field in schema}
+    values["cut"] = [cut and cut[: cuts.num_fields] for cut in values["cut"]]
+    return pa.table([pa.array(values[field.name], field.type) for field in schema], schema=schema)

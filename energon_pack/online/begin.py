@@ -24,6 +24,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.sources.draws import parse_slice
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 #: a path, overrides of `source.*`, conversations in memory, or samples that are indexed already
@@ -71,6 +72,11 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     if config.output.splits.val or config.output.splits.test:
         raise PackError(
             "output.splits: a stream has no splits: give it other sources, or take LazyPackedDataset(split=…)"
+        )
+    if config.labels.expand is not Expand.none:
+        raise PackError(
+            f"labels.expand={config.labels.expand.value}: a stream takes samples as they come: pack before training, or"
+            " LazyPackedDataset"
         )
     if sources is None:
         path = config.source.path

@@ -4,6 +4,7 @@ An item has the fields of a JSONL line. Its media are in `images` and `videos` (
 of its messages; each is a PIL image, bytes, `{"bytes": …, "path": …}`, or the path of a file.
 """
 
+import base64
 import dataclasses
 import io
 import os
@@ -22,13 +23,14 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image import upright, upright_size
+from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_in_our_words
-from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
+from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import state_of
@@ -84,9 +86,10 @@ class Given:
         named = list(zip(read.kinds, media, strict=True))
         with _named(name):
             images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
-        videos = [data for kind, data in named if kind == "video" and isinstance(data, bytes)]
+        files = {wanted: [d for kind, d in named if kind == wanted and isinstance(d, bytes)] for wanted in KINDS}
+        frames = read.fields.get("video_frames")
         return MemberInput(
-            name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), token_len, read.options
+            name, read.timed, images, files["video"], read.tools, frames, token_len, read.options, files["audio"]
         )
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
@@ -119,9 +122,9 @@ class Given:
         data = [opened[i][1] for i in placed.order]
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
-        timed = placed.timed([])
+        timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
-            b"", placed.messages, timed, record.tools, fields, parts, [], timed != placed.messages, found,
+            b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
             placed.were_put_in, record.unknown, record.leaves_out_tools,
         )  # fmt: skip
         return read, data
@@ -147,7 +150,9 @@ class Given:
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""
         if isinstance(medium, Mapping):
-            medium = medium.get("bytes") or medium.get("path") or medium.get("url") or medium
+            coded = medium.get("data")  # of OpenAI's `input_audio`
+            coded = base64.b64decode(coded) if isinstance(coded, str) else None
+            medium = coded or medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
             return "", medium
         if not isinstance(medium, (str, os.PathLike)):
@@ -166,7 +171,7 @@ def _seems(item: Any) -> str | None:
     """Guess the media type of an item that can't be read, by its fields and the names in them; None: no media."""
     if not isinstance(item, Mapping):
         return None
-    kinds = ["video" if "video" in key else "image" for key in MEDIA_KEYS if _holds_media(item.get(key))]
+    kinds = [kind for kind, medium in KINDS.items() for key in medium.keys if _holds_media(item.get(key))]
     return media_type(kinds) if kinds else media_type_by_name(list(named_media(item)))
 
 
@@ -228,19 +233,18 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
     found: list[Any] = []
 
     def plain(part: Any) -> list[Any]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("image", "video", "image_url", "video_url"):
+        named_type = str(part.get("type")) if isinstance(part, Mapping) else ""
+        kind = PART_TYPES.get(named_type)
+        if kind is None:
             return [part]
         said = {key: part[key] for key in SETTING_KEYS if part.get(key) is not None}
-        name = next(
-            (key for key in (kind, kind.removesuffix("_url"), "path", "url") if _holds_media(part.get(key))), None
-        )
-        if name is not None and kind.startswith("video") and isinstance(part[name], (list, tuple)):
+        name = next((key for key in (named_type, kind, "path", "url") if _holds_media(part.get(key))), None)
+        if name is not None and kind == "video" and isinstance(part[name], (list, tuple)):
             found.extend(part[name])
             first, *others = ({"type": "image"} for _ in part[name])
             return [{**first, **list_settings(len(part[name]), said)}, *others]
         found.extend([part[name]] if name is not None else [])
-        return [{"type": kind.removesuffix("_url"), **said}]
+        return [{"type": kind, **said}]
 
     def without(message: Any) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None

@@ -42,6 +42,7 @@ from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.folder import named_processor
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 Result = TypeVar("Result")
@@ -89,6 +90,8 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     source, packing = config.source, config.packing
     if conversations is not None and packing.overlong in CUTTING:
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
+    if conversations is not None and config.labels.expand is not Expand.none:
+        raise PackError(f"labels.expand={config.labels.expand.value}: only samples in files are expanded")
     if conversations is not None and source.path is not None:
         raise PackError(f"source.path={source.path} and conversations: give one of them")
     packing.check_in_training()

@@ -14,6 +14,7 @@ import pyarrow as pa
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.plan.items import Lengths
+from energon_pack.samples.cut import with_cuts
 from energon_pack.sources.rows import MeasuredRow, SampleRow, rows_of
 
 Row = TypeVar("Row", bound=SampleRow)
@@ -46,7 +47,8 @@ _SCHEMA = pa.schema(
 
 def write_rows(path: Path, lengths: Lengths) -> None:
     """Write a row for each of `lengths.items`, in their order."""
-    write_tables(path, _tables(lengths), _SCHEMA)
+    schema = with_cuts(_SCHEMA, lengths.cut_type)
+    write_tables(path, _tables(lengths, schema), schema)
 
 
 def write_tables(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
@@ -56,10 +58,10 @@ def write_tables(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> N
             writer.write_batch(batch)
 
 
-def _tables(lengths: Lengths) -> Iterator[pa.Table]:
+def _tables(lengths: Lengths, schema: pa.Schema) -> Iterator[pa.Table]:
     for _, numbers, table in lengths.tables([*_COLUMNS, "checksum"]):
         shards = pa.array(numbers.astype(np.int32))
-        yield table.add_column(len(_COLUMNS), "shard", shards).cast(_SCHEMA)
+        yield table.add_column(len(_COLUMNS), "shard", shards).cast(schema)
 
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

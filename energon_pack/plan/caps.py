@@ -35,6 +35,8 @@ CAPS = (
     Cap("max_token_len", "token_len", padded),
     Cap("max_images", "num_images", lambda number, _: number),
     Cap("max_visual_tokens", "num_visual_tokens", lambda number, _: number),
+    Cap("max_audios", "num_audios", lambda number, _: number),
+    Cap("max_audio_tokens", "num_audio_tokens", lambda number, _: number),
     Cap("max_members", "token_len", lambda token_len, _: np.ones_like(token_len)),
     Cap("max_attention_cost", "token_len", lambda token_len, _: token_len**2),
 )
@@ -52,13 +54,16 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
     """Return the costs of n samples for each limit, and the limits of a pack, tokens first.
 
     Args:
-        counts: `COLUMNS`, int[n] each.
+        counts: `COLUMNS`, int[n] each; a cost itself, under the name of its cap, goes before what it is made of.
 
     Returns:
         int64[k, n] and int64[k].
     """
     multiple = packing.pad_to_multiple_of
-    rows = [cap.cost(counts[cap.column].astype(np.int64), multiple) for cap, _ in limits(packing)]
+    rows = [
+        counts[cap.name] if cap.name in counts else cap.cost(counts[cap.column].astype(np.int64), multiple)
+        for cap, _ in limits(packing)
+    ]
     return np.stack(rows), np.array([limit for _, limit in limits(packing)], np.int64)
 
 

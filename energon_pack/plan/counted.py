@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, features_of_packs, media_of_packs
 from energon_pack.plan.tally import Moments, Tally
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 
 
@@ -21,7 +22,9 @@ class Counted:
     tokens: Ints  # of items in packs
     left_out: Ints  # samples by index into LEFT_OUT
     tokens_left_out: Ints  # of these samples
+    num_cut: int  # samples that are packed as their parts
     num_parts: int  # in packs
+    num_parts_out: int  # in none, as their conversation is left out
     lens: Tally  # of samples that were measured
 
 
@@ -31,20 +34,23 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, len(MEDIA_TYPES) + 1), np.int64)
     left_out, tokens_left_out = np.zeros((2, len(LEFT_OUT)), np.int64)
-    num_parts = 0
+    num_cut = num_parts = num_parts_out = 0
     for block in blocks(len(items)):
         media, is_in = items.media[block], in_a_pack[block]
         tokens += _by(media[is_in], len(tokens), items.lens[block][is_in])
         num = max(0, min(block.stop, num_samples) - block.start)  # then come parts
         num_parts += int(np.count_nonzero(is_in[num:]))
+        num_parts_out += int(np.count_nonzero(plan.left_out[block][num:]))
         media, out, of_samples = media[:num], plan.left_out[block][:num], lengths.sample_lens[block][:num]
         samples += _by(media, len(samples))
-        packed += _by(media[is_in[:num] | lengths.is_cut[block]], len(packed))
+        is_cut = lengths.is_cut[block] & (out == 0)
+        num_cut += int(np.count_nonzero(is_cut))
+        packed += _by(media[is_in[:num] | is_cut], len(packed))
         left_out += np.bincount(out, minlength=len(left_out))
         tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
     tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
-    return Counted(samples, packed, tokens, left_out, tokens_left_out, num_parts, lens)
+    return Counted(samples, packed, tokens, left_out, tokens_left_out, num_cut, num_parts, num_parts_out, lens)
 
 
 @dataclass

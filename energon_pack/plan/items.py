@@ -23,13 +23,12 @@ from energon_pack.plan.drawn import Share
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.cut import CUT_TYPE, EXPANDED_TYPE, as_expanded
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.draws import copy_numbers
-
-#: In the order of two bits: holds images, holds videos.
-MEDIA_TYPES = ("text", "image", "video", "mix")
 
 #: What the report counts of samples that were measured.
 NOTES = (
@@ -48,6 +47,8 @@ _NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
 
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
 _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_NOTED.values())
+
+_REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 
 _MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
 
@@ -72,11 +73,21 @@ class Items:
     entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
     #: packs come by turns: of each phase of a mixture, its epochs; None: there is one
     turn: AnyInts | None = None
+    #: first tokens that the item before it in its pack has, too: `counts` are without them. None: nothing is shared
+    shared: AnyInts | None = None
+    #: number of its conversation; those of one are packed, or left out, together. None: each stands alone
+    whole: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
         """Tokens of each."""
         return self.counts["token_len"]
+
+    @property
+    def squares(self) -> AnyInts:
+        """Pairs of tokens that attention adds: L² of a whole sample of L tokens."""
+        squares = self.counts.get("max_attention_cost")
+        return self.lens.astype(np.int64) ** 2 if squares is None else squares
 
     def __len__(self) -> int:
         return len(self.lens)
@@ -85,9 +96,12 @@ class Items:
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
         others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        entry, turn = (None if values is None else values[numbers] for values in (self.entry, self.turn))
+        optional = (self.entry, self.turn, self.shared, self.whole)
         media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
-        return Items(counts, media, shard, dataset, split, num_supervised, entry, turn)
+        return Items(
+            counts, media, shard, dataset, split, num_supervised,
+            *(None if values is None else values[numbers] for values in optional),
+        )  # fmt: skip
 
 
 class Lengths:
@@ -100,6 +114,7 @@ class Lengths:
         shares: of the splits.
         seed: says which samples are in which.
         scratch: where what is held of them lies.
+        split_by_medium: samples with the same first medium are in the same split.
     """
 
     def __init__(
@@ -111,6 +126,7 @@ class Lengths:
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
         scratch: Scratch = _IN_MEMORY,
+        split_by_medium: bool = False,
     ):
         #: source shards by number
         self.shards = measured
@@ -132,7 +148,9 @@ class Lengths:
         self.shares_of_entries: list[Share] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
-        self._is_split = max(shares) < 1
+        #: whether parts are those that `labels.expand` made
+        self.are_expanded = False
+        self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[CachedRows] = []
         self._num_items = 0
@@ -148,26 +166,56 @@ class Lengths:
         self.sample_lens = self.items.lens
         #: the sample of each part
         self.whole_of_part: Ints = np.zeros(0, np.int64)
+        #: what items share with the one before them in their pack, by `trees.Trees.shared`; None: nothing is shared
+        self.shared: Mapping[str, AnyInts] | None = None
+        #: samples that are left out as their parts can't be packed: number, reason and detail
+        self.refused = _REFUSED.empty_table()
 
-    def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]], is_cut: npt.NDArray[np.bool_]) -> "Lengths":
-        """These lengths with parts in place of some samples.
+    def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> "Lengths":
+        """These lengths with parts in place of some samples that have none yet.
+
+        A sample one of whose parts has a reason to be in no pack is left out for it.
 
         Args:
             parts: where parts are, the rows of them that count, and the sample of each.
-            is_cut: bool[num_samples], the samples they are of.
         """
         cut = copy.copy(self)
-        cut._rows, cut._columns, cut.is_cut = [*self._rows], self._new_columns(), is_cut
+        cut._rows, cut._columns = [*self._rows], self._new_columns()
+        cut.is_cut, is_out = (self.scratch.zeros(self.num_samples, np.bool_) for _ in range(2))
         for block in blocks(self.num_samples):
-            for name, values in self._arrays.items():
-                cut._append(name, np.where(is_cut[block], 0, values[block]) if name == "token_len" else values[block])
-        wholes = [self.whole_of_part]
+            cut.is_cut[block] = self.is_cut[block]
+        added = []
         for chunk, rows, whole in parts:
+            table = chunk.read(["reason", "detail", "does_not_fit", "cut"]).take(pa.array(rows))
+            cut.are_expanded |= table["cut"].type == EXPANDED_TYPE
+            found = self._refused(table, whole)
+            is_out[found["sample"].to_numpy()] = True
+            cut.refused = pa.concat_tables([cut.refused, found])
+            cut.reasons = cut.reasons + Counter(found["reason"].to_pylist())
+            is_in = ~is_out[whole]
+            cut.is_cut[whole[is_in]] = True
+            added.append((chunk, rows[is_in], whole[is_in]))
+        for block in blocks(len(self.items)):
+            here = max(0, min(block.stop, self.num_samples) - block.start)  # then come parts
+            for name, values in self._arrays.items():
+                some = values[block]
+                if name == "token_len":
+                    some = np.concatenate((np.where(cut.is_cut[block] | is_out[block], 0, some[:here]), some[here:]))
+                cut._append(name, some)
+        for chunk, rows, _ in added:
             cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
-            wholes.append(whole)
-        cut.whole_of_part = np.concatenate(wholes)
+        cut.whole_of_part = np.concatenate([self.whole_of_part, *(whole for *_, whole in added)])
         cut._join()
         return cut
+
+    def _refused(self, table: pa.Table, whole: Ints) -> pa.Table:
+        """Return the samples that some of these rows of their parts leave out: of each the first row that says why."""
+        reasons = self.reason(table).combine_chunks()
+        rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
+        samples, first = np.unique(whole[rows], return_index=True)
+        taken = pa.array(rows[first])
+        details = pc.coalesce(table["detail"], self._unfit(table)).take(taken).combine_chunks()
+        return pa.table([pa.array(samples), reasons.take(taken), details], schema=_REFUSED)
 
     def drawn(
         self,
@@ -225,15 +273,37 @@ class Lengths:
                     some = np.where(self._arrays["split"][here][taken] == 0, phase * len(counts) + epoch, 0)
                 drawn._append(name, np.where(is_out, 0, some) if name == "token_len" else some)
         drawn.whole_of_part = np.concatenate(wholes)
+        refused = pa.array(first[self.refused["sample"].to_numpy()])
+        drawn.refused = self.refused.set_column(0, _REFUSED.field("sample"), refused)
         drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
         drawn._join()
         return drawn
+
+    def sharing(self, shared: Mapping[str, AnyInts], items: Items) -> "Lengths":
+        """Return these lengths with what each item adds to its pack.
+
+        Args:
+            shared: of each item, its first tokens, images, videos that the item before it in its pack has, too.
+            items: with what each adds.
+        """
+        own = copy.copy(self)
+        own.items, own.shared = items, shared
+        return own
+
+    @property
+    def cut_type(self) -> pa.StructType:
+        """The type of the column `cut`."""
+        return EXPANDED_TYPE if self.are_expanded else CUT_TYPE
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
         """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""
         for rows in self._rows:
             if with_parts or rows.start < self.num_samples:
-                yield rows.start, *rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
+                numbers, table = rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
+                if self.are_expanded and "cut" in columns:
+                    cuts = as_expanded(table["cut"])
+                    table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
+                yield rows.start, numbers, table
 
     def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
         """Where the rows of some items are: which of them are in a chunk of the cache, the chunk, and the rows there.
@@ -254,8 +324,25 @@ class Lengths:
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Why each row is in no pack, whatever the plan; null: it may be in one."""
-        does_not_fit = pc.is_valid(pc.struct_field(table["does_not_fit"], self.flavor.form))
-        return pc.coalesce(table["reason"], pc.if_else(does_not_fit, Reason.NOT_IN_FLAVOR.value, None))
+        is_unfit = pc.is_valid(self._unfit(table))
+        return pc.coalesce(table["reason"], pc.if_else(is_unfit, Reason.NOT_IN_FLAVOR.value, None))
+
+    def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
+        """What of each row has no place in packs of this flavour; null: nothing."""
+        return pc.struct_field(table["does_not_fit"], self.flavor.form)
+
+    def largest(self, samples: Ints) -> dict[str, Ints]:
+        """The most that each of some samples, or one of its parts, has of what `caps` count.
+
+        Args:
+            samples: ascending.
+        """
+        place = np.searchsorted(samples, self.whole_of_part)
+        is_one = np.append(samples, -1)[place] == self.whole_of_part
+        most = {name: values[samples].astype(np.int64) for name, values in self.items.counts.items()}
+        for name, values in most.items():
+            np.maximum.at(values, place[is_one], self.items.counts[name][self.num_samples :][is_one])
+        return most
 
     def sample_id(self, index: int) -> str:
         """The id of an item, as in the ledger."""
@@ -323,14 +410,18 @@ class Lengths:
                 place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
                 self.examples[name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
 
-    @staticmethod
-    def _read(chunk: Chunk, with_key: bool) -> pa.Table:
-        return chunk.read([*_COLUMNS, "unknown_keys", *(["key"] if with_key else [])])
+    def _read(self, chunk: Chunk, with_key: bool) -> pa.Table:
+        more = ["key"] * with_key + ["first_medium"] * self._by_medium
+        return chunk.read([*_COLUMNS, "unknown_keys", *more])
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
             return np.full(table.num_rows, int(np.argmax(self._shares)), np.int8)
-        return split_numbers(self.sample_ids(numbers, table), self._shares, self.seed)
+        names = self.sample_ids(numbers, table)
+        if self._by_medium:
+            media = table["first_medium"].to_pylist()
+            names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
+        return split_numbers(names, self._shares, self.seed)
 
     def _append(self, name: str, values: AnyInts) -> None:
         self._columns[name].add(values)
@@ -343,6 +434,8 @@ class Lengths:
         #: bytes of each item as members of a tar, and what tells whether it is as measured
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
+        if self.are_expanded:
+            others["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
         if self._num_turns > 1:
             others["turn"] = self._arrays["turn"]
         if self._entry_of_shard is not None:

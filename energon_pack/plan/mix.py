@@ -57,6 +57,7 @@ def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np
     tokens = np.where(fits, items.num_supervised.astype(np.int64), 0)
     may, trained = fits[:num].copy(), tokens[:num].copy()
     may[lengths.whole_of_part[fits[num:]]] = True
+    may[lengths.whole_of_part[~fits[num:]]] = False
     np.add.at(trained, lengths.whole_of_part, tokens[num:])
     return may, trained
 

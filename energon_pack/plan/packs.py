@@ -11,6 +11,7 @@ from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
@@ -155,7 +156,7 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
     """What makes packs alike: attention cost Σ len², visual tokens, members."""
     return {
-        "attention_cost": plan.per_pack(items.lens, of=lambda lens: lens.astype(np.int64) ** 2),
+        "attention_cost": plan.per_pack(items.squares),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
         "members": np.diff(plan.starts),
     }
@@ -179,10 +180,16 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     """float64[2, num_packs]: of the language model and of the vision encoder."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     found = np.empty((2, plan.num_packs), np.float64)
-    found[0], found[1] = plan.per_pack(items.lens, of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
     return found
+
+
+def lm_columns(items: Items) -> tuple[AnyInts, ...]:
+    """Return what `CostModel.lm` takes: the whole tokens of each item, and those that it shares."""
+    return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
-    return plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
+    codes = plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
+    return np.where(codes < len(MEDIA_TYPES), codes, MEDIA_TYPES.index("mix")).astype(np.int8)

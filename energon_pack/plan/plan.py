@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
-from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.packs import (
     LEFT_OUT,
@@ -25,8 +26,9 @@ from energon_pack.plan.packs import (
     trained_by_entry,
     turn_of_packs,
 )
-from energon_pack.plan.settings import GroupBy, PackingConfig
+from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.trees import Trees, find_trees, with_own_counts
 from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
@@ -44,6 +46,7 @@ def plan_packs(
     seed: int = 0,
     cost: CostModel | None = None,
     scratch: Scratch = _IN_MEMORY,
+    trees: Trees | None = None,
 ) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
@@ -54,10 +57,20 @@ def plan_packs(
     Args:
         cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
         scratch: where the plan lies.
+        trees: of items with what each adds; a tree is whole in a pack. None: nothing is shared.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
     """
+    if trees is not None:
+        plan = trees.of_items(_plan_all(trees.as_items(items), packing, seed, scratch))
+    else:
+        plan = _plan_all(items, packing, seed, scratch)
+    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+
+
+def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch) -> PackPlan:
+    """Plan all windows of all turns, without steps."""
     of_splits, bound = [PackBuilder(scratch) for _ in SPLITS], 0
     left_out = scratch.zeros(len(items), np.int8)
     for turn, of_turn in _turns(items):
@@ -77,8 +90,17 @@ def plan_packs(
     packs = PackBuilder(scratch)
     for made in of_splits:
         packs.add_all(made)
-    plan = packs.plan(left_out, bound)
-    return _in_steps(plan, items, packing, seed, cost or cost_model(None), scratch)
+    return packs.plan(left_out, bound)
+
+
+def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
+    """Put packs that are made into the order of a plan: turn by turn, and with even steps; of one split, no window."""
+    turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
+    for number in np.unique(turn).tolist():
+        of_turn = taken(plan, [np.flatnonzero(turn == number)])
+        ordered = in_order(of_turn, items, packing, seed_of(seed, number))
+        packs.add(np.diff(ordered.starts), ordered.items)
+    return _in_steps(packs.plan(plan.left_out, plan.lower_bound), items, packing, seed, cost, _IN_MEMORY)
 
 
 def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
@@ -102,6 +124,9 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
     own = np.flatnonzero(overlong & (costs[0] <= packing.longest[1]) & (left_out == 0))
     overlong[own] = False
     left_out[overlong] = LEFT_OUT.index(Reason.OVERLONG)
+    if items.whole is not None:
+        left_out = _together(left_out, items.whole)
+        own = own[left_out[own] == 0]
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
@@ -122,6 +147,17 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
         bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
         packs.add(np.diff(bins.starts), members[bins.items])
     return packs.plan(left_out, bound)
+
+
+def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
+    """Leave out all that conversations became of which something is left out."""
+    out = np.flatnonzero(left_out)
+    conversations, place = np.unique(whole[out], return_inverse=True)
+    code = np.zeros(len(conversations) + 1, np.int8)
+    np.maximum.at(code, place, left_out[out])
+    there = np.searchsorted(conversations, whole)
+    is_out = np.append(conversations, -1)[there] == whole
+    return np.where(is_out, code[there], 0).astype(np.int8)
 
 
 def in_order(
@@ -183,6 +219,14 @@ def _in_steps(
     return replace(taken(plan, order, scratch), places=np.concatenate(order))
 
 
+def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
+    """Return the lengths with what each item adds to its pack, and the trees; None: nothing is to be shared."""
+    if packing.share is Share.none:
+        return lengths, None
+    trees = find_trees(lengths, packing, groups(lengths.items, packing))
+    return lengths.sharing(trees.shared, with_own_counts(lengths.items, trees.shared)), trees
+
+
 def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
     """Raises PackError where a split that was asked for gets no pack."""
     counts = split_counts(lengths.items, plan)
@@ -196,7 +240,7 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
     """How many packs there would be without `packing.window`; None: there is none, or items are too many to try."""
-    if packing.window is None or len(items) > _MOST_AT_ONCE:
+    if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 

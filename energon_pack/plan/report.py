@@ -6,22 +6,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.drawn import MANY_EPOCHS
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Lengths
+from energon_pack.plan.expand import Expansion
+from energon_pack.plan.items import NOTES, AnyInts, Lengths
 from energon_pack.plan.mix import mixture_figures
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
 from energon_pack.plan.tally import Moments, Tally
+from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
@@ -94,6 +96,7 @@ class Report:
     samples_with_tools_left_out: int  # the chat template writes nothing of them
     samples_with_reasoning_left_out: int  # nor of that
     unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
+    shared: dict[str, int] | None  # what samples that begin alike have once; None, and not in the file: nothing
     mixture: list[dict[str, Any]] | None  # of each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
     weighted_share: float  # of the trained tokens of all samples that were measured
@@ -106,6 +109,7 @@ class Report:
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
+    expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
     run: RunFacts | None = None  # in the file its facts stand beside the figures
 
     @property
@@ -133,6 +137,7 @@ def summarize(
     cost: CostModel,
     num_found: int,
     num_repeated: int = 0,
+    expansion: Expansion | None = None,
 ) -> Report:
     """The figures of a plan.
 
@@ -140,6 +145,7 @@ def summarize(
         cost: of a sample, by which steps are even.
         num_found: samples in the source, those that its settings leave out among them.
         num_repeated: draws of samples that were drawn before.
+        expansion: of `labels.expand`; None: it was not asked.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
@@ -152,10 +158,11 @@ def summarize(
         {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
     )
     num_packed = int(found.packed.sum())
-    if num_samples != num_packed + reasons.total() or found.num_parts != len(items) - num_samples:
+    num_parts = len(items) - num_samples - found.num_parts_out
+    if num_samples != num_packed + reasons.total() or found.num_parts != num_parts:
         raise PackError(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
-            f" {found.num_parts} of {len(items) - num_samples} parts packed: a bug"
+            f" {found.num_parts} of {num_parts} parts packed: a bug"
         )
     of_packs = [*packs.packs.tolist(), 0]
     return Report(
@@ -164,7 +171,7 @@ def summarize(
         samples_repeated=num_repeated,
         samples_packed=num_packed,
         samples_skipped=reasons.total(),
-        samples_cut=int(np.count_nonzero(lengths.is_cut)),
+        samples_cut=found.num_cut,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
@@ -201,6 +208,7 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if found.samples[code] or of_packs[code]
         },
+        shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(lengths, plan) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
@@ -210,6 +218,7 @@ def summarize(
         attention_cost=_evenness(packs.attention_cost),
         flops=_flops(packs, cost),
         steps=figures_of_steps(items, plan, packing.topology, cost),
+        expanded=expansion._asdict() if expansion else None,
     )
 
 
@@ -235,6 +244,29 @@ def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
+def shared_line(shared: Mapping[str, int], tokens: int) -> str:
+    """Say what samples that begin alike have once."""
+    if not shared["trees"]:
+        return "shared: nothing, no two samples of a group begin alike"
+    media = [amount(shared[f"{kind}s"], kind) for kind in ("image", "video") if shared[f"{kind}s"]]
+    saved = " and ".join([amount(shared["tokens"], "token"), *media])
+    less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
+    samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")
+    return f"shared: {samples} in {trees}, {saved} less to compute: {less} in packs"
+
+
+def _lines_of_sources(report: Report) -> Iterator[str]:
+    """Yield what samples share, and what each entry of a mixture has."""
+    if report.shared is not None:
+        yield shared_line(report.shared, report.tokens)
+    for entry in report.mixture or ():
+        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
+        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
+        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
+        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
+        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
+
+
 def print_plan(report: Report) -> None:
     """Samples, packs and fill by media, what was skipped, and how long samples are."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -256,12 +288,8 @@ def print_plan(report: Report) -> None:
     for number, turn in enumerate(report.turns or (), 1):
         packs = f"{amount(turn['samples'], 'sample')} in {amount(turn['packs'], 'pack')}"
         out.print(f"turn {number}: {packs}, {amount(turn['tokens'], 'token')}")
-    for entry in report.mixture or ():
-        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
-        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
-        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
-        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
-        out.print(f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}")
+    for line in _lines_of_sources(report):
+        out.print(line)
     if report.samples_excluded:
         out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
     if report.samples_repeated:
@@ -270,8 +298,8 @@ def print_plan(report: Report) -> None:
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
-    if report.samples_cut:
-        out.print(f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts")
+    for line in _of_parts(report):
+        out.print(line, soft_wrap=True)
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
             out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
@@ -286,6 +314,21 @@ def print_plan(report: Report) -> None:
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
+
+
+def _of_parts(report: Report) -> Iterator[str]:
+    if report.expanded:
+        yield said_of(report.expanded)
+    elif report.samples_cut:
+        yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
+
+
+def said_of(expanded: Mapping[str, Any]) -> str:
+    """Say what `labels.expand` made, and what it costs."""
+    times = expanded["tokens"] / max(1, expanded["whole_tokens"])
+    made = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
+    shared = "packing.share=prefix computes what they share once"
+    return f"labels.expand={expanded['how']}: {made}, {times:.2f} times the tokens ({shared})"
 
 
 def print_stages(progress: Progress) -> None:

@@ -50,6 +50,17 @@ class GroupBy(str, Enum):
     none = "none"
 
 
+class Share(str, Enum):
+    """What samples that begin alike have once in a pack."""
+
+    #: each sample is whole
+    none = "none"
+    #: the beginning up to the end of a medium
+    media = "media"
+    #: the beginning up to the end of a turn or a medium
+    prefix = "prefix"
+
+
 @dataclass
 class StepWeights:
     """How much it counts that steps are even, for `topology`; of what counts 0 nothing is asked."""
@@ -95,12 +106,22 @@ class PackingConfig:
     max_images: int | None = None
     #: tokens of a pack that hold visual features
     max_visual_tokens: int | None = None
+    #: sounds of a pack
+    max_audios: int | None = None
+    #: tokens of a pack that hold features of sounds
+    max_audio_tokens: int | None = None
     #: samples of a pack
     max_members: int | None = None
     #: Σ len² of a pack's members
     max_attention_cost: int | None = None
     #: whether every pack holds an image
     need_image: bool = False
+    #: what samples that begin alike have once in a pack
+    share: Share = Share.none
+    #: tokens that a shared beginning has at least
+    share_min_tokens: int = 64
+    #: samples that share a beginning, at most; None: as many as a pack holds
+    share_max_branches: int | None = None
     #: how often each sample comes: each epoch has other packs, and they lie in the order of the epochs
     epochs: int = 1
     #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole
@@ -121,6 +142,11 @@ class PackingConfig:
             raise PackError(
                 f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"
             )
+        if self.share is not Share.none:
+            raise PackError(
+                f"packing.share={self.share.value} is for packs on disk: a dataset that packs in training reads no"
+                " media before it plans"
+            )
 
     def check(self) -> None:
         """Raises PackError where settings contradict each other."""
@@ -134,6 +160,12 @@ class PackingConfig:
             raise PackError(
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"
                 f" packing.pad_to_multiple_of={self.pad_to_multiple_of}"
+            )
+        if self.share is not Share.none and (self.layout is Layout.thd or self.pad_to_multiple_of > 1):
+            raise PackError(
+                f"packing.share={self.share.value} with packing.layout={self.layout.value} and"
+                f" packing.pad_to_multiple_of={self.pad_to_multiple_of}: packing=neat has a mask for what is shared,"
+                " and no padding"
             )
         if (self.overlong is Overlong.own_pack) != (self.hard_limit is not None):
             raise PackError(

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.losses import dropped
 from energon_pack.plan.compare_lens import Choice
-from energon_pack.plan.items import MEDIA_TYPES, NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, unknown_keys
 from energon_pack.plan.settings import Overlong, PackingConfig
@@ -20,6 +20,7 @@ from energon_pack.report.shapes import Histogram, log_histogram
 from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
@@ -182,7 +183,8 @@ class _Kind:
         self.num_supervised += int(trained.sum())
         self.visual_tokens += int(visual.sum())
         self.untrained += int((trained == 0).sum())
-        self.without_visual += int((visual == 0).sum())
+        features = visual + items.counts["num_audio_tokens"][there]
+        self.without_visual += int((features == 0).sum())
 
 
 def _num_alike(lengths: Lengths) -> int:

@@ -13,9 +13,10 @@ import numpy as np
 from energon_pack.errors import amount
 from energon_pack.pages.html import Html, data_block, section, tag
 from energon_pack.pages.svg import Piece, legend, strip
-from energon_pack.plan.items import MEDIA_TYPES, Lengths
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan, costs_of_packs, media_of_packs, taken
 from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 
 _MOST_PACKS, _MOST_MEMBERS = 2_000, 8_000  # packs and members that a page shows

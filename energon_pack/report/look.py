@@ -10,9 +10,10 @@ from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.pages.html import Html, details
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved
 from energon_pack.views.html import pack_section
 from energon_pack.views.packed import Place, pack_view

@@ -7,7 +7,7 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
-from energon_pack.plan.report import Report
+from energon_pack.plan.report import Report, said_of, shared_line
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.plan_rules import smaller_media
@@ -150,6 +150,9 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
         rows.append(("total", *map(_n, counts), f"{report.fill:.2%}", _n(report.tokens)))
         yield table(("medium", "samples in", "packed", "skipped", "packs", "fill", "tokens"), rows)
         yield from _besides(report)
+    if report and report.shared is not None:
+        line = shared_line(report.shared, report.tokens)
+        yield tag("p", f"{line[0].upper()}{line[1:]}.")
     if report and len(report.by_split) > 1:
         splits = [(name, *map(_n, (of["samples"], of["packs"], of["tokens"]))) for name, of in report.by_split.items()]
         yield table(("split", "samples", "packs", "tokens"), splits)
@@ -192,6 +195,8 @@ def _besides(report: Report) -> Iterator[Html]:
     }
     if texts := [f"{number:,} {what}" for what, number in said.items() if number]:
         yield tag("p", f"Besides: {'; '.join(texts)}.")
+    if report.expanded:
+        yield tag("p", f"{said_of(report.expanded)}.")
 
 
 def _n(number: int) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.items import MEDIA_TYPES, AnyInts, Items
+from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.packs import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs, taken
 from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.shapes import Histogram, linear_histogram
 from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.topology import Topology, stream
 

@@ -45,6 +45,8 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             still = best.choice.dropped_tokens_share
             left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
             knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
+        if not (figures.report and figures.report.expanded):
+            knobs.append("packing.overlong=split_turns where samples have several questions")
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
@@ -52,7 +54,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
             f" {figures.max_token_len:,}",
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
-            ", or ".join([*knobs, "packing.overlong=split_turns where samples have several questions"]),
+            ", or ".join(knobs) or "packing.max_token_len",
         )
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.plan.items import MEDIA_TYPES, Lengths
+from energon_pack.plan.items import Lengths
 from energon_pack.report.lens import MOST_DROPPED
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.families.rules import MediaRules
 
 _FEWEST = 256  # tokens of an image; with fewer it shows little

@@ -35,6 +35,7 @@ TOOLS: dict[str, str] = {
     "simulate": "how long ranks would wait for each other, on any number of them",
     "unpack": "the samples of a packed dataset, each of its own again",
     "metadataset": "blend packed datasets",
+    "order": "read several packed datasets in one order",
     "adopt": "packs of LLaVA-OneVision-2 or LoongForge, loadable as they lie",
     "convert": "JSONL as a plain WebDataset",
     "recipes": "trainings to read and adapt, with the tested versions, into a folder",

@@ -32,20 +32,30 @@ class Placed(NamedTuple):
         """Return the names of the files with patch positions, as `times.position_names` does."""
         return position_names(self.record.fields, self.num_images)
 
-    def timed(self, arrays: Sequence[Any]) -> list[Message]:
-        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`.
+    def marks(self, arrays: Sequence[Any]) -> list[str]:
+        """Return the time of each image as text, if the sample has `fps`; empty: they have none.
 
         Args:
             arrays: the contents of the files of `position_names`; None for an image without; empty if none is named.
 
         Raises:
-            Skip: `bad_message`, `placeholder_mismatch`.
+            Skip: `bad_message`.
         """
         fields = self.record.fields
         if has_lists(fields.get("media_settings")):
-            return self.messages  # the model's own processor writes the times of a video
-        marks = time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
-        return stamped(self.messages, marks)
+            return []  # the model's own processor writes the times of a video
+        return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
+
+    def timed(self, arrays: Sequence[Any]) -> list[Message]:
+        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`.
+
+        Args:
+            arrays: as of `marks`.
+
+        Raises:
+            Skip: `bad_message`, `placeholder_mismatch`.
+        """
+        return stamped(self.messages, self.marks(arrays))
 
 
 def place(record: Record, kinds: Sequence[str]) -> Placed:

@@ -1,4 +1,10 @@
-"""Cuts a conversation that is too long for a pack: the places where it may be cut, and the content of a part."""
+"""Makes parts of a conversation: where it may be cut, and the content of a part.
+
+A part is a range of its turns. `Cut.form` says what else is done to it, where `labels.expand` makes samples of one:
+
+    turns   all up to an answer; only the turns from `trained_turn` on are trained, images before `first_image` are text
+    pairs   a question and its answer, with the media of the first question
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,8 +12,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.media.kinds import BY_LETTER
+from energon_pack.samples.placeholders import media_alone, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
+from energon_pack.samples.weights import untrained
 
 #: The part of a sample that was cut.
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
@@ -21,20 +29,56 @@ CUT_TYPE = pa.struct(
         ("kinds", pa.string()),
     ]
 )
+#: of parts that `labels.expand` made: only tables that hold such have these columns
+EXPANDED_TYPE = pa.struct(
+    [
+        *CUT_TYPE,
+        ("form", pa.string()),
+        ("trained_turn", pa.int32()),
+        ("first_image", pa.int32()),
+        ("window_text", pa.string()),
+    ]
+)
+FORMS = ("turns", "pairs")
 
 
 class Cut(NamedTuple):
-    """Names a part of a sample: a row of `CUT_TYPE`."""
+    """Names a part of a sample: a row of `CUT_TYPE`, or of `EXPANDED_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text; None: all
-    kinds: str  # i or v for each medium of the whole sample
+    kinds: str  # the letter of each medium of the whole sample
+    form: str | None = None  # of `FORMS`; None: the range alone
+    trained_turn: int | None = None  # the turns before this one are not trained
+    first_image: int | None = None  # the first of the sample's images that stays one
+    window_text: str | None = None  # in place of those before
 
     @property
     def all_kinds(self) -> list[str]:
-        return [{"i": "image", "v": "video"}[letter] for letter in self.kinds]
+        return [BY_LETTER[letter] for letter in self.kinds]
+
+
+def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
+    """Return a schema whose column `cut` has a type."""
+    return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
+
+
+def as_expanded(cuts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of `CUT_TYPE` as one of `EXPANDED_TYPE`; one that is, as it is."""
+    if cuts.type == EXPANDED_TYPE:
+        return cuts
+    added = list(EXPANDED_TYPE)[CUT_TYPE.num_fields :]
+    chunks = [
+        pa.StructArray.from_arrays(
+            [*chunk.flatten(), *(pa.nulls(len(chunk), each.type) for each in added)],
+            fields=list(EXPANDED_TYPE),
+            mask=chunk.is_null(),
+        )
+        for chunk in cuts.chunks
+    ]
+    return pa.chunked_array(chunks, EXPANDED_TYPE)
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:
@@ -72,39 +116,77 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
     return counts
 
 
-def messages_of(messages: Sequence[Message], first: int, end: int, num_characters: int | None) -> list[Message]:
-    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
+def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
+    """Return the messages of a part: the system turn, if there is one, and a range of the others.
+
+    Args:
+        messages: those of the whole sample.
+    """
+    if cut.first_image and cut.window_text is not None:
+        messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
+    if cut.trained_turn:
+        messages = [untrained(m) if i < cut.trained_turn else m for i, m in enumerate(messages)]
     has_system = messages[0]["role"] == "system"
-    part = [*messages[:has_system], *messages[max(first, has_system) : end]]
-    if num_characters is not None:
-        part[-1] = {**part[-1], "content": part[-1]["content"][:num_characters]}
+    first = max(cut.first_turn, has_system)
+    part = [*messages[:has_system], *messages[first : cut.end_turn]]
+    if cut.num_characters is not None:
+        part[-1] = {**part[-1], "content": part[-1]["content"][: cut.num_characters]}
+    if (asked := _media_turn(messages, cut)) is not None:
+        media, own = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
+        part[has_system] = {**part[has_system], "content": with_media_first(media, own, cut.all_kinds)}
     return part
 
 
-def media_of_part(messages: Sequence[Message], cut: Cut) -> tuple[slice, slice]:
-    """Return the range of the sample's images and the range of its videos that are in a part.
+def _media_turn(messages: Sequence[Message], cut: Cut) -> int | None:
+    """Return the turn before a pair whose media belong to it, too: the user's first; None: they are its own."""
+    first = first_question(messages)
+    return first if cut.form == "pairs" and first is not None and first < cut.first_turn else None
+
+
+def first_question(messages: Sequence[Message]) -> int | None:
+    """Return the index of the user's first turn; None: there is none."""
+    return next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+
+
+def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
+    """Return which of the sample's media are in a part, in the order of their placeholders there.
 
     Args:
         messages: those of the whole sample.
     """
     before = num_media_before(messages, cut.all_kinds)
-    first, end = cut.kinds[: before[cut.first_turn]], cut.kinds[: before[cut.end_turn]]
-    return slice(first.count("i"), end.count("i")), slice(first.count("v"), end.count("v"))
+    has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
+    media = [*range(before[has_system])]
+    media += [] if asked is None else range(before[asked], before[asked + 1])
+    media += range(before[max(cut.first_turn, has_system)], before[cut.end_turn])
+    images = [number for number, letter in enumerate(cut.kinds) if letter == "i"]
+    old = set(images[: cut.first_image or 0])
+    return [number for number in media if number not in old]
 
 
-def fields_of_part(fields: Mapping[str, Any], cut: Cut, images: slice, videos: slice) -> dict[str, Any]:
+def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
+    """Return for each image of some of a sample's media, or for each video, its number among all of that kind.
+
+    Args:
+        letter: of a kind (`kinds.Medium.letter`).
+    """
+    return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
+
+
+def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) -> dict[str, Any]:
     """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     Args:
         fields: those of the whole sample.
+        media: as `media_of_part` returned them.
     """
     own = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
-        own["video_frames"] = frames[videos]
+        own["video_frames"] = [frames[number] for number in of_kind(cut, media, "v") if number < len(frames)]
     names = fields.get("patch_positions")
     if isinstance(names, list) and len(names) == cut.kinds.count("i"):
-        own["patch_positions"] = names[images]
+        own["patch_positions"] = [names[number] for number in of_kind(cut, media, "i")]
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
-        own["media_settings"] = settings[images.start + videos.start : images.stop + videos.stop]
+        own["media_settings"] = [settings[number] for number in media]
     return own

@@ -10,9 +10,10 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
+from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
-from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -52,7 +53,7 @@ _READ: tuple[frozenset[str], ...] = (
     ),
     frozenset(
         (
-            *("type", "text", "value", "thinking", "image", "video", "image_url", "video_url", "path", "url", "source"),
+            *("type", "text", "value", "thinking", *PART_TYPES, "path", "url", "source"),
             *("name", "id", "input", "tool_call", "tool_use_id", "content"),
             *("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels"),
             *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps"),
@@ -95,16 +96,11 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
     },
 )
 
-_SOUND = _Elsewhere(
-    "sound, which is not packed", reason=Reason.UNSUPPORTED_MEDIA, silent=(None, False, True, "", [], {})
-)
 _IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
 _CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
 _TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
 _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
     {
-        "audios": _SOUND,
-        "audio": _SOUND,
         "margin": _Elsewhere("ms-swift, TRL: of preference data"),
         "positive_messages": _Elsewhere("ms-swift: of embedding data"),
         "negative_messages": _Elsewhere("ms-swift: of embedding data"),
@@ -121,8 +117,7 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
         "eot": _Elsewhere("torchtune: a turn without its end", silent=(None, True)),
         "ipython": _Elsewhere("torchtune: a tool call as text"),
         "refusal": _Elsewhere("OpenAI: the answer itself, which belongs in content"),
-        "audio": _SOUND,
-        **dict.fromkeys((*MEDIA_KEYS, "audios"), _IN_A_TURN),
+        **dict.fromkeys(MEDIA_KEYS, _IN_A_TURN),
     },
     {
         "train": _Elsewhere("axolotl: which parts of a turn are trained; a turn is trained whole", silent=(None, True)),

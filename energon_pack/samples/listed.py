@@ -22,7 +22,7 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
     chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:
         chosen = [part for part in parts if kind_by_name(part.name)]
-        if not chosen and record.declared in ("image", "video", "mix"):
+        if not chosen and record.declared not in (None, "text"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but there are no media")
         if not chosen and parts and num_placeholders(record.messages):
             names = ", ".join(part.name for part in parts)

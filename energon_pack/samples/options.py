@@ -1,6 +1,7 @@
 """Reads a sample's options for rendering and training, from the fields of a source and of a pack alike. Pure.
 
-{"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null]}
+{"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null],
+ "label_settings": {"train_on": "last"}}
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
 #: the fields of a sample that `options_of` reads
-OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings")
+OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings", "label_settings")
 _NAMES = frozenset(OPTION_KEYS)
 
 
@@ -28,6 +29,8 @@ class SampleOptions:
     media: tuple[Mapping[str, Any] | None, ...] = ()
     #: settings of all media: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
     all_media: Mapping[str, Any] = field(default_factory=dict)
+    #: settings of `labels` in the place of those of the run
+    labels: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_OPTIONS = SampleOptions()
@@ -50,10 +53,12 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     if _NAMES.isdisjoint(fields) or not (own := option_fields(fields)):
         return NO_OPTIONS
     variables, media = own.get("chat_template_kwargs", {}), own.get("media_settings", [])
-    if not isinstance(variables, Mapping):
-        raise Skip(Reason.BAD_MESSAGE, f"chat_template_kwargs are no object: {str(variables)[:80]}")
+    labels = own.get("label_settings", {})
+    for name, value in (("chat_template_kwargs", variables), ("label_settings", labels)):
+        if not isinstance(value, Mapping):
+            raise Skip(Reason.BAD_MESSAGE, f"{name} are no object: {str(value)[:80]}")
     if not isinstance(media, list) or not all(item is None or isinstance(item, Mapping) for item in media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings are no list of objects: {str(media)[:80]}")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
     variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
-    return SampleOptions(sample_weight(own), variables, tuple(media), all_media)
+    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels)

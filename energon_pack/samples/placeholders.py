@@ -9,21 +9,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from energon_pack.samples.media.kinds import KINDS, PART_TYPES
 from energon_pack.samples.sample import Message, media_type
 from energon_pack.samples.skip import Reason, Skip
 
-PLACEHOLDERS = {"image": "<image>", "video": "<video>"}
-_PLACEHOLDER = re.compile("<(image|video)>")
+PLACEHOLDERS = {kind: medium.placeholder for kind, medium in KINDS.items()}
+_PLACEHOLDER = re.compile(f"<({'|'.join(KINDS)})>")
+_WITH_SPACE = re.compile(rf"{_PLACEHOLDER.pattern}\s*")
 _OWN = ("name", "settings")  # the key for a content part's settings of its medium
 
 
 def spells_placeholder(text: str) -> bool:
-    """Tell whether a text holds `<image>` or `<video>`."""
+    """Tell whether a text holds a placeholder."""
     return _PLACEHOLDER.search(text) is not None
 
 
 def num_placeholders(messages: Sequence[Message]) -> int:
-    """Count `<image>` and `<video>` in the texts of a conversation."""
+    """Count the placeholders in the texts of a conversation."""
     texts = (m["content"] for m in messages if isinstance(m["content"], str))
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
@@ -33,7 +35,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
     Args:
         messages: as in `Record.messages`.
-        kinds: `image` or `video` for each medium, in the order the sample lists them.
+        kinds: of each medium, in the order the sample lists them.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
@@ -102,6 +104,53 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     return result
 
 
+def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
+    """Put a text in place of the first images of a conversation.
+
+    Args:
+        messages, kinds: as of `split_content`.
+        number: of these images.
+    """
+    is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)
+    result = []
+    for message in messages:
+        content = message["content"]
+        if not (is_literal and message["role"] == "assistant"):
+            content, number = _with_text(content, number, text)
+        result.append({**message, "content": content})
+    return result
+
+
+def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
+    """Put a text in place of the first images of a content; return how many are still to be replaced, too."""
+    image = PLACEHOLDERS["image"]
+    if isinstance(content, str):
+        return content.replace(image, text, number), number - min(number, content.count(image))
+    parts: list[Message] = []
+    for part in content:
+        is_old = part["type"] == "image" and number > 0
+        number -= is_old
+        parts.append({"type": "text", "text": text} if is_old else part)
+    return parts, number
+
+
+def media_alone(content: str | list[Message], kinds: Sequence[str]) -> str | list[Message]:
+    """Return the media of a turn without its text; of a string, also the white space after each placeholder."""
+    if isinstance(content, str):
+        return "".join(match[0] for match in _WITH_SPACE.finditer(content) if match[1] in kinds)
+    return [part for part in content if part["type"] != "text"]
+
+
+def with_media_first(
+    media: str | list[Message], content: str | list[Message], kinds: Sequence[str]
+) -> str | list[Message]:
+    """Put the media that `media_alone` returned before the content of a turn."""
+    if isinstance(media, str) and isinstance(content, str):
+        return media + content
+    parts = [_parts(each, kinds) if isinstance(each, str) else each for each in (media, content)]
+    return [*parts[0], *parts[1]]
+
+
 def flat_content(parts: list[Message]) -> str | list[Message]:
     """Join content parts into a string with placeholders; return them unchanged if the string would lose something."""
     texts = [part["text"] for part in parts if part["type"] == "text"]
@@ -139,7 +188,7 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     parts = [part for content in contents for part in content if isinstance(part, dict)]
     results = (part["content"] for part in parts if isinstance(part.get("content"), list))  # results of tools
     parts += [part for result in results for part in result if isinstance(part, dict)]
-    kinds = {str(part.get("type")).removesuffix("_url") for part in parts} & PLACEHOLDERS.keys()
+    kinds = {kind for part in parts if (kind := PART_TYPES.get(str(part.get("type"))))}
     return media_type([*kinds]) if kinds else None
 
 

@@ -18,6 +18,7 @@ from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, 
 from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
@@ -58,7 +59,7 @@ class Record:
     tools: list[Any] | None = None
     #: names of the media in the sample's order; None: all media parts, in the tar's order
     listed_media: list[str] | None = None
-    #: `image`, `video`, `mix` or `text`, as the sample or its content parts declare
+    #: one of `MEDIA_TYPES`, as the sample or its content parts declare
     declared: str | None = None
     #: the sample's other fields, unchanged
     fields: dict[str, Any] = field(default_factory=dict)
@@ -263,14 +264,14 @@ def _with_content(turn: Message, index: int) -> Message:
 
 
 def _content(items: list[Any], index: int) -> str | list[Message]:
-    """Normalise content parts of type text, image or video; return a string if `placeholders.flat_content` can."""
+    """Normalise content parts, texts and media; return a string if `placeholders.flat_content` can."""
     parts: list[Message] = []
     for item in items:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
-        kind = {"image_url": "image", "video_url": "video"}.get(str(kind), str(kind))
+        kind = PART_TYPES.get(str(kind), str(kind))
         if kind == "text" and isinstance(text := item.get("text", item.get("value")), str):
             parts.append({"type": "text", "text": text})
-        elif kind in ("image", "video"):
+        elif kind in KINDS:
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
             named = name_in(named) if isinstance(named, dict) else named
             said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
@@ -305,7 +306,7 @@ def _is_listing(value: Any) -> bool:
 
 def _kind(value: Any) -> str | None:
     kind = value.lower() if isinstance(value, str) else None
-    return kind if kind in ("text", "image", "video", "mix") else None
+    return kind if kind in MEDIA_TYPES else None
 
 
 def _flatten(value: Any) -> Iterator[Any]:

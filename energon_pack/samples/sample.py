@@ -8,9 +8,8 @@ from energon_pack.samples.media.formats import kind_by_name
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-#: keys of a record that hold its turns; those that name its media
+#: keys of a record that hold its turns
 MESSAGE_KEYS = ("messages", "conversations", "texts")
-MEDIA_KEYS = ("images", "image", "videos", "video")
 
 
 class Part(NamedTuple):
@@ -27,7 +26,7 @@ class MediaPart(NamedTuple):
     name: str
     offset: int
     size: int
-    kind: str  # image | video
+    kind: str  # of `media.kinds.KINDS`
     extension: str  # extension of the content
 
 
@@ -41,6 +40,6 @@ def media_type_by_name(names: Sequence[str]) -> str | None:
 
 
 def media_type(kinds: Sequence[str]) -> str:
-    """Return `text`, `image`, `video`, or `mix` if a sample has both."""
+    """Return which of `MEDIA_TYPES` a sample with media of these kinds is."""
     present = set(kinds)
     return present.pop() if len(present) == 1 else ("mix" if present else "text")

@@ -137,7 +137,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "boxes", "columns", "roles", "mixture")
+_LATER = ("map", "boxes", "columns", "roles", "mixture", "classes")
 
 
 def _is_unset(value: Any) -> bool:

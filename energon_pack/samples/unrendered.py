@@ -1,6 +1,6 @@
 """Replaces marks in texts that other tools replace when they train, or refuses them: they would be trained as text.
 
-ms-swift    "<ref-object> is at <bbox>", with names and boxes in the field `objects`; "<audio>", with files in `audios`
+ms-swift    "<ref-object> is at <bbox>", with names and boxes in the field `objects`
 Qwen-VL     "Picture 1: <img>a.png</img>"
 """
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from energon_pack.samples.dialects.boxes import with_boxes
 from energon_pack.samples.dialects.pictures import pictures_in, with_pictures
-from energon_pack.samples.sample import MEDIA_KEYS, Message
+from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Boxes
 from energon_pack.samples.skip import Reason, Skip
 
@@ -17,8 +18,6 @@ _MEDIA_KEYS = ("name", "media_files", *MEDIA_KEYS)
 #: field → mark in the text for its values, unless an end tag follows (HTML, `<bbox>1,2,3,4</bbox>`); the message
 _FIELDS = {
     "objects": (("<ref-object>", "<bbox>"), Reason.BAD_MESSAGE),
-    "audios": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
-    "audio": (("<audio>",), Reason.UNSUPPORTED_MEDIA),
 }
 
 

@@ -65,6 +65,11 @@ def says_zero(message: Message) -> bool:
     return has_weight(message) and turn_weight({**message, "role": "assistant"}, True) == 0
 
 
+def untrained(message: Message) -> Message:
+    """Return a turn with a weight of 0, in the one key that every turn reads; a turn that nothing trains as it is."""
+    return {**message, "loss_weight": 0} if turn_weight(message, True) else message
+
+
 def sample_weight(fields: Mapping[str, Any]) -> float:
     """Return the factor of a whole sample, its field `weight`; 1 without one.
 

@@ -13,23 +13,19 @@ from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
 from energon_pack.samples.mapping import mapped
-from energon_pack.samples.sample import MEDIA_KEYS, MESSAGE_KEYS
+from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.folder_shard import FolderShard
 from energon_pack.sources.inside import kind_of_table, split_name
-from energon_pack.sources.settings import Format
+from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.storage import folder_of
 from energon_pack.sources.table_shard import TableShard
 
-_CALLED = {
-    Format.wds: "WebDataset tars",
-    Format.jsonl: "JSONL",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".csv": "CSV",
-    ".tsv": "TSV",
-}
+_TABLES = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
+_CALLED = (TarShard.called, JsonlShard.called, *_TABLES.values(), LmdbShard.called, FolderShard.called)
 _TURNS = (*MESSAGE_KEYS, *TURN_FIELDS)
 _SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
 _ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
@@ -46,23 +42,26 @@ def read_as(source: Source, settings: ReadSettings, num_samples: int | None = No
     for shard in source.shards:
         of_kind.setdefault(_called(shard), []).append(shard)
     parts = []
-    for name in filter(of_kind.__contains__, _CALLED.values()):
+    for name in filter(of_kind.__contains__, _CALLED):
         shards = of_kind[name]
-        parts.append(", ".join([name, *_first(shards[0], settings), amount(len(shards), "file")]))
+        parts.append(", ".join([name, *_first(shards[0], settings), amount(len(shards), shards[0].noun)]))
     roots = Counter(s.media_root for s in source.shards if s.media_root and s.media_root != folder_of(s.path))
     parts += [f"media in {root}" for root, _ in roots.most_common(3)]
     return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
 
 
 def _called(shard: Shard) -> str:
-    if isinstance(shard, TableShard):
-        return _CALLED[kind_of_table(shard.path)]
-    return _CALLED[Format.wds if isinstance(shard, TarShard) else Format.jsonl]
+    return _TABLES[kind_of_table(shard.path)] if isinstance(shard, TableShard) else shard.called
 
 
 def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
     """Yield what the first readable sample of a file of lines or rows has: its turns, and where its media are."""
-    if not isinstance(shard, JsonlShard):
+    if isinstance(shard, TarShard):
+        if shard.field_map is not None:
+            yield f"{' and '.join(name for name, _ in shard.field_map.fields)} by Energon's field_map"
+        return
+    if isinstance(shard, FolderShard):
+        yield f"captions: {'texts beside them' if shard.classes is None else 'the names of their folders'}"
         return
     try:
         values = [_value(shard, raw, settings) for raw in shard.first(_NUM_TRIED)]
@@ -77,7 +76,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
 
 def _value(shard: JsonlShard, raw: bytes, settings: ReadSettings) -> Any:
     try:
-        return in_our_words(mapped(shard.value(raw), settings), settings)
+        return in_our_words(mapped(shard.value(raw), settings), shard.own.reading or settings)
     except Skip:
         return None
 

@@ -25,7 +25,7 @@ from energon_pack.samples.skip import Skip
 Member = tuple[str, int, int]  # part, offset, size
 
 _ENDINGS = (".json", ".txt")
-_SIDES = re.compile(r"\.(question|answers?|context|prompt|response)s?\.txt$")
+_SIDES = re.compile(r"\.(question|answer|context|prompt|query|response)s?\.txt$")
 _MOST_ASKED = 16  # so many parts of one name are compared; the others are assumed to be like them
 
 #: A tar with no dot in its names but the last.
@@ -60,8 +60,9 @@ def refusal(path: str, name: str, number: int) -> str:
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
     if _SIDES.search(name):
         return (
-            f"{path}: {name}{others}: questions and answers in texts of their own are not read: write a JSON for each"
-            ' sample in their place, {"question": …, "answer": …}; source.on_damaged=keep leaves them out'
+            f"{path}: {name}{others}: a question and its answer are read where both are texts of one key, as"
+            " 1.question.txt and 1.answer.txt (context, prompt, query, instruction; response, output, completion);"
+            " source.on_damaged=keep leaves the others out"
         )
     key, _, part = name.rpartition("/")[2].partition(".")
     return (

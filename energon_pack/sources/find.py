@@ -10,6 +10,7 @@ from pathlib import Path
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error, plain_copies, plain_name
+from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.other_formats import PARQUET
 from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
@@ -66,7 +67,9 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
     if twice := [tar for tar, times in Counter(called).items() if times > 1]:
         raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
     names = dict(zip(found, names_of(roots, called), strict=True))
-    shards = (shard_of(names[real], plain.get(tar, tar)) for real, tar in found.items())
+    prepared = {real: selection.prepared_folder(tar) or "" for real, tar in found.items()}
+    maps = {folder: read_field_map(folder) if folder else None for folder in sorted({*prepared.values()})}
+    shards = (shard_of(names[real], plain.get(tar, tar), field_map=maps[prepared[real]]) for real, tar in found.items())
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),

@@ -7,19 +7,22 @@ A folder may hold several forms. `source=wds`, `jsonl` or `table` reads one of t
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, VIDEO_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
+from energon_pack.sources.folder_shard import MEDIA, FolderShard, find_folders
 from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
+from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.metadataset import read_metadataset
 from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
+from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
@@ -28,8 +31,13 @@ from energon_pack.sources.table_shard import TableShard
 
 _LEDGER = "skipped.jsonl"  # which packing and converting leave beside what they write
 _TABLES = re.compile(r"\.(parquet|arrow)$")  # beside which a CSV may be anything
-_MEDIA = re.compile(rf"(?i)\.({'|'.join((*IMAGE_EXTENSIONS, *VIDEO_NAMES))})$")
-_KINDS = {Format.wds: TarShard, Format.jsonl: JsonlShard, Format.table: TableShard}
+_LINES: dict[Format, type[JsonlShard]] = {
+    Format.jsonl: JsonlShard,
+    Format.table: TableShard,
+    Format.lmdb: LmdbShard,
+    Format.folder: FolderShard,
+}
+_KINDS = {Format.wds: TarShard, **_LINES}
 
 
 def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
@@ -47,9 +55,11 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     if mixed := read_mixture(path) or read_metadataset(path, settings.split):
         return _mixed(settings, mixed, copies)
     if settings.format != Format.auto:
+        if settings.format == Format.folder:
+            return find_folders([path] if isinstance(path, str) else path, settings.classes, settings.remote_media)
         if kind := kind_of_lines(settings.format):
             return _lines(settings, path, kind, copies)
-        return find_shards(path, settings.split, copies)
+        return _as_mapped(find_shards(path, settings.split, copies), settings)
     entries: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in [path] if isinstance(path, str) else path:
@@ -59,11 +69,14 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
             entries.setdefault(form, []).append(entry)
     parts = []
     if tars := entries.get(Format.wds):
-        parts.append(find_shards(tars, settings.split, copies))
-    for form, kind in ((Format.jsonl, JsonlShard), (Format.table, TableShard)):
+        parts.append(_as_mapped(find_shards(tars, settings.split, copies), settings))
+    for form, chosen in ((Format.jsonl, _with_samples), (Format.table, _tables), (Format.lmdb, _with_samples)):
         if named := entries.get(form):
-            is_table = kind is TableShard
-            parts.append(_lines(settings, named, kind, copies, partial(_tables if is_table else _with_samples, stems)))
+            parts.append(_lines(settings, named, _LINES[form], copies, partial(chosen, stems)))
+    if folders := entries.get(Format.folder):
+        parts.append(find_folders(folders, settings.classes, settings.remote_media))
+    elif settings.classes is not None:
+        raise PackError(f"source.classes={settings.classes.value}: {path} has samples of another form")
     return parts[0] if len(parts) == 1 else _together(parts)
 
 
@@ -72,8 +85,9 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value, mixture=None)
     for number, entry in enumerate(entries):
+        own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
-            part = find_source(replace(alone, **entry.settings), entry.path, copies)
+            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path, copies)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
@@ -86,8 +100,14 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
             if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
                 raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
             entry_of[shard.name] = number
-        parts.append(part)
+        parts.append(replace(part, shards=[replace(shard, own=own) for shard in part.shards]) if own.identity else part)
     return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
+
+
+def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
+    """Return the settings with those by which an entry's records are read."""
+    read = {} if own.reading is None else {each.name: getattr(own.reading, each.name) for each in fields(ReadSettings)}
+    return replace(settings, **read)
 
 
 def _renamed(part: Source, name: str) -> Source:
@@ -107,6 +127,21 @@ def _lines(
     if root is not None:
         return source
     return replace(source, shards=[_with_media_root(shard, settings.reading) for shard in source.shards])
+
+
+def _as_mapped(source: Source, settings: SourceConfig) -> Source:
+    """Return tars with the field maps of their folders, or, where settings say what is read, without.
+
+    Raises:
+        PackError: a field map can't be followed.
+    """
+    tars = [shard for shard in source.shards if isinstance(shard, TarShard)]
+    if settings.map is not None or settings.renames or settings.messages_key:
+        return replace(source, shards=[replace(shard, field_map=None) for shard in tars])
+    maps = (shard.field_map for shard in tars)
+    if why := next((each.refusal for each in maps if each is not None and each.refusal), None):
+        raise PackError(why)
+    return source
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
@@ -148,25 +183,13 @@ def _look(entry: str) -> _Looked:
             tables = list(filter(_TABLES.search, tables))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms and any(walk(folder, LINES) for folder in folders):  # *.json, which finding lines has advice about
-        forms.add(Format.jsonl)
+    if not forms:  # of *.json finding lines has advice
+        others = ((Format.lmdb, LmdbShard.names), (Format.folder, MEDIA), (Format.jsonl, LINES))
+        there = (form for form, names in others if any(walk(folder, names) for folder in folders))
+        forms |= {*islice(there, 1)}
     if not forms:
-        raise PackError(
-            f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv or *.tsv there{_but(folders)}"
-        )
+        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv, *.tsv or media there")
     return _Looked([form for form in _KINDS if form in forms], stems)
-
-
-def _but(folders: Sequence[str]) -> str:
-    """Name what lies in folders without samples, and what would make samples of it."""
-    if any(walk(folder, re.compile(r"^data\.mdb$")) for folder in folders):
-        return ' but an LMDB: lines of JSON name its values, as {"image": "DIR.lmdb::KEY", "caption": …}'
-    if any(walk(folder, _MEDIA) for folder in folders):
-        return (
-            " but images or videos, and nothing that says what to train: a metadata.jsonl beside them does, with lines"
-            ' as {"file_name": "a.jpg", "text": …}'
-        )
-    return ""
 
 
 def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
@@ -187,7 +210,9 @@ def format_of(source: Source) -> Format:
 
 
 def _form_of_file(file: str) -> Format:
-    return Format.wds if TARS.search(file) else Format.table if TableShard.names.search(file) else Format.jsonl
+    if TARS.search(file):
+        return Format.wds
+    return next((form for form in (Format.table, Format.lmdb) if _LINES[form].names.search(file)), Format.jsonl)
 
 
 def _stem(file: str) -> str:

@@ -13,7 +13,7 @@ from energon_pack.sources.zip_file import open_member
 
 _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
-_LMDB, _ZIP = ".lmdb", ".zip"
+_LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 #: Only files that are called so are tables.
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
@@ -21,7 +21,7 @@ TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; no key: it names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.endswith((_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
+    return (file, key) if separator and file.endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
 
 
 def kind_of_table(path: str) -> str:

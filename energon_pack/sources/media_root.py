@@ -2,12 +2,14 @@
 
     data/train.jsonl  {"images": ["1.jpg"]}  ──►  data/1.jpg, else 1.jpg in ., */, */train/, data/*/, data/*/train/
 
-Only files of this machine are looked for. The folder of the file is the first choice, whatever else there is.
+The folder of the file is the first choice, whatever else there is. On a store, folders are listed without what is in
+them, and few names are asked for.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address
@@ -17,10 +19,10 @@ from energon_pack.sources.inside import media_in, split_name
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.open_files import open_medium
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.storage import folder_of, path_in
+from energon_pack.sources.storage import folder_of, names_in, path_in
 
 _NUM_SAMPLES = 16
-_MOST_NAMES = 8
+_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # that are looked for in each place
 _MOST_FOLDERS = 64  # of one folder: more are no folders of media, but media in folders
 
 
@@ -31,9 +33,8 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
         PackError: as many of them are in two places.
     """
     folder = folder_of(shard.path)
-    if is_address(folder):
-        return None
-    names = [*dict.fromkeys(_first_names(shard, settings))][:_MOST_NAMES]
+    most_names = _MOST_NAMES_STORED if is_address(folder) else _MOST_NAMES
+    names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
     if not names or any(_is_there(folder, name) for name in names):
         return None
     found = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
@@ -55,22 +56,20 @@ def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
 
 
 def _places_around(path: str) -> Iterator[str]:
-    folder = os.path.dirname(path)
-    above = os.path.dirname(folder)
+    folder = folder_of(path)
+    above = folder_of(folder)
     stem = os.path.basename(path).partition(".")[0]
     yield above
     for place in (*_inside(folder), *(place for place in _inside(above) if place != folder)):
-        yield place
-        if os.path.isdir(named := os.path.join(place, stem)):
-            yield named
+        yield from (place, path_in(place, stem))
 
 
 def _inside(folder: str) -> list[str]:
-    with os.scandir(folder or ".") as entries:
-        places = [entry.path for entry in entries if not entry.name.startswith(".")]
-    folders = [place for place in places if os.path.isdir(place)]
-    archives = [place for place in places if place.endswith(".zip")]
-    return sorted(place for group in (folders, archives) if len(group) <= _MOST_FOLDERS for place in group)
+    names = [name for name in names_in(folder) if not name.startswith(".")]
+    folders = [name.rstrip("/") for name in names if name.endswith("/")]
+    archives = [name for name in names if name.endswith(".zip")]
+    groups = [group for group in (folders, archives) if len(group) <= _MOST_FOLDERS]
+    return sorted(path_in(folder, name) for name in chain.from_iterable(groups))
 
 
 def _is_there(root: str, name: str) -> bool:

@@ -2,29 +2,31 @@
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
-      - {path: chat.jsonl, weight: 60, max_samples: 100000}
+      - {path: chat.jsonl, weight: 60, max_samples: 100000, labels: {train_on: last}}
 
 `weight` is a share of the trained tokens, or of the samples where `weights: samples` stands beside `mixture`. `epochs`,
-in place of it, says how often each sample comes. Phases of entries come one after another.
+in place of it, says how often each sample comes. Phases of entries come one after another. How its samples are read and
+trained, an entry may say in the place of the run.
 """
 
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.run.stores import is_address, joined
+from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
 from energon_pack.sources.storage import absolute, folder_of, open_file
 
 _LARGEST = 1 << 20
 _MOST_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
 _SETTINGS = ("media_root", "split", "datasets")
-_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS)
+_KEYS = ("name", "path", "weight", "epochs", "max_samples", "phase", *_SETTINGS, *OWN_KEYS)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Entry:
     settings: dict[str, Any]
     #: from 1: its packs come after those of all earlier phases
     phase: int = 1
+    #: settings of its samples, as `own.own_settings` reads them
+    own: dict[str, Any] = field(default_factory=dict)
     #: what `weight` is a share of
     weight_of: WeightOf = "tokens"
 
@@ -104,6 +108,8 @@ def checked(path: str, entries: list[Entry]) -> list[Entry]:
 def _entry(where: str, item: Any, folder: str) -> Entry:
     if not isinstance(item, dict) or not item.get("path"):
         raise PackError(f"{where} has no path: {str(item)[:80]}")
+    if common := next((key for key in item if key in OF_THE_RUN), None):
+        raise PackError(f"{where}: {common} is no setting of an entry: {OF_THE_RUN[common]}")
     if unknown := [key for key in item if key not in _KEYS]:
         raise PackError(f"{where}: {unknown[0]!r} is no setting of an entry; there are {', '.join(_KEYS)}")
     paths = item["path"] if isinstance(item["path"], list) else [item["path"]]
@@ -126,7 +132,8 @@ def _entry(where: str, item: Any, folder: str) -> Entry:
     if isinstance(settings.get("media_root"), str):
         settings["media_root"] = in_folder(folder, settings["media_root"])
     epochs = 1.0 if weight is None and epochs is None else epochs
-    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase)
+    own = {key: item[key] for key in OWN_KEYS if key in item}
+    return Entry(name, paths[0] if len(paths) == 1 else paths, weight, epochs, most, settings, phase, own)
 
 
 def _number(where: str, item: dict[str, Any], key: str) -> float | None:

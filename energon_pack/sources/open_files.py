@@ -1,18 +1,18 @@
 """Open files of a source; a medium inside of another file is one, too."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from energon_pack.run.recent import Recent
 from energon_pack.sources.inside import open_inside, split_name
-from energon_pack.sources.storage import File, State, open_file, read_ahead
+from energon_pack.sources.storage import File, open_file, read_ahead
 
 
-def open_medium(path: str, expected: State | None = None) -> File:
+def open_medium(path: str) -> File:
     """A file for reading, or a medium inside of one as if it were one; as `open_file` and `open_inside`."""
     file, key = split_name(path)
-    return open_file(path, expected) if key is None else open_inside(file, key)
+    return open_file(path) if key is None else open_inside(file, key)
 
 
 _MOST_OPEN = 64
@@ -30,11 +30,15 @@ class OpenFiles:
         self._ahead: list[File] = []  # of which something was read ahead
         self._process = os.getpid()
 
-    def open(self, path: str, expected: State | None = None) -> File:
-        """The file of a path, opened where it is not; as `open_medium`."""
+    def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
+        """The file of a path, opened where it is not.
+
+        Args:
+            opened: opens it; None: `open_medium` does.
+        """
         if self._process != os.getpid():  # those that are open are of the process that this one was forked from
             self._open, self._process = _none_open(), os.getpid()
-        return self._open.get(path) or self._open.put(path, open_medium(path, expected))
+        return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
         """As `storage.read_ahead`, in place of what was read ahead of any of these files before: one batch is kept."""

@@ -65,6 +65,11 @@ class Selection:
             return LeftOut(None, prepared.shard_counts.get(name, 0))
         return LeftOut(prepared.excluded_keys.get(name, frozenset()))
 
+    def prepared_folder(self, tar: str) -> str | None:
+        """Return the nearest prepared folder around a tar; None: there is none."""
+        prepared = self._of_folder(folder_of(absolute(tar)))
+        return None if prepared is None else prepared.folder
+
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
         """Whether these tars are every shard of the split, where Energon has prepared their folder.
 

@@ -17,11 +17,11 @@ from energon_pack.sources.open_files import OpenFiles, open_medium
 from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, State, open_file, read_ahead
+from energon_pack.sources.storage import File, State, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raised when the index of a shard would come out differently.
-INDEX_VERSION = 8
+INDEX_VERSION = 9
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
@@ -67,7 +67,7 @@ class Reader:
     def _fetch(self, wanted: "_Wanted") -> None:
         """Read ranges of shards; what was read ahead before is forgotten."""
         self._ahead = {}
-        files = {path: open_file(path, State(shard.size, shard.version)) for path, (shard, _) in wanted.items()}
+        files = {path: shard.open() for path, (shard, _) in wanted.items()}
         read_ahead([(file, wanted[path][1]) for path, file in files.items()])
         self._ahead = files
 
@@ -84,7 +84,7 @@ class Reader:
         Raises:
             PackError: the shard changed.
         """
-        return shard.raw(self.shard_file(shard), row.record_offset - lead, lead + row.record_size)
+        return shard.raw_of(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """The media of a sample, in the order it lists them.
@@ -157,7 +157,7 @@ class Reader:
             PackError: it changed, or can't be opened.
         """
         try:
-            file = self._ahead.get(shard.path) or self._open.open(shard.path, State(shard.size, shard.version))
+            file = self._ahead.get(shard.path) or self._open.open(shard.path, shard.open)
         except OSError as error:
             raise PackError(f"{shard.path}: {error.strerror}") from None
         if (file.size, file.version) != (shard.size, shard.version):

@@ -1,7 +1,7 @@
 """Rows of the index, of lengths and of the plan, with names and types."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -49,9 +49,10 @@ def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
     """The rows of a table.
 
     Args:
-        form: which of the classes of rows; each of its fields is a column.
+        form: which of the classes of rows; each of its fields is a column, but for the last ones if they have defaults.
     """
-    return map(form, *(_values(table[field.name], field.name) for field in fields(form)))
+    names = [field.name for field in fields(form) if field.default is MISSING or field.name in table.column_names]
+    return map(form, *(_values(table[name], name) for name in names))
 
 
 def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from energon_pack.samples.conversation import Placed, place
-from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of
+from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media, probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
@@ -20,7 +21,7 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.times import load_positions
+from energon_pack.samples.times import load_positions, stamped
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
@@ -37,6 +38,7 @@ class ReadSample(NamedTuple):
     fields: dict[str, Any]  # all else that its JSON has
     parts: list[MediaPart]  # its media, in the order of their placeholders
     positions: list[Part | None]  # the patch positions of each image; empty: it names none
+    marks: list[str]  # the time of each image, as `timed` has it; empty: they have none
     is_timed: bool  # its images, or those of the whole it is a part of, have times
     media: list[Media]  # as `parts`; empty: not looked at
     placeholders_put_in: bool = False
@@ -45,7 +47,7 @@ class ReadSample(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """`image` or `video` for each medium."""
+        """The kind of each medium."""
         return [part.kind for part in self.parts]
 
     @property
@@ -64,7 +66,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
     try:
         raw = reader.raw(shard, row)
-        record = shard.record(raw, row.record_part, seems is not None, settings)
+        record = shard.read_record(raw, row.record_part, seems is not None, settings)
         seems = record.declared or seems or media_type_by_name(record.listed_media or ())
         listed = reader.media(shard, record, row.key, row.parts)
         found = _looked_at(reader, shard, listed)
@@ -73,15 +75,16 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         placed = place(record, kinds)
         fields = placed.record.fields
         media = _as_asked([found[i] for i in placed.order], fields)
-        positions, timed = _timed(reader, shard, placed, row.key, row.parts)
+        positions, marks = _times(reader, shard, placed, row.key, row.parts)
+        timed = stamped(placed.messages, marks)
     except Skip as skip:
         skip.media_type = seems or _seems(raw)
         raise
     parts = [MediaPart(*listed[i], found[i].kind, found[i].extension) for i in placed.order]
     is_timed = timed != placed.messages
     return ReadSample(
-        raw, placed.messages, timed, record.tools, fields, parts, positions, is_timed, media, placed.were_put_in,
-        record.unknown, record.leaves_out_tools,
+        raw, placed.messages, timed, record.tools, fields, parts, positions, marks, is_timed, media,
+        placed.were_put_in, record.unknown, record.leaves_out_tools,
     )  # fmt: skip
 
 
@@ -91,7 +94,10 @@ def _seems(raw: bytes) -> str | None:
         value = load_json(raw)
     except Skip:
         return None
-    return media_type_by_name(list(named_media(value))) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    kinds = [medium.kind for medium in KINDS.values() if any(map(value.get, medium.keys))]
+    return media_type_by_name(list(named_media(value))) or (media_type(kinds) if kinds else None)
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
@@ -116,13 +122,37 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
         PackError: the shard changed, or a file that its patch positions are in.
     """
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
-    record = shard.record(raw, row.record_part, bool(kinds), settings)
+    record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
-    positions, timed = _timed(reader, shard, placed, source_key(row.key), row.positions)
+    positions, marks = _times(reader, shard, placed, source_key(row.key), row.positions)
+    timed = stamped(placed.messages, marks)
     is_timed = timed != placed.messages
     fields = placed.record.fields
-    whole = ReadSample(raw, placed.messages, timed, record.tools, fields, row.parts, positions, is_timed, [])
-    return _part(whole, row.cut) if row.cut else whole
+    sample = ReadSample(raw, placed.messages, timed, record.tools, fields, [], positions, marks, is_timed, [])
+    return (part_of(sample, row.cut) if row.cut else sample)._replace(parts=row.parts)
+
+
+def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
+    """Return a part of a sample.
+
+    Raises:
+        Skip: as `stamped`.
+        IndexError: the sample has not so many turns.
+    """
+    media = media_of_part(whole.messages, cut)
+    images = of_kind(cut, media, "i")
+    messages = messages_of(whole.messages, cut)
+    marks = [whole.marks[number] for number in images] if whole.marks else []
+    positions = [whole.positions[number] for number in images] if whole.positions else []
+    return whole._replace(
+        messages=messages,
+        timed=stamped(messages, marks),
+        fields=fields_of_part(whole.fields, cut, media),
+        parts=[whole.parts[number] for number in media] if whole.parts else [],
+        positions=positions if any(positions) else [],
+        marks=marks,
+        media=[whole.media[number] for number in media] if whole.media else [],
+    )
 
 
 def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[Media]:
@@ -133,19 +163,11 @@ def _as_asked(media: Sequence[Media], fields: dict[str, Any]) -> list[Media]:
     return as_asked(media, fields.get("video_frames"), options_of(fields))
 
 
-def _timed(
+def _times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
-) -> tuple[list[Part | None], list[Message]]:
-    """Where the patch positions of each image are, and the messages with the times that they tell."""
+) -> tuple[list[Part | None], list[str]]:
+    """Where the patch positions of each image are, and the times that they tell."""
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]
-    return positions, placed.timed(arrays)
-
-
-def _part(whole: ReadSample, cut: Cut) -> ReadSample:
-    images, videos = media_of_part(whole.messages, cut)
-    messages, timed = (messages_of(some, *cut[1:4]) for some in (whole.messages, whole.timed))
-    fields = fields_of_part(whole.fields, cut, images, videos)
-    positions = whole.positions[images] if any(whole.positions[images]) else []
-    return whole._replace(messages=messages, timed=timed, fields=fields, positions=positions)
+    return positions, placed.marks(arrays)

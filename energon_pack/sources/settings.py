@@ -17,6 +17,14 @@ class Format(str, Enum):
     wds = "wds"
     jsonl = "jsonl"
     table = "table"
+    lmdb = "lmdb"
+    folder = "folder"
+
+
+class Classes(str, Enum):
+    """What the names of folders of images are."""
+
+    caption = "caption"
 
 
 class Compressed(str, Enum):
@@ -38,7 +46,8 @@ class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
     #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet, Arrow, CSV and TSV;
-    #: auto: any of these, as files are called; or what an installed package adds
+    #: lmdb: images with labels; folder: images with texts; auto: any of these, as files are called; or what an
+    #: installed package adds
     format: str = Format.auto.value
     #: a folder, a file, a glob, or a list of these; None: the built-in demo
     path: Any = None
@@ -54,6 +63,8 @@ class SourceConfig(ReadSettings):
     compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
+    #: of folders of images without texts: each is captioned by the name of its folder; None: they are refused
+    classes: Classes | None = None
     #: entries of a meta file that are taken, by name; None: all whose files are here
     datasets: Any = None
     #: only the first so many samples; None: all

@@ -21,19 +21,23 @@ from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import Record
+from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
+from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
-from energon_pack.sources.storage import File, absolute, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.own import NOTHING, Own
+from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
+from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
 #: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
 LookUp = Callable[[str], Part]
@@ -47,6 +51,10 @@ class _File:
     mark: ClassVar[str]
     #: bytes of the header that stands before each part of a sample
     lead: ClassVar[int] = 0
+    #: what it is called where the form of a source is said
+    called: ClassVar[str]
+    #: what one of it is
+    noun: ClassVar[str] = "file"
     #: whether a sample is bytes at an offset
     is_read_by_place: ClassVar[bool] = True
 
@@ -54,6 +62,8 @@ class _File:
     path: str
     size: int
     version: str
+    #: settings of its entry in a mixture
+    own: Own = field(default=NOTHING, kw_only=True, hash=False)
 
     @cached_property
     def real_path(self) -> str:
@@ -75,9 +85,29 @@ class _File:
         """Tell whether a store still has the same object; its version covers every byte."""
         return state_of(self.path) == (self.size, self.version)
 
+    def open(self) -> File:
+        """Open it; raises OSError where it can't be."""
+        return open_file(self.path, State(self.size, self.version))
+
     def raw(self, file: File, offset: int, size: int) -> bytes:
         """Read a sample's JSON or text from the place that the index says."""
         return file.read(offset, size)
+
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Do the same by the sample's row.
+
+        Args:
+            lead: bytes of the header before it that are read, too.
+        """
+        return self.raw(file, row.record_offset - lead, lead + row.record_size)
+
+    def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """Read the record of a sample by the settings of its entry, or by those of the run; raises as `record`."""
+        return self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+
+    def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
+        """See `TarShard.record`."""
+        raise NotImplementedError
 
     def has_place(self, offset: int, size: int) -> bool:
         """Tell whether the file is long enough: a damaged plan may ask for any place."""
@@ -101,11 +131,20 @@ class _File:
         return f"{self.name}{self.mark}{key}"
 
 
+@dataclass(frozen=True)
 class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
     mark = "/"
+    called = "WebDataset tars"
     lead = BLOCK
+
+    #: of the folder that Energon has prepared; None: parts are what their names say
+    field_map: FieldMap | None = field(default=None, kw_only=True)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity[:-1], None if self.field_map is None else asdict(self.field_map)
 
     def index(self) -> pa.Table:
         """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
@@ -113,7 +152,14 @@ class TarShard(_File):
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
-        return wds.index_tar(self.path)
+        return wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Read a sample's JSON or text; of a question and an answer in texts of their own, the JSON of both."""
+        raw = super().raw_of(file, row, lead)
+        if row.record_part not in SIDES:
+            return raw
+        return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
@@ -125,6 +171,8 @@ class TarShard(_File):
         Raises:
             Skip: as `parse_record`.
         """
+        if self.field_map is not None:
+            return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
@@ -136,6 +184,8 @@ class TarShard(_File):
         Raises:
             Skip: `missing_media`, `unreadable_media`.
         """
+        if self.field_map is not None:
+            parts = [part for part in parts if part.name in self.field_map.media]
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
@@ -162,6 +212,7 @@ class JsonlShard(_File):
     """A file of JSON samples, their media files of their own; its methods are those of a tar."""
 
     mark = ":"
+    called = "JSONL"
     #: which files of a folder are such
     names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: of a class of somebody else: raise it when `value` reads the same bytes otherwise
@@ -194,7 +245,7 @@ class JsonlShard(_File):
         Raises:
             PackError, OSError: the file can't be read.
         """
-        with open_file(self.path) as file:
+        with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
                     yield self.raw(file, *place)
@@ -240,7 +291,7 @@ class JsonlShard(_File):
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
-        if not names and record.declared in ("image", "video", "mix"):
+        if not names and record.declared not in (None, "text"):
             raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
         return [look_up(self._asked_for(name)) for name in names]
 
@@ -272,7 +323,13 @@ def _inside(folder: str, path: str) -> str:
 Shard = TarShard | JsonlShard
 
 
-def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlShard] = JsonlShard) -> Shard:
+def shard_of(
+    name: str,
+    path: str,
+    lines: Lines | None = None,
+    kind: type[JsonlShard] = JsonlShard,
+    field_map: FieldMap | None = None,
+) -> Shard:
     """A file as it is now: a tar, or one that is read as lines of a kind.
 
     Raises:
@@ -288,7 +345,7 @@ def shard_of(name: str, path: str, lines: Lines | None = None, kind: type[JsonlS
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
     path = absolute(path)
-    return TarShard(name, path, *state) if lines is None else kind(name, path, *state, lines)
+    return TarShard(name, path, *state, field_map=field_map) if lines is None else kind(name, path, *state, lines)
 
 
 @dataclass(frozen=True)

@@ -262,6 +262,14 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     return paths
 
 
+def names_in(folder: str) -> list[str]:
+    """Names of what is in a folder; of folders with a slash at their end."""
+    if is_address(folder):
+        return stores.names(folder)
+    with os.scandir(folder or ".") as entries:
+        return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+
+
 def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
     """What is in a folder, by its name in it: of an object its state as it was listed; of a file None, it is not asked.
 

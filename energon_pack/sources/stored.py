@@ -14,6 +14,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 #: What listing a folder said of its objects, until they are asked for: a source is not asked twice for each.
 _LISTED: dict[str, Found] = {}
+#: the folder that was expanded last, which is then looked through for files of each form
 _FOLDERS: dict[str, dict[str, Found]] = {}
 
 
@@ -36,6 +37,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
         stores.find(entry)
         return stores.parent(entry), [], [entry]
     except FileNotFoundError:
+        _FOLDERS.clear()
         _FOLDERS[entry] = stores.entries(entry)
         if not _FOLDERS[entry]:
             raise PackError(f"source.path={entry}: no such folder or object") from None
@@ -44,7 +46,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """As `storage.walk`, of an address."""
-    found = _FOLDERS.pop(folder, None) or stores.entries(folder)
+    found = _FOLDERS.get(folder) or stores.entries(folder)
     _LISTED.update(found)
     names = {address: address[len(folder) + 1 :] for address in found}
     return [

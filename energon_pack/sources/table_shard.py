@@ -11,7 +11,7 @@ import pyarrow as pa
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.storage import File, open_file
+from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
 
 _HEAD, _FOOTER = 64 << 10, 1 << 20
@@ -25,6 +25,7 @@ class TableShard(JsonlShard):
     """
 
     names = re.compile(r"\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    called = "tables"
     is_read_by_place = False
     has_splits = True
 
@@ -49,7 +50,7 @@ class TableShard(JsonlShard):
 
     def _digest(self) -> str:
         """Of both ends: the footer of a Parquet file says where each column of each group lies."""
-        with open_file(self.path) as file:
+        with self.open() as file:
             start = max(0, file.size - _FOOTER)
             ends = file.read(0, _HEAD), file.read(start, file.size - start)
             return hashlib.sha256(b"".join(ends) + str(file.size).encode()).hexdigest()

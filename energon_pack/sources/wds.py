@@ -22,12 +22,13 @@ from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, Damage, TarScan
+from energon_pack.sources.text_pairs import SIDES, first_of_pair
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
     [
         ("key", pa.string()),
-        ("record_part", pa.string()),  # json or txt
+        ("record_part", pa.string()),  # json, txt, or the first of a question and an answer
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
         ("parts", PART_TYPE),  # all others, in the tar's order
@@ -42,13 +43,17 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 # ------------------------------------------------------------------------------------------ samples of a shard
 
 
-def index_tar(path: str) -> pa.Table:
+def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
     """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
 
     A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
     sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
     `truncated_tar`: they may have been lost there. A key with files that are samples of their own is a `dotted_key`,
     and so is each of them: nothing tells whose its media are.
+
+    Args:
+        record_parts: that hold what is said, as a field map names them; empty: a JSON, a question with its answer, or a
+            text.
 
     Raises:
         PackError: the tar is compressed, or can't be opened.
@@ -62,7 +67,7 @@ def index_tar(path: str) -> pa.Table:
             raise compressed_error(path)
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
-        rows = _Rows(dotted)
+        rows = _Rows(dotted, record_parts)
         rows.add_all(scan)
         own = list(dotted.files())
         rows.leave_out(own)
@@ -95,8 +100,8 @@ def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
 class _Rows:
     """Groups members into samples, columns growing as the scan goes on."""
 
-    def __init__(self, dotted: DottedKeys) -> None:
-        self._dotted = dotted
+    def __init__(self, dotted: DottedKeys, record_parts: Sequence[str]) -> None:
+        self._dotted, self._record_parts = dotted, record_parts
         self._damage: list[Damage] = []  # so far
         self._keys: list[str] = []
         self._records: list[Member | None] = []
@@ -160,23 +165,33 @@ class _Rows:
         if key is None or not group:
             return
         names = list(group)
-        record = group.pop("json", None) or group.pop("txt", None)
+        record = self._take_record(group)
         if record is not None and record[2] == NO_DATA:
             record = None
         row = self._rows.get(key)
         if row is not None and self._add_late(key, row, names, record, group):
             return
         self._dotted.look(key, record, group.values(), bool(self._damage))
+        if record is not None and record[0] in SIDES:
+            group = {part: member for part, member in group.items() if part not in SIDES}
         self._parts += group.values()
         self._rows[key] = len(self._keys)
         if row is not None:
             self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
             self._append(key, None, without_record, f"only {', '.join(names)}")
+        elif record[0] in SIDES and "txt" in group and not self._record_parts:
+            self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {record[0]}: leave one of them out")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
         else:
             self._append(key, record)
+
+    def _take_record(self, group: dict[str, Member]) -> Member | None:
+        """Take the part that says what a sample holds out of its parts; of a question and an answer, the first."""
+        if not self._record_parts:
+            return group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
+        return group.pop(self._record_parts[0], None) if len(self._record_parts) == 1 else first_of_pair(group)
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
         """Add parts to a sample that was there before; not where it has one of them: then they are another's."""
@@ -229,12 +244,12 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """The record of one sample from its JSON, or from the text that captions its media, or is a document.
+    """The record of one sample from its JSON, from the text that captions its media, or is a document.
 
     Raises:
         Skip: as `parse_record`, and `missing_json` for a text that is no caption.
     """
-    if part == "json":
+    if part == "json" or part in SIDES:
         return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):

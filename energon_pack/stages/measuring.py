@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, PackConfig, plain
 from energon_pack.config.resolve import Places
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
-from energon_pack.lengths.measure import measure_part, measured_by
+from energon_pack.lengths.measure import measure_part, measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
+from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.part import Part, Spans
@@ -50,20 +52,34 @@ def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method
     with run.timed("processor"):
         folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
-        settings = TemplateSettings(model, config.media, config.labels)
-        return prepare(settings, config.source.reading, config.measure.engine.value, run), cost_model(folder)
+        settings = TemplateSettings(model, config.media, config.labels.of_text)
+        with_beginnings = config.packing.share is not Share.none
+        method = prepare(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
+        return method, cost_model(folder)
 
 
 def measure_source(
     config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
 ) -> tuple[Measured, Method]:
-    """Measure the samples that are drawn; the method is another one where the shortcut was wrong."""
+    """Measure the samples that are drawn, and what they become by `labels.expand`.
+
+    The method is another one where the shortcut was wrong.
+    """
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
         drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
-        measured, method = measured_by(first_samples(drawn, limit, _num_excluded(places)), method, run)
-        flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-        lengths = Lengths(measured, source.excluded, limit, flavor, shares, config.seed, Scratch(run.cache()))
+        first = first_samples(drawn, limit, _num_excluded(places))
+        flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
+
+        def lengths_by(method: Method) -> Lengths:
+            measured = measure_shards(first, method, run)
+            scratch = Scratch(run.cache())
+            lengths = Lengths(
+                measured, source.excluded, limit, flavor, shares, config.seed, scratch, method.with_beginnings
+            )
+            return expand(lengths, config.labels, method, run)
+
+        lengths, method = without_wrong_shortcut(lengths_by, method)
         num_repeated = sum(item.num_repeated for item in drawn)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, num_found, num_repeated, source.mixture), method

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.naming import shards_identity
@@ -11,11 +12,12 @@ from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
+from energon_pack.plan.expand import expansion_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import draw
 from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.plan import check_splits, plan_packs
+from energon_pack.plan.plan import check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
@@ -39,17 +41,19 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
     """Plan packs and shards: the same for the same samples and settings."""
     lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
+        expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, run)
         lengths = draw(lengths, measured.mixture, packing, config.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
-        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch)
+        lengths, trees = share(lengths, packing)
+        plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
-        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated)
-        by = (config.seed, config.source.slice, method.identity.fingerprint)
+        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
+        by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
     return Planned(lengths, plan, cost, shards, identity, report)
@@ -65,6 +69,12 @@ def check_media_of(planned: Planned, run: Run) -> None:
     """Look once more at media that are files of their own; raises PackError as `check_media`."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
+
+
+def _own_settings(lengths: Lengths) -> list[Any]:
+    """Return the settings that entries of a mixture have of their own, by file; empty: there are none."""
+    own = [(item.shard.name, item.shard.own.identity) for item in lengths.shards if item.shard.own.identity]
+    return [own] if own else []
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:

@@ -55,8 +55,14 @@ class CostModel:
     tile: float | None = None
     unit: str = "FLOPs"
 
-    def lm(self, lens: Numbers) -> Floats:
-        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens."""
+    def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
+        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens.
+
+        Args:
+            shared: first tokens that another sample of the pack has computed; None: there are none.
+        """
+        if shared is not None:
+            return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)
         beyond = np.maximum(tokens - self.window, 0.0)
         in_window: Floats = self.lm_window * (tokens**2 - beyond**2)

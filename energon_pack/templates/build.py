@@ -14,10 +14,12 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES
+from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import named_processor, state_of
 from energon_pack.templates.full import full_processor
@@ -67,11 +69,12 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     if model.template in ASKED:
         with suppress(PackError):  # what is no template is refused below, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
-            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in ("image", "video")}
+            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
     processor = replace(
         empty,
         image=_plain({**files.image, **image_settings(media)}),
         video=video,
+        audio=_plain(files.audio),
         processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_plain({"image": image_settings(media), "video": changed}),
@@ -134,6 +137,7 @@ class _Files:
     chat_template: Any
     image: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)
+    audio: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
 
 
@@ -161,7 +165,8 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
     own = _own(folder)
-    return _Files(tokenizer, own.get("chat_template") or tokenizer.chat_template, image, _video(folder, own), own)
+    chat_template = own.get("chat_template") or tokenizer.chat_template
+    return _Files(tokenizer, chat_template, image, _video(folder, own), own=own)
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:
@@ -182,10 +187,10 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
             " has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
         )
     _check_fast(tokenizer, where)
-    parts = (getattr(full, name, None) for name in ("image_processor", "video_processor"))
-    image, video = ({} if part is None else part.to_dict() for part in parts)
+    parts = (part_of(full, kind) for kind in ("image", "video", "audio"))
+    image, video, audio = ({} if part is None else part.to_dict() for part in parts)
     chat_template = getattr(full, "chat_template", None) or tokenizer.chat_template
-    return _Files(tokenizer, chat_template, image, video, _own(Path(processor.folder)))
+    return _Files(tokenizer, chat_template, image, video, audio, _own(Path(processor.folder)))
 
 
 def _check_fast(tokenizer: Any, where: str) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from energon_pack.errors import PackError
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.build import build, has_media
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.folder import named_processor
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import MIXED, UNEVEN
@@ -21,8 +23,7 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
 
 _NAMES = {
-    "image": "images",
-    "video": "videos",
+    **{kind: f"{medium.noun.split()[1]}s" for kind, medium in KINDS.items()},
     MIXED: "images and videos in one sample",
     UNEVEN: "videos of several lengths in one sample",
 }
@@ -137,7 +138,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
             tried.append(Tried(candidates.pop().name, why_not))
     best = max(
         candidates,
-        key=lambda candidate: (len(candidate.exact & {"image", "video"}), len(candidate.exact)),
+        key=lambda candidate: (len(candidate.exact & KINDS.keys()), len(candidate.exact)),
         default=None,
     )
     tried += [Tried(item.name, item.why_not) for item in candidates if item is not best]
@@ -214,7 +215,7 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
 
 
 def _kinds(full: object) -> set[str]:
-    return kinds_of(kind for kind in ("image", "video") if getattr(full, f"{kind}_processor", None) is not None)
+    return kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
 
 
 def _line(error: ImportError) -> str:

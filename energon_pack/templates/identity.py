@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import DATE, LabelsConfig, MediaConfig
+from energon_pack.templates.settings import DATE, Labels, MediaConfig
 
 #: among the kinds of media: images and videos in one sample, and videos of several lengths, in frames
 MIXED, UNEVEN = "mixed", "uneven"
@@ -27,7 +27,7 @@ class TemplateSpec:
     chat_template_kwargs: dict[str, Any]
     processor: ProcessorSettings
     media: MediaConfig = field(default_factory=MediaConfig)
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    labels: Labels = field(default_factory=Labels)
     kinds: list[str] | None = None  # of media that are measured, MIXED and UNEVEN among them; None: all of the family's
     add_special_tokens: bool = False  # those the tokenizer puts around any text, beside the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it

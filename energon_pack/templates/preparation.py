@@ -12,6 +12,7 @@ from dataclasses import replace
 from PIL import Image
 
 from energon_pack.samples.media.asked import span_of
+from energon_pack.samples.media.audio import resampled_length
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -100,7 +101,9 @@ class Preparation:
         return self._factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
-        """A medium with the size that its sample, or `media.*`, gives it before the processor sees it."""
+        """A medium with the size that its sample, `media.*` or resampling gives it before the processor sees it."""
+        if media.kind == "audio":
+            return self._as_heard(media)
         settings, size = media.settings, (media.width, media.height)
         if media.kind == "video":
             size = self._frame_size(*size, num_frames, settings)
@@ -111,6 +114,12 @@ class Preparation:
         if settings is None and size == (media.width, media.height):
             return media
         return replace(media, width=size[0], height=size[1], settings=settings if media.kind == "video" else None)
+
+    def _as_heard(self, sound: Media) -> Media:
+        """A sound after `decode_audio` brought it to the rate of the processor."""
+        rate = self.rules.rate or sound.rate
+        num_samples = resampled_length(sound.num_samples, sound.rate, rate)
+        return Media("audio", num_samples=num_samples, rate=rate)
 
 
 def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:

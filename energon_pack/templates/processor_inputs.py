@@ -1,4 +1,4 @@
-"""Images and chosen frames as transformers' processors are given them, in training and where lengths are verified."""
+"""Images, chosen frames and sounds as processors are given them, in training and where lengths are verified."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.media.audio import Samples, decode_audio
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.chat.jinja import writes_date
@@ -19,12 +20,12 @@ Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 
 
 def prepared_media(
     template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
-) -> tuple[list[Image.Image], list[Clip]]:
-    """The images and clips of a sample, as its processor is given them.
+) -> tuple[list[Image.Image], list[Clip], list[Samples]]:
+    """The images, clips and sounds of a sample, as its processor is given them.
 
     Args:
         media: of the sample, in the order of their placeholders.
-        own: of each an image, or the bytes of a video.
+        own: of each an image, or the bytes of a video or a sound.
 
     Raises:
         ValueError, OSError: they can't be decoded.
@@ -32,13 +33,16 @@ def prepared_media(
     """
     images: list[Image.Image] = []
     clips: list[Clip] = []
+    sounds: list[Samples] = []
     for medium, places in lists_of_frames(media):
         pixels = own[places]
         if medium.kind == "image":
             images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
+        elif medium.kind == "audio":
+            sounds += [decode_audio(data, template.rules.rate) for data in pixels if isinstance(data, bytes)]
         else:
             clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
-    return images, clips
+    return images, clips, sounds
 
 
 def clip(template: Template, pixels: Any, video: Media) -> Clip:
@@ -53,7 +57,9 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     return np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen)
 
 
-def media_inputs(template: Template, images: Sequence[Image.Image], clips: Sequence[Clip]) -> dict[str, Any]:
+def media_inputs(
+    template: Template, images: Sequence[Image.Image], clips: Sequence[Clip], sounds: Sequence[Samples] = ()
+) -> dict[str, Any]:
     """The arguments of a processor's call that hold media, and its settings for them; frames are chosen already."""
     settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
@@ -66,6 +72,8 @@ def media_inputs(template: Template, images: Sequence[Image.Image], clips: Seque
             "videos": [frames for frames, _ in clips],
             "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **settings["video"]},
         }
+    if sounds:
+        given |= {"audio": list(sounds), "audio_kwargs": settings["audio"]}
     return given
 
 

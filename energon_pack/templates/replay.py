@@ -216,11 +216,15 @@ def _content(sample: Sample, has_text: bool) -> str:
         value |= {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {})}
         if variables := dict(sample.options.chat_template_kwargs):
             value["chat_template_kwargs"] = variables
+        if labels := dict(sample.options.labels):
+            value["label_settings"] = labels
     return json.dumps(value, separators=(",", ":"))
 
 
 def _numbers(media: Media) -> list[Any]:
     values = [getattr(media, name) for name in _MEDIA]
+    if media.kind == "audio":
+        return [media.kind, media.num_samples, media.rate]
     said = {} if media.settings is None else {k: v for k, v in asdict(media.settings).items() if v is not None}
     return [*(values[:3] if media.kind == "image" else values), *([said] if said else [])]
 
@@ -233,18 +237,24 @@ def _to_json(measured: Measured) -> str:
 def _from_json(value: dict[str, Any]) -> Measured:
     media = [_media(numbers) for numbers in value["media"]]
     has_text = "messages" in value
-    options = SampleOptions(chat_template_kwargs=value.get("chat_template_kwargs", {}))
+    options = SampleOptions(
+        chat_template_kwargs=value.get("chat_template_kwargs", {}), labels=value.get("label_settings", {})
+    )
     sample = Sample(value["messages"], media, value.get("tools"), options) if has_text else _of_media(media)
     return Measured(sample, has_text, int(value["token_len"]), str(value["ids"]))
 
 
 def _media(numbers: list[Any]) -> Media:
+    if numbers[0] == "audio":
+        return Media("audio", num_samples=numbers[1], rate=numbers[2])
     said = MediumSettings(**numbers[-1]) if isinstance(numbers[-1], dict) else None
     values = dict(zip(_MEDIA, numbers[: len(numbers) - (said is not None)], strict=False))
     return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": said})
 
 
 def _named(media: Media) -> str:
+    if media.kind == "audio":
+        return str(media)
     size = f"{media.kind} of {media.width}×{media.height} pixels"
     return f"an {size}" if media.kind == "image" else f"a {size} and {media.num_frames} frames, {media.fps:g} a second"
 

@@ -34,12 +34,13 @@ class Rendered:
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
-    num_visual_tokens: int
+    num_visual_tokens: int  # that hold features of images and videos
     num_control_tokens: int  # special tokens that a message spells out itself
     leaves_out_tools: bool = False  # the chat template writes nothing of its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
     weights: Sequence[float] = ()  # of each span; empty: all are 1
     leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
+    num_audio_tokens: int = 0  # that hold features of sounds
 
 
 @dataclass(frozen=True)

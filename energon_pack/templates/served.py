@@ -14,7 +14,7 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokeniz
 
 
 def models_of(folder: Path) -> Iterator[Any]:
-    """Classes of models of images and text that go with a processor.
+    """Classes of models of media and text that go with a processor.
 
     Args:
         folder: of a processor, with the model's config.json, maybe: one processor may serve several models.
@@ -31,9 +31,10 @@ def models_of(folder: Path) -> Iterator[Any]:
     processor = said(folder, PROCESSOR_FILES, "processor_class")
     served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
     of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    of_sounds = {**models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **models.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     for kind in [own] if own else served:
-        # Of a model that speaks, too, the thinker is what sees and writes.
-        if name := of_images.get(kind) or of_images.get(f"{kind}_thinker"):
+        # Of a model that speaks, too, the thinker is what sees, hears and writes.
+        if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])
 
 

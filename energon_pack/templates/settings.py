@@ -1,11 +1,14 @@
 """Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
 
 import datetime
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.json_nodes import node_of, plain
+from energon_pack.samples.placeholders import spells_placeholder
 
 #: what a chat template writes for today's date: the one that Llama 3's templates fall back to
 DATE = "2024-07-26"
@@ -53,6 +56,14 @@ class ToolCalls(str, Enum):
 
     train = "train"
     mask = "mask"
+
+
+class Expand(str, Enum):
+    """Which samples are made of one conversation; none: it is one sample."""
+
+    none = "none"
+    turns = "turns"
+    pairs = "pairs"
 
 
 @dataclass
@@ -153,8 +164,8 @@ class MediaConfig:
 
 
 @dataclass
-class LabelsConfig:
-    """What the model is trained on."""
+class Labels:
+    """What is trained of a text: all that a template has to know."""
 
     #: all of the assistant's turns, or the last
     train_on: TrainOn = TrainOn.all
@@ -176,9 +187,63 @@ class LabelsConfig:
 
 
 @dataclass
+class LabelsConfig(Labels):
+    """What the model is trained on."""
+
+    #: turns: a sample of each trained answer, with all before it; pairs: of each question and its answer, with the
+    #: media of the first question; none: conversations stay whole
+    expand: Expand = Expand.none
+    #: for turns: images that such a sample keeps, the last ones; None: all
+    window_images: int | None = None
+    #: the text in place of an older image
+    window_text: str = "[image]"
+
+    @property
+    def of_text(self) -> Labels:
+        """The settings that a template depends on."""
+        return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
+
+    def check(self) -> None:
+        """Raises PackError for a weight below 0, and for settings that contradict `expand`."""
+        super().check()
+        if self.expand is Expand.turns and self.prompt_weight:
+            raise PackError(
+                f"labels.prompt_weight={self.prompt_weight:g} and labels.expand=turns: a question would count once for"
+                " each answer after it"
+            )
+        if self.window_images is not None and self.expand is not Expand.turns:
+            raise PackError(
+                f"labels.window_images={self.window_images} and labels.expand={self.expand.value}:"
+                " only labels.expand=turns has a window"
+            )
+        if spells_placeholder(self.window_text):
+            raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
+
+
+def labels_of(run: Labels, own: Mapping[str, Any]) -> Labels:
+    """Return the labels of a sample: those of the run, but for what the sample says.
+
+    Raises:
+        PackError: a name or a value that makes no sense.
+    """
+    for name, value in own.items():
+        default = getattr(Labels(), name, None)
+        if default is None:
+            raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(Labels))}")
+        choices = [choice.value for choice in type(default)] if isinstance(default, Enum) else None
+        if choices and value not in choices:
+            raise PackError(f"labels.{name}={value}: there are {', '.join(choices)}")
+        if isinstance(default, bool) is not isinstance(value, bool) or not isinstance(value, str | bool | int | float):
+            raise PackError(f"labels.{name}={value}: {'true or false' if isinstance(default, bool) else 'a number'}")
+    found = node_of(Labels, {**plain(run), **own})
+    found.check()
+    return found
+
+
+@dataclass
 class TemplateSettings:
     """The nodes of the config that a template is built from."""
 
     model: ModelConfig
     media: MediaConfig = field(default_factory=MediaConfig)
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    labels: Labels = field(default_factory=Labels)

@@ -16,9 +16,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
@@ -35,12 +37,12 @@ from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
-from energon_pack.templates.settings import LabelsConfig, Think, TrainOn
+from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Runs, grow, token_ranges, without_first
+from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
 
-_DEFAULT_LABELS = LabelsConfig()
+_OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
 class Template(Preparation):
@@ -53,8 +55,6 @@ class Template(Preparation):
         self.spec = spec
         self._tokenizer = tokenizer
         self._counters: dict[str, TokenCounter] = {}
-        self._wants_thoughts = spec.labels.think in (Think.train, Think.mask_empty)
-        self._trains_whole_turns = spec.labels in (_DEFAULT_LABELS, replace(_DEFAULT_LABELS, train_on=TrainOn.last))
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
@@ -79,7 +79,7 @@ class Template(Preparation):
             Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
                 token, and what the family's rules raise.
         """
-        sample = as_seen(sample)
+        sample, labels = as_seen(sample), self._labels(sample)
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
@@ -94,11 +94,12 @@ class Template(Preparation):
             marked, weights = self._raw.marked(messages[0])
         else:
             refuse_left_out(chat.renderer, messages, sample.tools)
-            marked, weights = chat.render_marked(messages, sample.tools, self.spec.labels)
+            marked, weights = chat.render_marked(messages, sample.tools, labels)
 
         pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
         spans: list[tuple[int, int]] = []
-        position, cursor, span_start, num_visual_tokens = len(pieces[0]), 0, 0, 0
+        position, cursor, span_start = len(pieces[0]), 0, 0
+        num_features = dict.fromkeys(KINDS, 0)
         for start, mark in self._marks.find_all(marked):
             piece = marked[cursor:start]
             cursor = start + len(mark)
@@ -116,23 +117,25 @@ class Template(Preparation):
                 pieces.append(text)
                 places[number] = position, position + len(text)
                 position += len(text)
-                num_visual_tokens += num_tokens
+                num_features[self._kinds[mark]] += num_tokens
         pieces += [marked[cursor:], after]
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         text = "".join(pieces)
-        spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]])
+        spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]], labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
             text,
             spans,
-            num_visual_tokens,
+            num_features["image"] + num_features["video"],
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
-            self._wants_thoughts and chat.renderer.leaves_out_reasoning(messages, sample.tools),
+            labels.think in (Think.train, Think.mask_empty)
+            and chat.renderer.leaves_out_reasoning(messages, sample.tools),
+            num_features["audio"],
         )
 
     def _trained(
@@ -142,15 +145,26 @@ class Template(Preparation):
         spans: Sequence[tuple[int, int]],
         weights: Sequence[float],
         media: Sequence[tuple[int, int]],
+        labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
-        if self._trains_whole_turns and not self._frames.are_near(text, spans, media):
+        trains_whole_turns = labels in _OF_WHOLE_TURNS
+        if trains_whole_turns and not self._frames.are_near(text, spans, media):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
-        if not self._trains_whole_turns:
-            trained = chat.adjusted(text, trained, self.spec.labels)
+        if not trains_whole_turns:
+            trained = chat.adjusted(text, trained, labels)
         trained = self._frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
+
+    def _labels(self, sample: Sample) -> Labels:
+        """What is trained of a sample; raises Skip for `label_settings` that make no sense."""
+        if not sample.options.labels:
+            return self.spec.labels
+        try:
+            return labels_of(self.spec.labels, sample.options.labels)
+        except PackError as error:
+            raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
         """The text of a document, its media not expanded: what a processor is given; None: the sample is a chat."""
@@ -172,7 +186,8 @@ class Template(Preparation):
         frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
         kinds = self.spec.kinds
         if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
-            raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no images and videos in one sample")
+            several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
+            raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")
         if kinds is not None and UNEVEN not in kinds and len({len(chosen) for chosen in frames if chosen}) > 1:
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
@@ -182,15 +197,36 @@ class Template(Preparation):
         """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised, and
         a range without a token is none.
         """
-        squeezed = [self._runs.squeeze(item.text, item.spans) for item in rendered]
+        located = self.located([(item.text, item.spans) for item in rendered])
+        pairs = zip(rendered, located, strict=True)
+        return [Tokens(ids, *without_first(ranges, item.weights)) for item, (ids, ranges) in pairs]
+
+    def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
+        """Token ids of several texts, and for each span of characters the range of tokens that begin in it.
+
+        Args:
+            texts: each with its spans, which ascend.
+        """
+        squeezed = [self._runs.squeeze(text, spans) for text, spans in texts]
         encodings = self._tokenizer.encode_batch(
             [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
         )
-        tokens = []
-        for item, encoding, (_, spans, runs) in zip(rendered, encodings, squeezed, strict=True):
-            ids, ranges = grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
-            tokens.append(Tokens(ids, *without_first(ranges, item.weights)))
-        return tokens
+        return [
+            grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
+            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
+        ]
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
+        return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def feature_ids(self) -> frozenset[int]:
+        """Ids of the tokens that stand for features of media."""
+        rules = self.rules
+        names = {**rules.media_tokens, **rules.feature_tokens}.values()
+        return frozenset(number for name in names if (number := self.token_id(name)) is not None)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -217,7 +253,7 @@ class Template(Preparation):
 
     def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
-        if self.spec.labels.think is Think.drop_history:
+        if self._labels(sample).think is Think.drop_history:
             messages = self._chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
             messages = list(map(self._frames.with_all_media, messages))

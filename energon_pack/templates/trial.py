@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
+from energon_pack.samples.media.audio import Samples
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
@@ -22,7 +23,7 @@ from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-#: the media of each sample: none, 50 images in all, 5 clips in all, and both
+#: the media of each sample: none, 50 images in all, 5 clips in all, and both; sounds, alone and beside both
 _LISTS: list[tuple[str, ...]] = [
     (),
     *[("image",)] * 20,
@@ -34,7 +35,15 @@ _LISTS: list[tuple[str, ...]] = [
     (UNEVEN, "video", "video"),
     ("image", "video"),
     ("video", "image", "image"),
+    *[("audio",)] * 10,
+    *[("audio",) * 2] * 4,
+    ("audio", "image"),
+    ("image", "audio", "audio"),
+    ("audio", "video"),
+    ("video", "audio", "image"),
 ]
+_SECONDS = (0.03, 45)  # of a sound: shorter than some features, and longer than what most models hear at once
+_RATE = 16_000
 _SIDES = {"image": (32, 1500), "video": (48, 320)}  # pixels
 _MOST_ASPECT = 9
 _STILL = 0.25  # of the samples: a count that depends on pixels shows
@@ -64,14 +73,15 @@ class Try:
     """One random sample, whose pixels are noise."""
 
     sample: Sample
-    pixels: list[Any] = field(repr=False)  # of each medium: an image, or all frames of a video
+    pixels: list[Any] = field(repr=False)  # of each medium: an image, all frames of a video, samples of a sound
 
     @property
     def kind(self) -> str:
         kinds = {medium.kind for medium in self.sample.media} or {"text"}
         if len(kinds) > 1:
             return MIXED
-        return UNEVEN if len({medium.num_frames for medium in self.sample.media}) > 1 else kinds.pop()
+        is_uneven = "video" in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
+        return UNEVEN if is_uneven else kinds.pop()
 
 
 class Trial:
@@ -103,7 +113,8 @@ class Trial:
         outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens))}
         for number, one in enumerate(self.tries):
             outcome = outcomes.get(one.kind)
-            if outcome is not None and not outcome.difference:
+            has_other = any(medium.kind not in template.rules.media_tokens for medium in one.sample.media)
+            if outcome is not None and not outcome.difference and not has_other:
                 self._compare(full, template, number, outcome)
         return outcomes
 
@@ -125,7 +136,7 @@ class Trial:
             outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
             return
         if made != truth:
-            what = ", ".join(_described(medium) for medium in one.sample.media) or "a text"
+            what = ", ".join(map(str, one.sample.media)) or "a text"
             outcome.difference = f"of {what} it makes {_counted(made, truth)}"
             return
         outcome.num_compared += max(len(one.sample.media), 1)
@@ -161,6 +172,10 @@ class Trial:
     def _pixels(self, medium: Media, is_still: bool) -> Any:
         """Noise of a size, windows of one field, so that none is made anew; or one colour, in all frames."""
 
+        if medium.kind == "audio":
+            noise = self._noise.reshape(-1)[: medium.num_samples].astype(np.float32) / 255 - 0.5
+            return np.full_like(noise, noise[0]) if is_still else noise
+
         def window(number: int) -> Any:
             if is_still:
                 return np.broadcast_to(self._noise[0, 0], (medium.height, medium.width, 3))
@@ -195,7 +210,7 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
                 medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(_RATES)))
             made = [_expanded(template, medium) for template in (rules, shapes)]
             if made[0] != made[1]:
-                return f"of {_described(medium)} it makes another text than the processor's own call"
+                return f"of {medium} it makes another text than the processor's own call"
     return ""
 
 
@@ -208,6 +223,9 @@ def _expanded(template: Template, medium: Media) -> str:
 
 
 def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) -> Media:
+    if kind == "audio":
+        seconds = math.exp(rng.uniform(*map(math.log, _SECONDS)))
+        return Media(kind, num_samples=round(seconds * _RATE), rate=_RATE)
     least, most = _SIDES[kind]
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
     aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
@@ -237,25 +255,22 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
     chooses = chooses or template.prepares_frames
     images: list[Any] = []
     clips: list[Clip] = []
+    sounds: list[Samples] = []
     for medium, pixels in zip(one.sample.media, one.pixels, strict=True):
         if medium.kind == "image":
             images.append(template.prepare_image(pixels))
             continue
+        if medium.kind == "audio":
+            sounds.append(np.resize(pixels, template.prepared(medium, 0).num_samples))
+            continue
         frames = template.choose_frames(medium) if chooses else range(medium.num_frames)
         prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
         clips.append((np.stack([np.asarray(f) for f in prepared]), metadata_of(medium, frames if chooses else None)))
-    given = media_inputs(template, images, clips)
+    given = media_inputs(template, images, clips, sounds)
     if clips and not chooses:
         del given["videos_kwargs"]["do_sample_frames"]
         given["videos_kwargs"] |= template.spec.processor.changed.get("video", {})
     return given
-
-
-def _described(medium: Media) -> str:
-    size = f"{medium.width}×{medium.height}"
-    if medium.kind == "image":
-        return f"an image of {size}"
-    return f"a video of {medium.num_frames} frames of {size} at {medium.fps:g} a second"
 
 
 def _counted(made: list[int] | str, truth: list[int] | str) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MixingError, has_rope_rows, proven_mask
+from energon_pack.training.inputs import NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
-from energon_pack.training.masks import additive_masks, prefix_mask, sight_of
+from energon_pack.training.masks import additive_masks, prefix_mask
+from energon_pack.training.outline import Outline, outline_of
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.tree_inputs import attention_inputs
 from energon_pack.training.wrapped import unwrapped
@@ -83,7 +84,8 @@ class PackedBatch(dict[str, Any]):
 
         Args:
             model: needed if `mask` is `dict4d`, `prefix4d` or `auto`, for batches of trees, and for packs of text in a
-                model with M-RoPE: its window, dtype and device shape the masks.
+                model with M-RoPE: its window, dtype and device shape the masks. An `Outline` of it serves as well, but
+                for trees.
             labels: pass labels, so that the model computes its own loss. If a token's weight is not 1 they are left
                 out: the model's loss ignores weights, `weighted_loss` uses them.
 
@@ -94,10 +96,10 @@ class PackedBatch(dict[str, Any]):
         """
         if "input_ids" not in self or "cu_seqlens_q" in self or "doc_ids" not in self:
             raise ValueError("model_inputs is for layout=neat; Megatron's layouts are the batch itself")
-        model = unwrapped(model)
+        outline = None if model is None else outline_of(model)
         inputs = PackedBatch({name: self[name] for name in (*_TEXT_KEYS, *sorted(self.media_keys)) if name in self})
-        if model is not None and has_rope_rows(model):
-            inputs["position_ids"] = self._rope_rows(model)
+        if outline is not None and outline.rope_rows:
+            inputs["position_ids"] = self._rope_rows(outline)
         if inputs["position_ids"].dim() == 3:
             inputs["mm_token_type_ids"] = self["mm_token_type_ids"]
         if not labels or self.get("is_weighted"):
@@ -107,51 +109,55 @@ class PackedBatch(dict[str, Any]):
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
         if "tree_end" in self:
-            if model is None:
-                raise ValueError("a batch of trees needs masks or a plan of its own: model_inputs(model)")
+            if model is None or model is outline:
+                raise ValueError(
+                    "a batch of trees needs masks or a plan of its own: model_inputs(model), with the model"
+                )
             for name in _OF_PACKS:
                 del inputs[name]
-            inputs.update(attention_inputs(self, model))
+            inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        mask = self.mask if self.mask != "auto" else proven_mask(model)
+        mask = self.mask
+        if mask == "auto":
+            mask = outline.proven if outline else None
+            if mask is None:
+                raise ValueError(NOT_GUARDED)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
-        if mask in ("dict4d", "prefix4d") and model is None:
-            raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
-        if mask == "dict4d":
-            inputs["attention_mask"] = self._masks(model)
-        if mask == "prefix4d":
-            inputs["attention_mask"] = self._prefix_mask(model)
+        if mask in ("dict4d", "prefix4d"):
+            if outline is None:
+                raise ValueError("this model needs masks of its own, made on its device: model_inputs(model)")
+            make = self._masks if mask == "dict4d" else self._prefix_mask
+            inputs["attention_mask"] = make(outline)
         return inputs
 
-    def _rope_rows(self, model: Any) -> Tensor:
+    def _rope_rows(self, outline: Outline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""
         positions: Tensor = self["position_ids"]
         if positions.dim() == 3:
             return positions
         if self.media_keys & self.keys():
             raise MixingError(
-                f"{type(model).__name__} takes M-RoPE rows, and this batch has plain positions for its media: pack with"
+                f"{outline.name} takes M-RoPE rows, and this batch has plain positions for its media: pack with"
                 " model.rope=… of this model, and its own processor"
             )
         return positions.expand(4, *positions.shape)
 
-    def _masks(self, model: Any) -> dict[str, Tensor]:
-        config = model.config.get_text_config()
+    def _masks(self, outline: Outline) -> dict[str, Tensor]:
         return additive_masks(
-            self["doc_ids"].to(model.device),
-            self["mm_token_type_ids"].to(model.device),
-            getattr(config, "sliding_window", None),
-            getattr(config, "attention_chunk_size", None),
-            sight_of(model),
-            model.dtype,
+            self["doc_ids"].to(outline.device),
+            self["mm_token_type_ids"].to(outline.device),
+            outline.sliding_window,
+            outline.attention_chunk_size,
+            outline.sight,
+            outline.dtype,
         )
 
-    def _prefix_mask(self, model: Any) -> Tensor:
+    def _prefix_mask(self, outline: Outline) -> Tensor:
         labels = self["labels"]
         if "_packed_seq_ids" in self:  # shifted already
             labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)
-        return prefix_mask(self["doc_ids"].to(model.device), labels.to(model.device), model.dtype)
+        return prefix_mask(self["doc_ids"].to(outline.device), labels.to(outline.device), outline.dtype)
 
 
 @cache

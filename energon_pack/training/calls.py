@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from energon_pack.samples.media.audio import Samples
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import Clip, media_inputs
@@ -35,8 +37,10 @@ class Given:
     images: Sequence[Image.Image] = ()
     #: prepared, in the order of their placeholders
     clips: Sequence[Clip] = ()
-    #: `image` or `video` for each placeholder
+    #: the kind of the medium of each placeholder
     order: Sequence[str] = ()
+    #: resampled, in the order of their placeholders
+    sounds: Sequence[Samples] = ()
 
 
 class Calls:
@@ -57,11 +61,11 @@ class Calls:
             Exception: whatever the processor raises.
         """
         every = merged(members)
-        given = media_inputs(self._template, every.images, every.clips)
+        given = media_inputs(self._template, every.images, every.clips, every.sounds)
         processor, alone = self._loaded
         if alone is not None:
-            if every.clips:
-                raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
+            if every.clips or every.sounds:
+                raise ImportError("training on videos and sounds needs torchvision: pip install 'energon-pack[train]'")
             return _tensors(alone(every.images, return_tensors="pt", **given["images_kwargs"]))
         placeholder = self._template.rules.placeholder
         if as_rows and self._template.rules.nests_images and every.images:
@@ -95,7 +99,7 @@ class Calls:
     @property
     def kinds(self) -> list[str]:
         """The kinds of media that can be processed on this machine."""
-        makes = ["image", "video"] if self._loaded[1] is None else ["image"]
+        makes = [*KINDS] if self._loaded[1] is None else ["image"]
         return [kind for kind in makes if kind in self._template.media_tokens]
 
     @property
@@ -127,6 +131,7 @@ def merged(members: Sequence[Given]) -> Given:
         [image for member in members for image in member.images],
         [clip for member in members for clip in member.clips],
         [kind for member in members for kind in member.order],
+        [sound for member in members for sound in member.sounds],
     )
 
 

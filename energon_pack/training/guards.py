@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.first_batch import FirstBatch
 from energon_pack.training.inputs import (
     PROVEN,
@@ -42,7 +43,7 @@ __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 _log = logging.getLogger(__name__)
 #: the hooks of each guarded model
 _HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
-_FEATURES = ("get_image_features", "get_video_features")
+_FEATURES = tuple(f"get_{kind}_features" for kind in KINDS)
 
 
 class Encoder(Protocol):

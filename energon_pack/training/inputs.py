@@ -21,6 +21,10 @@ _rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary(
 PROVEN: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
 
 
+#: the error of a batch that asks for that mask
+NOT_GUARDED = "mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it"
+
+
 class MixingError(ValueError):
     """Members of a pack would see each other, or would have other logits than alone."""
 
@@ -54,18 +58,6 @@ def has_rope_rows(model: Module) -> bool:
     if model not in _rope_rows:
         _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
     return _rope_rows[model]
-
-
-def proven_mask(model: Module | None) -> str:
-    """Return the mask that was shown to keep members apart in a model.
-
-    Raises:
-        ValueError: the model was not guarded.
-    """
-    mask = None if model is None else PROVEN.get(model)
-    if mask is None:
-        raise ValueError("mask=auto: guard(model, encoder) finds what the model needs, model_inputs(model) uses it")
-    return mask
 
 
 def attention_of(model: Any) -> str | None:

@@ -19,6 +19,8 @@ _Given = TypeVar("_Given")
 
 #: values that processors pad with
 _FILLS = (0.0, -1.0, 1.0)
+#: frames of a sound at its end that depend on what follows them
+_EDGE = 4
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,56 @@ def prove(
         if lost := sorted(names - joins.keys()):
             first = first or JoinError(f"no rule joins {', '.join(lost)} of several members")
             continue
-        return Proven(joins, some is given and not as_rows, "" if some is given else _limit(own, joins))
+        limit = "" if some is given else _limit(own, joins)
+        if limit and (padded := _padded(call, given, own)):
+            return Proven(padded, at_once=False)
+        return Proven(joins, some is given and not as_rows, limit)
     raise first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
+
+
+def _padded(
+    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given], own: Sequence[Media]
+) -> dict[str, Join] | None:
+    """Find rules that pad what a mask hides: what stands there, and at the edge of it, depends on the other members.
+
+    A model that looks there would be refused by the guard, which compares members in a pack with each alone.
+    """
+    try:
+        together = call(given, False)
+    except Exception:  # any class of any processor may be behind it
+        return None
+    masks = {name for name, value in together.items() if not value.is_floating_point() and value.dim() == 2}
+    joins: dict[str, Join] = {}
+    for name, value in sorted(together.items()):
+        if not all(name in part for part in own):
+            return None
+        rule = _find(name, own, value) or next(
+            filter(None, (_masked(name, mask, own, together) for mask in masks)), None
+        )
+        if rule is None:
+            return None
+        joins[name] = rule
+    return joins
+
+
+def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join | None:
+    """Return the rule that pads an input to the longest member's, if members differ only where a mask hides it."""
+    value, seen = together[name], _inside(together[mask] != 0)
+    rule = Join(0, fill=0.0)
+    try:
+        joined = _joined(name, rule, own)
+    except RuntimeError:
+        return None
+    along = next((dim for dim in range(1, value.dim()) if value.shape[dim] == seen.shape[1]), None)
+    if joined.shape != value.shape or along is None or len(seen) != len(value):
+        return None
+    rows, others = (of.transpose(1, along)[seen] for of in (joined, value))
+    return rule if _are_equal(rows, others) else None
+
+
+def _inside(mask: Tensor) -> Tensor:
+    """Leave out the last positions that a mask shows: their features see the padding behind them."""
+    return mask & torch.cat([mask[:, _EDGE:], torch.zeros_like(mask[:, :_EDGE])], dim=1)
 
 
 def _made(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.templates.families import ASKED
@@ -62,8 +63,8 @@ class MemberEncoder:
         self._is_asked = template.spec.family in ASKED
         rules = template.rules
         names = {**rules.media_tokens, **rules.feature_tokens}
-        #: (type, id) of the tokens that hold features of images and videos
-        self._types = [(i, template.token_id(names[k])) for i, k in ((1, "image"), (2, "video")) if k in names]
+        #: (type, id) of the tokens that hold features of media
+        self._types = [(m.token_type, template.token_id(names[m.kind])) for m in KINDS.values() if m.kind in names]
 
     def encode(self, member: MemberInput) -> Encoded:
         """Encode one member with all of its media, whatever it shares.
@@ -160,7 +161,7 @@ class MemberEncoder:
             RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
-        for kind in ("", *(kind for kind in ("image", "video") if kind in self._template.media_tokens), ""):
+        for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), ""):
             draft = self._noise(kind, len(members))
             try:
                 media, shares = self._media([draft])
@@ -200,6 +201,10 @@ class MemberEncoder:
         elif kind == "video":
             media = [Media("video", width, height, "mp4", num_frames, 2.0, tuple(range(num_frames)))]
             given = Given([], [noise.clip(self._template, num_frames, width, height, number)], [kind])
+        elif kind == "audio":
+            heard = noise.sound(self._template, 0.7, number)
+            media = [Media("audio", num_samples=len(heard), rate=self._template.rules.rate)]
+            given = Given((), (), [kind], [heard])
         member = MemberInput(f"{kind or 'text'} {number}", messages)
         return _Draft(member, self._template.render(Sample(messages, media)), given)
 
@@ -218,7 +223,7 @@ class MemberEncoder:
         """Decode a member's media and render its text; media that it shares are decoded only where they are needed."""
         template, num = self._template, member.shared
         sample = sample_of(member)
-        waiting = {"image": iter(member.images), "video": iter(member.videos)}
+        waiting = {kind: iter(media) for kind, media in member.media.items()}
         pixels = [next(waiting[medium.kind]) for medium in sample.media]
         kinds = [medium.kind for medium in as_seen(sample).media]
         first = num.num_images + num.num_videos
@@ -229,11 +234,14 @@ class MemberEncoder:
         for image in member.images[0 if is_whole else num.num_images :]:
             image.load()
         rendered = template.render(sample)
-        images, clips = prepared_media(template, sample.media[first:], pixels[first:])
-        added = Given(images, clips, kinds[len(kinds) - len(images) - len(clips) :])
+        images, clips, sounds = prepared_media(template, sample.media[first:], pixels[first:])
+        added = Given(images, clips, kinds[len(kinds) - len(images) - len(clips) - len(sounds) :], sounds)
         if not first:
             return _Draft(member, rendered, added)
-        whole = Given(*prepared_media(template, sample.media, pixels), kinds) if is_whole else None
+        whole = None
+        if is_whole:
+            images, clips, sounds = prepared_media(template, sample.media, pixels)
+            whole = Given(images, clips, kinds, sounds)
         seen = kinds[: len(kinds) - len(added.order)]
         return _Draft(member, rendered, added, whole, (seen.count("image"), seen.count("video")))
 
@@ -298,17 +306,18 @@ def sample_of(member: MemberInput) -> Sample:
     """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
 
     Raises:
-        OSError, Skip: a medium is missing, or its bytes are no image or video.
+        OSError, Skip: a medium is missing, or its bytes are no medium.
     """
-    if b"" in member.videos:
-        raise OSError(f"its video {member.videos.index(b'')} is missing from the pack")
+    files = {kind: own for kind, own in member.media.items() if kind != "image"}
+    if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
+        raise OSError(f"its {missing} is missing from the pack")
     media = {
         "image": iter([Media("image", *image.size) for image in member.images]),
-        "video": iter([probe(io.BytesIO(data)) for data in member.videos]),
+        **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
     }
-    kinds = ["image"] * len(member.images) + ["video"] * len(member.videos)
+    kinds = [kind for kind, own in member.media.items() for _ in own]
     in_order = _order(member.messages, kinds)
-    if sorted(in_order) == kinds:  # else another tool's pack is wrong, and the template says how
+    if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
         kinds = in_order
     seen_media = as_asked([next(media[kind]) for kind in kinds], member.video_frames, member.options)
     return Sample(member.messages, seen_media, member.tools, member.options)

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.training.layout import Member
 
 #: inputs by their name in `forward`, and their name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
+#: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
+_LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 NUM_ROWS = 3
+_SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
 
 
 class RowsError(ValueError):
@@ -46,7 +50,7 @@ class OwnRope:
 
         Args:
             ids: [L].
-            types: [L]: 0 text, 1 image, 2 video.
+            types: [L]: 0 text, 1 image, 2 video, 3 sound.
             media: the member's media inputs.
 
         Returns:
@@ -63,6 +67,7 @@ class OwnRope:
             "attention_mask": torch.ones_like(ids)[None],
             **media,
             **{name: media[other] for name, other in _OTHER_NAMES.items() if other in media},
+            **{name: media[mask].sum(-1) for name, mask in _LENGTHS.items() if mask in media},
         }
         try:
             rows: Tensor = self._ask(**{name: value for name, value in given.items() if name in self._takes})[0]
@@ -77,13 +82,14 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that the rows of some members give media positions of their own.
+        """Check that the rows of some members give images and videos positions of their own; sounds count on as text.
 
         Raises:
             RowsError: media are numbered as text: the class looks for other tokens.
         """
         for member in members:
-            if member.types.any() and member.rope is not None and bool((member.rope == member.rope[0]).all()):
+            is_seen = bool(torch.isin(member.types, _SEEN).any())
+            if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
                 raise RowsError(
                     f"{self._make.__name__} finds no media in the tokens of this processor: config.json of the model in"
                     " the processor's folder says which tokens it looks for"

@@ -150,6 +150,8 @@ class PackEncoder:
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
         #: whether the dataset's samples share what they begin with
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
+        #: whether labels stand where they are predicted
+        self.labels_shifted = labels == "shifted"
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
         #: tokens that a pack may have (`own_pack` has a limit of its own); None: the dataset does not say
@@ -168,7 +170,7 @@ class PackEncoder:
             pad_id=template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0,
             width=made["max_token_len"] if pad_to == "max_token_len" else None,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
-            shifted=labels == "shifted",
+            shifted=self.labels_shifted,
             weights=loss_weight,
             rope=rope is not None and with_rows,
         )

@@ -1,4 +1,4 @@
-"""Turn images and video frames into the tensors a model takes, by the model's own processor."""
+"""Turn images, video frames and sounds into the tensors a model takes, by the model's own processor."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ MEDIA_KEYS = frozenset(
         "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
         "pixel_mask", "high_res_pixel_values", "pixel_values_images", "image_position_ids", "image_grid_hw",
         "image_merge_sizes", "spatial_shapes", "target_sizes", "num_local_patches", "pixel_values_local",
+        "input_features", "feature_attention_mask", "input_features_mask", "audio_input_features", "audio_embed_sizes",
     )
 )  # fmt: skip
 
@@ -157,9 +158,9 @@ class Pixels:
 
     @cached_property
     def _mixes(self) -> bool:
-        """Whether images and videos give the same in one call as in separate calls."""
-        images, clips = (list(noise.members(self._template, kind)) for kind in ("image", "video"))
-        members = [images[0], clips[0], merged([images[1], clips[1]])]
+        """Whether media of several kinds give the same in one call as in separate calls."""
+        each = [list(noise.members(self._template, kind)) for kind in self._call.kinds]
+        members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each])]
         try:
             together = self._call(members)
             apart = join([self._call([member]) for member in members], self._known)

@@ -12,8 +12,11 @@ from torch import Tensor
 from energon_pack.training.inputs import forks_of, mask_of, text_row
 from energon_pack.training.sizes import parts
 
-#: inputs that are left out: with them a model computes a loss, or logits of only some tokens
-_NOT_TRIED = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep")
+#: inputs that are left out: with them a model computes a loss, or logits of only some tokens, or none (TRL's
+#: `fused_lm_head`)
+_NOT_TRIED = (
+    "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
+)  # fmt: skip
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
 _MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
 _TYPES = ("mm_token_type_ids", "token_type_ids")

@@ -20,8 +20,10 @@ from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.ordered import opened
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.command import count, parser
 from energon_pack.run.console import console, say
@@ -82,7 +84,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     Raises:
         PackError: it is not a packed dataset, or the source is missing.
     """
-    folder = DatasetFolder(dataset)
+    folder = opened(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
@@ -208,7 +210,12 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
 
 
 def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
-    """Return the shares of the splits, and the seed that draws them; no shares where the manifest is damaged."""
+    """Return the shares of the splits, and the seed that draws them; no shares where ids do not tell the split.
+
+    They do not where the manifest is damaged, or samples with the same medium are in the same split.
+    """
+    if at(manifest, "content", "packing", "share") not in (None, Share.none.value):
+        return (), 0
     splits, seed = at(manifest, "content", "output", "splits"), at(manifest, "content", "plan", "seed")
     try:
         return split_shares(splits), int(seed)

@@ -16,7 +16,7 @@ from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import FORMS, packed_flavor
+from energon_pack.samples.flavors import FORMS, packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
@@ -55,6 +55,8 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
             yield f"{MANIFEST} has content.packing.{name}={short(at(packing, name))}"
     if not isinstance(fingerprint, str):
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
+    if why := why_unknown(manifest):
+        yield f"{MANIFEST}: {why}"
     yield from counts(folder, shards)
     if folder.has(f"{META_FOLDER}/{INDEX}"):
         yield from sqlite(folder, [shard.name for shard in shards])

@@ -26,6 +26,7 @@ CHECKS = {
     "kinds": "media are what their extension says",
     "placeholders": "placeholders match the media",
     "sums": "total_token_len is the sum of token_lens",
+    "shared": "members share no more than the one before has",
     "capacity": "no pack is over a limit of packing.*",
     "fingerprint": "packs have the manifest's fingerprint",
     "plan": "packs hold what pack_plan.parquet says",

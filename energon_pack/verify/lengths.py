@@ -74,6 +74,8 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
             pack.meta[name][index] if name in pack.flavor.meta else None for name in ("token_lens", "num_supervised")
         ]
         tokens = template.encode(sample_of(file, pack, index))
+        shared = pack.shared_lens[index] if index < len(pack.shared_lens) else 0
+        before = template.encode(sample_of(file, pack, index - 1)).ids[:shared] if shared else []
     except Skip as skip:
         yield f"it can't be measured: {skip}"
         return
@@ -88,3 +90,5 @@ def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterato
     ):
         if theirs is not None and ours != theirs:
             yield f"{ours} {name} measured again, {theirs} in the pack"
+    if before != tokens.ids[:shared]:
+        yield f"its first {shared} tokens are not those of {pack.ids[index - 1]}, with which it shares them"

@@ -147,7 +147,7 @@ def _members(folder: DatasetFolder, encoder: PackedTaskEncoder) -> list[Encoded]
     members = [member for pack in get_loader(packs) for member in inputs_of(pack)]
     members.sort(key=lambda member: member.token_len or 0)
     short = [member for member in members if (member.token_len or 0) <= _MAX_LEN] or members[:2]
-    with_media = [member for member in short if member.images or member.videos][:2]
+    with_media = [member for member in short if any(member.media.values())][:2]
     others: list[MemberInput] = [member for member in short if member not in with_media][: 3 - len(with_media)]
     chosen = [*with_media, *others]
     return [encoder.members.encode(member) for member in (chosen if len(chosen) > 1 else chosen * 2)]

@@ -13,7 +13,9 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, format_of
+from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
+from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
@@ -32,7 +34,8 @@ def parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
         return
-    named = [name for names in pack.named for name in names]
+    shared = pack.num_shared
+    named = [name for names, num in zip(pack.named, shared, strict=True) for name in names[num:]]
     yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
     yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)
     yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name != "json")
@@ -40,9 +43,12 @@ def parts(pack: Pack) -> Iterator[str]:
         return
     if Counter(there) == Counter(["json", *named]) and there != ["json", *named]:
         yield "the parts are not in the order of media_files, after the JSON"
-    for member, (names, kinds) in enumerate(zip(pack.names, pack.kinds, strict=True)):
-        media = [(kind or "image", name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
-        in_order = zip(names, kinds, pack.flavor.part_names(member, media), strict=True)
+    media = [
+        [(kind or "image", name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
+        for names, kinds in zip(pack.names, pack.kinds, strict=True)
+    ]
+    for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
+        in_order = zip(pack.names[member], pack.kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
@@ -62,7 +68,8 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     usual, content = (format.extension, format.kind) if format else (None, None)
     what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
-        if usual != extension and (usual or extension in IMAGE_EXTENSIONS or wanted == "video"):
+        is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
+        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted in ("video", "audio")):
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"
@@ -94,14 +101,33 @@ def placeholders(pack: Pack) -> Iterator[str]:
 
 def sums(pack: Pack) -> Iterator[str]:
     if {"total_token_len", "token_lens"} <= pack.meta.keys():
-        total, tokens = pack.meta["total_token_len"], sum(pack.meta["token_lens"])
+        total, tokens = pack.meta["total_token_len"], sum(_own_lens(pack))
         if total != tokens:
-            yield f"total_token_len is {total}, token_lens sum to {tokens}"
+            without = " without what is shared" if any(pack.shared_lens) else ""
+            yield f"total_token_len is {total}, token_lens{without} sum to {tokens}"
     for index, (tokens, trained) in enumerate(
         zip(pack.meta.get("token_lens", ()), pack.meta.get("num_supervised", ()), strict=False)
     ):
         if trained > tokens:
             yield f"member {index} has {tokens} tokens, {trained} of them supervised"
+
+
+def shared(pack: Pack) -> Iterator[str]:
+    """Check that each member shares less than it has, and no more than the member before it has."""
+    lens = pack.meta.get("token_lens", [])
+    for index, (shared_len, token_len) in enumerate(zip(pack.meta.get("shared_lens", ()), lens, strict=False)):
+        before = lens[index - 1] if index else 0
+        if shared_len and shared_len > min(before, token_len - 1):
+            yield f"member {index} shares {shared_len} of its {token_len} tokens with one of {before}"
+    wanted = FORMAT_OF_TREES if any(pack.shared_lens) else FORMAT
+    if (found := pack.meta.get("format")) not in (None, wanted):
+        yield f"_meta.format is {found}, its shared_lens make it {wanted}"
+
+
+def _own_lens(pack: Pack) -> list[int]:
+    """Return the tokens that each member adds to the pack."""
+    lens = pack.meta.get("token_lens", [])
+    return [length - shared_len for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
 
 
 def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] | None = None) -> Iterator[str]:
@@ -111,19 +137,25 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
         packing: this node of the config.
         members: the pack's rows of the plan; only they tell its visual tokens.
     """
-    lens = pack.meta.get("token_lens", [])
+    lens = _own_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
     if type(multiple) is not int or multiple < 1:
         return  # the check `metadata` reports it
     may_be_long = packing.get("overlong") == Overlong.own_pack and type(packing.get("hard_limit")) is int
     knob = "hard_limit" if may_be_long and len(lens) == 1 else "max_token_len"
+    own_kinds = [kinds[num:] for kinds, num in zip(pack.kinds, pack.num_shared, strict=False)]
     counts = {
         "token_len": lens,
-        "num_visual_tokens": [member.num_visual_tokens for member in members or ()],
-        **{f"num_{kind}s": [kinds.count(kind) for kinds in pack.kinds] for kind in ("image", "video")},
+        "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],
+        **{medium.column: [kinds.count(kind) for kinds in own_kinds] for kind, medium in KINDS.items()},
     }
+    squares = [length * (length + 2 * shared_len) for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
     for cap in caps.CAPS:
+        if cap.column not in counts:  # nothing in a pack tells its tokens of sounds
+            continue
         value = sum(cap.cost(number, multiple) for number in counts[cap.column])
+        if cap.name == "max_attention_cost":
+            value = sum(squares)
         name = knob if cap.name == "max_token_len" else cap.name
         if type(limit := packing.get(name)) is int and value > limit:
             yield caps.over(name, value, limit)
@@ -140,14 +172,15 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
     if members is None:
         yield "it is not in the plan"
         return
-    names = [
-        pack.flavor.part_names(index, [(part.kind, part.extension) for part in member.parts])
-        for index, member in enumerate(members)
-    ]
+    names = pack.flavor.all_part_names(
+        [[(part.kind, part.extension) for part in member.parts] for member in members],
+        [member.num_shared_media for member in members],
+    )
     wanted: dict[str, list[Any]] = {
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
         "num_supervised": [member.num_supervised for member in members],
+        "shared_lens": [member.shared_len for member in members],
         "source_parts": [[part.name for part in member.parts] for member in members],
         "media_files": names,
     }
@@ -157,7 +190,7 @@ def plan(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[str]:
             yield f"{name}: {_difference(found[name], values)}"
     places = {reference.name: reference.place for reference in pack.references}
     for its_names, member in zip(names, members, strict=True):
-        for name, part in zip(its_names, member.parts, strict=True):
+        for name, part in [*zip(its_names, member.parts, strict=True)][member.num_shared_media :]:
             if name in pack.parts and pack.parts[name].size != part.size:
                 yield f"{name} has {pack.parts[name].size} bytes, in the plan {part.size}"
             place = places.get(name, ())

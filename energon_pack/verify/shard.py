@@ -24,6 +24,7 @@ from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.sample import Part
@@ -99,7 +100,7 @@ class VerifiedShard:
             else:
                 self.parts.setdefault(sample, []).append(part)
         self.members.append(len(pack.ids))
-        self.num_tokens += sum(pack.meta.get("token_lens", ()))
+        self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
         if pack.flavor.whose:
@@ -259,6 +260,8 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     if pack.flavor.meta:
         findings.add("sums", where, checks.sums(pack))
+    if "shared_lens" in pack.flavor.meta:
+        findings.add("shared", where, checks.shared(pack))
     if job.for_stack:
         findings.add("own loader", where, checks.own_loader(pack))
     if job.flavor is None:
@@ -302,6 +305,10 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
         medium = probe(io.BytesIO(data))
         if medium.kind == "image":
             open_image(data)
+            return
+        if medium.kind == "audio":
+            if (found := len(decode_audio(data, medium.rate))) != medium.num_samples:
+                yield f"{part.name}: {found} samples decode, its header says {medium.num_samples}"
             return
         times, ours = decoded_by_us(medium, data)
         yield from (f"{part.name}: {what}" for what in ours)

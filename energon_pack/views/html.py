@@ -117,6 +117,8 @@ def member_facts(member: MemberView) -> str:
     facts = [member.media_type, amount(len(member.turns), "turn")]
     if member.token_len is not None:
         facts.append(f"{member.token_len:,} tokens")
+        if member.shared_len:
+            facts.append(f"the first {member.shared_len:,} shared with the one before")
         if member.num_visual_tokens:
             facts.append(f"{member.num_visual_tokens:,} visual")
         if member.num_supervised is not None:

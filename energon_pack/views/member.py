@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.samples.media.asked import has_lists, lists_of_frames
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.sample import Sample, as_seen
 from energon_pack.templates.template import Template
@@ -22,10 +23,10 @@ def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
     rendered = template.render(sample)
     seen = seen_by(template, sample.media)
     spans = spans_of(template, sample, rendered)
-    counts = [span.num_tokens for span in spans if span.kind in ("image", "video")]
+    counts = [span.num_tokens for span in spans if span.kind in KINDS]
     in_text = sorted(range(len(sample.media)), key=rendered.media.__getitem__)
     num_tokens = dict(zip(in_text, counts, strict=True))
-    of_kind = {kind: iter([i for i, m in enumerate(sample.media) if m.kind == kind]) for kind in ("image", "video")}
+    of_kind = {kind: iter([i for i, m in enumerate(sample.media) if m.kind == kind]) for kind in KINDS}
     places = [next(of_kind[medium.kind]) for medium in view.media]
     return replace(
         view,

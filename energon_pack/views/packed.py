@@ -85,6 +85,8 @@ def _member(
         num_visual_tokens=None if row is None else row.num_visual_tokens,
         media=media,
         notes=notes,
+        shared_len=pack.shared_lens[index] if index < len(pack.shared_lens) else 0,
+        num_shared_visual=0 if row is None else row.num_shared_visual_tokens,
     )
     try:
         view.turns.extend(turns_of(messages_of(file, pack, index)))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from energon_pack.errors import amount, printable
 from energon_pack.pages.svg import Piece
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.views.strips import member_pieces
 from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
@@ -153,6 +154,8 @@ def print_member(member: MemberView, to: Console, most: int | None) -> int:
         most: lines to print; None: all.
     """
     num_lines = 0
+    if member.shared_len:
+        to.print(Text(f"its first {amount(member.shared_len, 'token')} are those of the one before it", "dim"))
     if member.refused:
         to.print(Text(f"in no pack: {printable(member.refused)}", "red"), soft_wrap=True)
     if member.weight != 1:
@@ -194,7 +197,7 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
         for span in alike:
             style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
             words = _plain(span.text).plain
-            if span.kind in ("image", "video"):
+            if span.kind in KINDS:
                 words = f"[{words}, {span.num_tokens:,} tokens]"
             text.append(words, "green" if weight else style)
         text.append("»" * is_marked)

@@ -65,6 +65,8 @@ class MemberView:
     refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
     notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
     weight: float = 1.0  # of the whole sample
+    shared_len: int = 0  # its first tokens that are those of the member before it in the pack
+    num_shared_visual: int = 0  # those of them that hold visual features
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class PackView:
 
     @property
     def token_len(self) -> int | None:
-        """Return the tokens of all members; None where a member was not measured."""
+        """Return the tokens of the pack; None where a member was not measured."""
         lens = [member.token_len for member in self.members]
-        return None if None in lens else sum(filter(None, lens))
+        shared = sum(member.shared_len for member in self.members)
+        return None if None in lens else sum(filter(None, lens)) - shared

@@ -192,7 +192,7 @@ def test_videos_are_videos_under_any_decoder(tmp_path: Path, decoder: Any) -> No
 def test_unpacked_samples_are_read_with_the_settings_of_packing() -> None:
     sample = {"__key__": "k", "json": json.dumps({"mine": json.loads(chat("a", "b"))["messages"]}).encode()}
     assert make_sample_loader("multi_mix_qa", messages_key="mine")(sample)["messages"][1]["content"] == "b"
-    assert len(cookers(messages_key="mine")) == 4
+    assert len(cookers(messages_key="mine")) == 5
 
 
 def test_a_missing_image_is_named_where_it_is_asked_for() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from energon_pack.config import Overlong, PackConfig
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
-from energon_pack.samples.cut import exchanges, messages_of, num_media_before
+from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.samples.media.probe import Media
 from energon_pack.templates.sample import Sample
 from support.packed import json_lines, train
@@ -60,8 +60,8 @@ def test_exchanges_are_all_turns_and_each_has_an_answer(roles: str, has_system: 
 
 def test_the_system_turn_is_in_every_part() -> None:
     messages = turns("suaua")
-    assert [m["content"] for m in messages_of(messages, 1, 3, None)] == ["s0", "u1", "a2"]
-    assert [m["content"] for m in messages_of(messages, 3, 5, 1)] == ["s0", "u3", "a"]
+    assert [m["content"] for m in messages_of(messages, Cut("1of2", 1, 3, None, ""))] == ["s0", "u1", "a2"]
+    assert [m["content"] for m in messages_of(messages, Cut("2of2", 3, 5, 1, ""))] == ["s0", "u3", "a"]
 
 
 def test_media_before_each_turn() -> None:

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from energon_pack.plan.items import MEDIA_TYPES, Lengths
+from energon_pack.plan.items import Lengths
 from energon_pack.report.smaller import smaller_images
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.families.rules import MediaRules
 
 TEXT, IMAGE, VIDEO = (MEDIA_TYPES.index(name) for name in ("text", "image", "video"))

@@ -41,7 +41,7 @@ def test_unknown_keys_are_named_with_their_place() -> None:
 @pytest.mark.parametrize(
     ("place", "key", "value"),
     [(place, key, 0.5) for place, keys in enumerate(_ELSEWHERE) for key in keys]
-    + [(1, "eot", False), (1, "ipython", True), (2, "train", False), (0, "audios", ["a.wav"])],
+    + [(1, "eot", False), (1, "ipython", True), (2, "train", False)],
 )
 def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, value: Any) -> None:
     places: list[dict[str, Any]] = [{}, {}, {}]
@@ -58,7 +58,6 @@ def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, v
         (1, "refusal", None),
         (2, "train", True),
         (2, "weight", 1),
-        (0, "audio", True),
     ],
 )
 def test_it_may_have_a_value_that_says_nothing(place: int, key: str, value: Any) -> None:

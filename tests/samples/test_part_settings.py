@@ -62,7 +62,7 @@ def test_numbers_that_no_float_holds(number: float) -> None:
 def test_a_part_of_a_sample_has_its_own() -> None:
     fields = {"media_settings": [{"fps": 2}, {"max_pixels": 9}, None]}
     cut = Cut("2of2", 2, 4, None, "vii")
-    assert fields_of_part(fields, cut, slice(0, 2), slice(1, 1)) == {"media_settings": [{"max_pixels": 9}, None]}
+    assert fields_of_part(fields, cut, [1, 2]) == {"media_settings": [{"max_pixels": 9}, None]}
 
 
 def frames(*said: Any, size: tuple[int, int] = (8, 8)) -> list[Media]:

@@ -90,7 +90,7 @@ def test_roles_and_keys_of_messages() -> None:
         ({"texts": [{"role": "user", "content": 42}, TURNS[1]]}, Reason.BAD_MESSAGE),
         ({"texts": [{"role": "user", "content": None}, TURNS[1]]}, Reason.BAD_MESSAGE),
         ({"texts": [{"role": ["user"], "content": "x"}, TURNS[1]]}, Reason.BAD_MESSAGE),
-        ({"texts": [{"role": "user", "content": [{"type": "audio"}]}, TURNS[1]]}, Reason.BAD_MESSAGE),
+        ({"texts": [{"role": "user", "content": [{"type": "smell"}]}, TURNS[1]]}, Reason.BAD_MESSAGE),
         ({"texts": TURNS, "tools": {"name": "f"}}, Reason.BAD_MESSAGE),
         ({"texts": TURNS, "name": [1]}, Reason.MISSING_MEDIA),
     ],

@@ -37,7 +37,6 @@ def reason(*texts: str, **fields: Any) -> str | None:
         (("Where?", "a dog"), {"objects": BOXES}, None),  # a field that no text speaks of
         (("What is <bbox> in ms-swift?", "A place for a box."), {}, None),
         (("What is <bbox> in ms-swift?", "A place for a box."), {"objects": {}}, None),
-        (("<audio>What is said?", "hello"), {"audios": ["a.wav"]}, UNSUPPORTED),
         (("How do I write <audio> in HTML?", "<audio controls>"), {}, None),
         (("Write HTML with <audio>", "<audio></audio>"), {"audio": True}, None),
         (("Where? As <bbox>…</bbox>", "<bbox>1,2,3,4</bbox>"), {"objects": BOXES}, None),  # the box is written

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.config import Format, PackConfig, Stage
+from energon_pack.config import Format, PackConfig, SourceConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import StoreError, requests
 from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise, reader
+from energon_pack.sources.forms import find_source
 from energon_pack.sources.open_files import OpenFiles
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow
@@ -51,6 +52,34 @@ def test_a_demo_in_a_bucket_is_packed_as_from_disk(
     pack(config(demo[0], output__name="local", cache_dir=str(tmp_path / "cache")))
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
     assert seen.counts["bytes read"] < 1.01 * size + 10_000
+
+
+@pytest.mark.parametrize("way", ["obstore", "multi-storage-client"])
+def test_media_are_found_around_their_file(
+    tmp_path: Path, bucket: Bucket, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In few requests, whatever lies in the folders: LLaVA's file names images of another folder."""
+    if way != "obstore":
+        monkeypatch.setattr("energon_pack.run.stores.client.is_forked", lambda: True)
+        objects_of.cache_clear()
+    root = tmp_path / "in"
+    for name in (
+        "images/train/1.png",
+        "images/train/2.png",
+        "images/val/3.png",
+        *(f"other/n{n}.png" for n in range(20)),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(picture(format="PNG"))
+    (root / "annotations").mkdir()
+    lines = ({"images": [f"{name}.png"], "prompts": ["<image>?"], "captions": ["yes"]} for name in (1, 2))
+    (root / "annotations" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = bucket.put_folder(root, "data")
+    bucket.seen()
+    (shard,) = find_source(SourceConfig(), f"{source}/annotations").shards
+    assert shard.media_root == f"{source}/images/train"
+    assert len(bucket.seen().requests) <= {"obstore": 20, "multi-storage-client": 40}[way]
+    objects_of.cache_clear()
 
 
 def test_parquet_in_a_bucket_is_packed_as_from_disk(config: Make, tmp_path: Path, bucket: Bucket) -> None:

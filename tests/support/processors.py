@@ -20,9 +20,10 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}<s>assistant:{% endif %}"""
 
 
-def template_of(image: str, video: str = "") -> str:
+def template_of(image: str, video: str = "", audio: str = "") -> str:
     """A chat template that writes these where media stand."""
-    return TEMPLATE.replace("IMAGE", image).replace("VIDEO", video)
+    written = TEMPLATE.replace("{% else %}VIDEO", '{% elif part.type == "video" %}VIDEO{% else %}AUDIO')
+    return written.replace("IMAGE", image).replace("VIDEO", video).replace("AUDIO", audio)
 
 
 def write_dummy(
@@ -130,12 +131,51 @@ def paddleocr_vl(folder: Path) -> Path:
 
 
 def qwen2_5_omni(folder: Path) -> Path:
-    """28 pixels a token; no audio."""
+    """28 pixels a token, 25 tokens of a second."""
     size = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 16}
     files: dict[str, Values] = {"preprocessor_config": {"image_processor_type": "Qwen2VLImageProcessor", "size": size}}
-    files["preprocessor_config"]["feature_extractor_type"] = "WhisperFeatureExtractor"
+    files["preprocessor_config"] |= {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}
     files["video_preprocessor_config"] = {"video_processor_type": "Qwen2VLVideoProcessor", "size": size}
     names = {f"{kind}_token": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
     names |= {f"{kind}_{end}_token": f"<|{kind}_{end}|>" for kind in ("vision", "audio") for end in ("bos", "eos")}
     written = {kind: f"<|vision_bos|><|{kind.upper()}|><|vision_eos|>" for kind in ("image", "video")}
+    written["audio"] = "<|audio_bos|><|AUDIO|><|audio_eos|>"
     return write_dummy(folder, "Qwen2_5OmniProcessor", [*names.values()], template_of(**written), files, names)
+
+
+def qwen2_audio(folder: Path) -> Path:
+    """25 tokens of a second of sound, and no pictures."""
+    names = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+    files = {"preprocessor_config": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}}
+    written = template_of("", "", "<|audio_bos|><|AUDIO|><|audio_eos|>")
+    return write_dummy(folder, "Qwen2AudioProcessor", [*names.values()], written, files, names)
+
+
+def qwen3_omni(folder: Path) -> Path:
+    """32 pixels a token, 13 tokens of a second."""
+    size = {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 16}
+    sides = {"size": size, "patch_size": 16}
+    files: dict[str, Values] = {"preprocessor_config": {"image_processor_type": "Qwen2VLImageProcessor", **sides}}
+    files["preprocessor_config"] |= {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}
+    files["video_preprocessor_config"] = {"video_processor_type": "Qwen2VLVideoProcessor", **sides}
+    names = {f"{kind}_token": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
+    names |= {f"{kind}_{end}_token": f"<|{kind}_{end}|>" for kind in ("vision", "audio") for end in ("bos", "eos")}
+    written = {kind: f"<|vision_bos|><|{kind}_pad|><|vision_eos|>" for kind in ("image", "video")}
+    written["audio"] = "<|audio_bos|><|audio_pad|><|audio_eos|>"
+    return write_dummy(folder, "Qwen3OmniMoeProcessor", [*names.values()], template_of(**written), files, names)
+
+
+def gemma3n(folder: Path) -> Path:
+    """4 tokens an image, 6 a sound, whatever their sizes."""
+    files: dict[str, Values] = {
+        "preprocessor_config": {
+            "image_processor_type": "SiglipImageProcessor", "size": {"height": 32, "width": 32},
+            "feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": 8,
+        },
+        "processor_config": {"image_seq_length": 4, "audio_seq_length": 6},
+    }  # fmt: skip
+    names = {"image_token": "<image_soft_token>", "audio_token": "<audio_soft_token>"}
+    names |= {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    names |= {"boa_token": "<start_of_audio>", "eoa_token": "<end_of_audio>"}
+    written = template_of("<image_soft_token>", "", "<audio_soft_token>")
+    return write_dummy(folder, "Gemma3nProcessor", [*names.values()], written, files, names)

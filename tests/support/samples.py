@@ -5,6 +5,7 @@ import json
 import os
 import random
 import tarfile
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def video(num_frames: int = 30, width: int = 64, height: int = 48, fps: int = 10
             frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 8 * i, np.uint8), "rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    return file.getvalue()
+
+
+def sound(num_samples: int = 16_000, rate: int = 16_000, channels: int = 1) -> bytes:
+    """A WAV of noise, which is another for each length."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((channels, 2, rate, 0, "NONE", ""))
+        values = np.random.default_rng(num_samples).integers(-9000, 9000, (num_samples, channels))
+        writer.writeframes(values.astype("<i2").tobytes())
     return file.getvalue()
 
 

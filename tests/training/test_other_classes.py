@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.pack import pack
+from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
@@ -30,7 +31,7 @@ from support import processors
 from support.packed import train
 from support.remote import OF_PICTURES, write_remote
 from support.running import need_torchvision
-from support.samples import chat, video, write_tar
+from support.samples import chat, sound, video, write_tar
 from support.tiny import TEXT, tf
 
 pytestmark = [
@@ -52,6 +53,8 @@ class Class:
     mixes: bool = True  # the model takes rows with images and videos
     tier: str = "shapes"
     runs_code: bool = False
+    has_images: bool = True
+    has_sounds: bool = False
 
 
 def _text(**more: Any) -> Values:
@@ -122,6 +125,29 @@ def _qwen2_5_omni(token: Token) -> Any:
     )  # fmt: skip
 
 
+def _qwen2_audio(token: Token) -> Any:
+    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
+    return tf.Qwen2AudioConfig(
+        text_config=_text(model_type="qwen2"), audio_config={**audio, "initializer_range": 0.2},
+        audio_token_index=token("<|AUDIO|>"), initializer_range=0.2,
+    )  # fmt: skip
+
+
+def _qwen3_omni(token: Token) -> Any:
+    vision = {**_QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
+    text = _mrope(1, 1, 2, mrope_interleaved=True)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
+    for kind in ("vision", "audio"):
+        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
+    return tf.Qwen3OmniMoeThinkerConfig(
+        text_config={**text, **experts}, vision_config=vision, initializer_range=0.2,
+        audio_config={**audio, "output_dim": 32, "downsample_hidden_size": 8},
+        **{name: token(spelled) for name, spelled in names.items()},
+    )  # fmt: skip
+
+
 def _llava(token: Token) -> Any:
     vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
     return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
@@ -133,7 +159,15 @@ CLASSES = {
     "Glm4vForConditionalGeneration": Class(processors.glm4v, _glm4v, has_videos=True, mixes=False),
     "Ovis2ForConditionalGeneration": Class(processors.ovis2, _ovis2),
     "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
-    "Qwen2_5OmniThinkerForConditionalGeneration": Class(processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Class(
+        processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True, has_sounds=True
+    ),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
+        processors.qwen3_omni, _qwen3_omni, has_videos=True, has_sounds=True
+    ),
+    "Qwen2AudioForConditionalGeneration": Class(
+        processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
+    ),
 }
 
 
@@ -146,18 +180,19 @@ def noise(width: int, height: int) -> bytes:
 
 
 def write_source(folder: Path, one: Class) -> Path:
-    """Images of several sizes, two in a sample, one in a second turn, and text; videos, one with an image."""
+    """Images of several sizes, two in a sample, one in a second turn, and text; videos, one with an image; sounds."""
     small, wide, high = noise(60, 50), noise(110, 40), noise(30, 90)
-    members = {
-        "a.json": chat("<image>What is here?", "A wide picture."),
-        "a.png": wide,
-        "b.json": chat("No picture at all?", "None, only words, and a few more of them."),
-        "c.json": chat("<image> and <image>: which is higher?", "The second.", images=["0.png", "1.png"]),
-        "c.0.png": small,
-        "c.1.png": high,
-        "d.json": chat("Hello.", "Yes?", "See <image>", "It is high."),
-        "d.png": high,
-    }
+    members = {"b.json": chat("No picture at all?", "None, only words, and a few more of them.")}
+    if one.has_images:
+        members |= {
+            "a.json": chat("<image>What is here?", "A wide picture."),
+            "a.png": wide,
+            "c.json": chat("<image> and <image>: which is higher?", "The second.", images=["0.png", "1.png"]),
+            "c.0.png": small,
+            "c.1.png": high,
+            "d.json": chat("Hello.", "Yes?", "See <image>", "It is high."),
+            "d.png": high,
+        }
     if one.has_videos:
         members["e.json"] = chat("<video>What moves?", "Nothing, it grows bright.", videos=["mp4"])
         members["e.mp4"] = video(12)
@@ -166,6 +201,17 @@ def write_source(folder: Path, one: Class) -> Path:
     if one.has_videos and one.mixes:
         members["g.json"] = chat("<image><video>Which is it?", "The first.", images=["png"], videos=["mp4"])
         members |= {"g.png": small, "g.mp4": video(9)}
+    if one.has_sounds:
+        members |= {
+            "h.json": chat("<audio>What is said?", "Nothing, it is noise."),
+            "h.wav": sound(9000, 16_000),
+            "i.json": chat("<audio><audio>", "Both.", "Which is longer?", "The second.", audios=["0.wav", "1.wav"]),
+            "i.0.wav": sound(5000, 22_050),
+            "i.1.wav": sound(30_001, 48_000),
+        }
+    if one.has_sounds and one.has_images:
+        members["j.json"] = chat("<audio><image>What is it?", "Noise in both.", audios=["wav"], images=["png"])
+        members |= {"j.wav": sound(4000, 8000), "j.png": wide}
     write_tar(folder / "shard-000.tar", members)
     return folder
 
@@ -254,10 +300,11 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
         for member in inputs_of(packed):
             images = [image.convert("RGB") for image in member.images]
             clips = [clip(encoder.template, data, probe(io.BytesIO(data))) for data in member.videos]
-            messages = split_content(member.messages, ["image"] * len(images) + ["video"] * len(clips))
+            sounds = [decode_audio(data, encoder.template.rules.rate) for data in member.audios]
+            messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
             text = processor.apply_chat_template(messages, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            inputs = processor(**given, **media_inputs(encoder.template, images, clips), return_tensors="pt")
+            inputs = processor(**given, **media_inputs(encoder.template, images, clips, sounds), return_tensors="pt")
             with torch.no_grad():
                 logits = model(**inputs, use_cache=False).logits[0]
             labels = encoder.members.encode(member).tokens.labels

@@ -63,6 +63,7 @@ def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) ->
         "model",
         "own loader",
         "references",
+        "shared",
     }  # these have tests of their own
     num_members = pq.read_metadata(packed / "pack_plan.parquet").num_rows
     assert clean.num_looked_at["lengths"] == clean.num_looked_at["source text"] == num_members > 34

@@ -39,6 +39,11 @@ class MscObjects(Objects):
             for item in self._client.list_recursive(path=prefix):
                 yield item.key, self._found(item)
 
+    def names(self, prefix: str) -> Iterator[str]:
+        with _named():
+            for item in self._client.list(path=prefix, include_directories=True):
+                yield item.key if item.type == "file" else f"{item.key.rstrip('/')}/"
+
     def put(self, key: str, data: bytes) -> None:
         _asked(lambda: self._client.write(key, data))
 

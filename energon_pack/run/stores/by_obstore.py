@@ -88,6 +88,12 @@ class ObstoreObjects(Objects):
                 for meta in some:
                     yield meta["path"], _found(meta)
 
+    def names(self, prefix: str) -> Iterator[str]:
+        with _named():
+            found = obstore.list_with_delimiter(self._store, prefix)
+            yield from (meta["path"] for meta in found["objects"])
+            yield from (f"{folder}/" for folder in found["common_prefixes"])
+
     def put(self, key: str, data: bytes) -> None:
         with _named():
             obstore.put(self._store, key, data, use_multipart=False)

@@ -58,6 +58,10 @@ class Objects(ABC):
         """Keys below a prefix, which is a folder; whole."""
 
     @abstractmethod
+    def names(self, prefix: str) -> Iterator[str]:
+        """Keys in a folder alone, and folders in it, which end in a slash."""
+
+    @abstractmethod
     def put(self, key: str, data: bytes) -> None:
         """Write an object; it is there whole, or as it was."""
 
@@ -136,6 +140,13 @@ def entries(folder: str) -> dict[str, Found]:
     found = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
     begin = folder[: len(folder) - len(key)] if key else f"{tidy(folder)}/"
     return {f"{begin}{name}": found[name] for name in sorted(found) if name.startswith(prefix)}
+
+
+def names(folder: str) -> list[str]:
+    """Names of what is in a folder, and not of what is in the folders in it: these end in a slash."""
+    objects, key = _of(folder)
+    prefix = f"{tidy(key)}/" if key else ""
+    return tried("LIST", folder, lambda: sorted(name[len(prefix) :] for name in objects.names(prefix)))
 
 
 def put(address: str, data: bytes) -> None:

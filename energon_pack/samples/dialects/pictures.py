@@ -59,7 +59,9 @@ def _parts(text: str) -> str | list[Message]:
 
 
 def name_in(named: Mapping[str, Any]) -> Any:
-    """Return the name in an object that stands for a medium: OpenAI's `{"url": …}`, Anthropic's `source`."""
+    """Return the name in an object that stands for a medium: OpenAI's `{"url": …}` and `{"data": …, "format": "wav"}`,
+    Anthropic's `source`.
+    """
     if named.get("type") == "base64" and isinstance(named.get("data"), str):
         return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
-    return named.get("url", named.get("path"))
+    return named.get("url", named.get("path", named.get("data")))

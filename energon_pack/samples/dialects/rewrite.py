@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.samples.dialects.columns import renamed
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS, as_document
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.sample import MEDIA_KEYS
+from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.samples.settings import ReadSettings, SampleType
 
 

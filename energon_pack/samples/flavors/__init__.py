@@ -1,10 +1,10 @@
 """Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, short
 from energon_pack.run.by_name import entry_point
 from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
@@ -13,10 +13,14 @@ from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMix
 from energon_pack.samples.flavors.parts import Parts, json_of
 from energon_pack.samples.flavors.questions import PackedQuestions
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
+from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
+from energon_pack.samples.flavors.trees import PackedTrees
 from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
+#: The flavour in which packing writes `DEFAULT` where members share their beginnings (`packing.share`).
+TREES = PackedTrees()
 #: The flavours that packing writes, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
 #: For each of these flavours, its forms: one for each sample class of another stack that takes it.
@@ -24,7 +28,7 @@ FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor i
 FORMS[DEFAULT.name] += (PackedQuestions(),)
 FORM_NAMES = [form.form for forms in FORMS.values() for form in forms]
 #: The flavours that loading reads, by the `flavor` of dataset.yaml.
-FLAVORS: dict[str, Flavor] = {**PACKED, UNPACKED.name: UNPACKED}
+FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACKED}
 #: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
 FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
 
@@ -35,8 +39,8 @@ def packed_flavor(name: str) -> PackedFlavor | None:
     Raises:
         PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no such class.
     """
-    if name in PACKED:
-        return PACKED[name]
+    if name in PACKED or name == TREES.name:
+        return PACKED.get(name, TREES)
     flavor = entry_point("flavors", "output.flavor", name)
     if flavor is None:
         return None
@@ -60,7 +64,7 @@ def flavor_written(name: object) -> PackedFlavor:
     """
     flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT
     if flavor is None:
-        known = ", ".join(PACKED)
+        known = ", ".join([*PACKED, TREES.name])
         raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
     return flavor
 
@@ -75,11 +79,29 @@ def foreign_flavor(value: Fields) -> PackedFlavor | None:
     return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
 
 
+class UnknownFormat(PackError):
+    """Packs, or a dataset, of a form that a later version of this package may read."""
+
+
+def why_unknown(manifest: Mapping[str, Any]) -> str | None:
+    """Say why this version can't read a dataset with such an energon_pack.json; None: it can."""
+    name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
+    if isinstance(name, str) and packed_flavor(name) is None:
+        return f"it has the flavor {name!r}, which no installed package can read"
+    known = FORMAT_OF_TREES if name == TREES.name else FORMAT
+    if type(number) is not int or number > known:
+        return f"it has the format {short(number)}, this version of energon-pack reads {known}: install a later one"
+    return None
+
+
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """Make the fields of a flavour's sample class from the parts of any writer's pack; raises Skip as its `load` does.
 
     Args:
         read: reads the media from the source if the pack has no copies.
+
+    Raises:
+        UnknownFormat: a later version of this package wrote the pack.
     """
     value = json_of(parts["json"])
     whose = _whose(value, flavor)
@@ -100,11 +122,19 @@ def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Itera
 
 
 def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
-    is_ours = "fingerprint" in value.get("_meta", {})
-    return flavor if is_ours else foreign_flavor(value) or flavor
+    meta = value.get("_meta", {})
+    if "fingerprint" not in meta:
+        return foreign_flavor(value) or flavor
+    known, is_known = flavor.meta.get("format", ("", lambda _: True))
+    if not is_known(number := meta.get("format", FORMAT)):
+        raise UnknownFormat(
+            f"{meta.get('pack_id')}: its format is {short(number)}, a {flavor.name} of this version of energon-pack has"
+            f" {known}: install a later one, or read it as what its dataset's energon_pack.json says"
+        )
+    return flavor
 
 
 def flavor_of_sample(sample: Any) -> Flavor | None:
     """Find the flavour of an object by its sample class; None: its class is not in `energon_pack.flavors`."""
     names = [cls.__name__ for cls in type(sample).__mro__ if cls.__module__ == "energon_pack.flavors"]
-    return next((flavor for flavor in FLAVORS.values() if flavor.sample_class in names), None)
+    return next((flavor for name in names for flavor in FLAVORS.values() if flavor.sample_class == name), None)

@@ -34,6 +34,8 @@ class Conversation:
     has_positions: list[bool] = field(default_factory=list)
     #: whether its images have times; `PackedFlavor.times_in_text` says where they are written: in the text or in fields
     is_timed: bool = False
+    #: its first media that are those of the member before it
+    num_shared: int = 0
 
 
 class Shared(NamedTuple):
@@ -62,8 +64,14 @@ class MemberInput:
     #: its measured length in tokens; None: it was not measured
     token_len: int | None = None
     options: SampleOptions = NO_OPTIONS
+    audios: Sequence[bytes] = ()
     #: what it shares with the member before it in the pack; `images` and `videos` hold the shared ones, too
     shared: Shared = NOT_SHARED
+
+    @property
+    def media(self) -> dict[str, Sequence[Any]]:
+        """Its media by kind."""
+        return {"image": self.images, "video": self.videos, "audio": self.audios}
 
 
 class Flavor(ABC):
@@ -115,13 +123,27 @@ class PackedFlavor(Flavor):
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts for the media (kind and extension) of the member with this index in the pack."""
 
+    def all_part_names(
+        self, members: Sequence[Sequence[tuple[str, str]]], num_shared: Sequence[int]
+    ) -> list[list[str]]:
+        """Name the parts for the media of all members; a member names shared media as the member before it does.
+
+        Args:
+            members: kind and extension of each medium of each member.
+            num_shared: for each member, its first media that are those of the member before it.
+        """
+        names: list[list[str]] = []
+        for index, (media, num) in enumerate(zip(members, num_shared, strict=True)):
+            names.append([*(names[-1][:num] if num else ()), *self.part_names(index, media)[num:]])
+        return names
+
     def positions_part(self, image: str) -> str | None:
         """Name the part with the patch positions of an image; None: this flavour has no such parts."""
         return None
 
     @abstractmethod
     def kind(self, part: str) -> str | None:
-        """Return `image` or `video` by the name of a part; None: neither."""
+        """Return the kind of a medium by the name of its part; None: it is none."""
 
     @abstractmethod
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:

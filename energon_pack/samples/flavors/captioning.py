@@ -12,6 +12,7 @@ from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
@@ -47,7 +48,7 @@ class PackedCaptioning(PackedFlavor):
     )  # fmt: skip
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
-        return not_alternating(messages, tools) or ("a video" if "video" in kinds else None)
+        return not_alternating(messages, tools) or next((KINDS[kind].noun for kind in kinds if kind != "image"), None)
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name images `img3_0.jpg`, as LLaVA-OneVision-2's loader wants them, whatever their format is."""

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.sample import media_type
 
-_KINDS = {"i": "image", "v": "video"}
-_NAME = re.compile(r"s\d{3,}\.([iv])\d{2,}\.[a-z0-9]+")  # s003.i00.jpg
+_NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
 
 
 class MultiMixQA(Flavor):
@@ -34,6 +34,7 @@ class MultiMixQA(Flavor):
             sample.video_frames,
             None,
             options_of(sample.options or {}),
+            sample.audio or [],
         )
 
 
@@ -51,17 +52,19 @@ class PackedMultiMixQA(PackedFlavor):
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts: `s003.i00.jpg` is the first image of member 3, with the extension of its content."""
-        counts = {"image": 0, "video": 0}
+        counts = dict.fromkeys(KINDS, 0)
         names = []
         for kind, extension in media:
-            names.append(f"s{index:03d}.{kind[0]}{counts[kind]:02d}.{extension}")
+            names.append(f"s{index:03d}.{KINDS[kind].letter}{counts[kind]:02d}.{extension}")
             counts[kind] += 1
         return names
 
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
         return {
             "messages": [self.member_value(index, member) for index, member in enumerate(conversations)],
-            "media_files": [self.part_names(index, member.media) for index, member in enumerate(conversations)],
+            "media_files": self.all_part_names(
+                [member.media for member in conversations], [member.num_shared for member in conversations]
+            ),
             "media_type": media_type([kind for member in conversations for kind, _ in member.media]),
             "_meta": meta,
         }
@@ -77,16 +80,17 @@ class PackedMultiMixQA(PackedFlavor):
 
     def kind(self, part: str) -> str | None:
         match = _NAME.fullmatch(part)
-        return _KINDS[match[1]] if match else None
+        return BY_LETTER[match[1]] if match else None
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         media = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         members = self.conversations(value, kinds)
         return {
             "messages": [member["messages"] for member in members],
             "images": [[image_of(parts, name) for name, kind in member if kind == "image"] for member in media],
             "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
+            "audios": [[parts.get(name, b"") for name, kind in member if kind == "audio"] for member in media],
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
@@ -99,7 +103,7 @@ class PackedMultiMixQA(PackedFlavor):
         """Return messages, tools and frames of each member, as packing writes them.
 
         Args:
-            kinds: `image` or `video` for each medium of each member.
+            kinds: of each medium of each member.
         """
         return self.members(value)
 
@@ -109,7 +113,8 @@ class PackedMultiMixQA(PackedFlavor):
             media = sample.images[index], sample.videos[index]
             frames = sample.video_frames[index] if sample.video_frames else None
             options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
-            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options)
+            audios = sample.audios[index] if sample.audios else []
+            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options, audios)
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if self.is_ours and MEDIA.keys() <= fields.keys():

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.samples.media.formats import format_of, kind_by_name
+from energon_pack.samples.media.audio import stream_format
+from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.lazy_image import LazyImage
 
 Parts = Mapping[str, Any]
@@ -28,8 +29,8 @@ def kind_of(parts: Parts, name: str) -> str:
     """Tell the kind of a part by its content, or by its name if the part is missing or already decoded."""
     value = parts.get(name)
     if isinstance(value, bytes):
-        format = format_of(value[:16])
-        return format.kind if format else "image"
+        container = stream_format(value[:16], io.BytesIO(value))
+        return container.kind if container else "image"
     return kind_by_name(name) or "image"
 
 

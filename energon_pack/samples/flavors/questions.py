@@ -20,4 +20,5 @@ class PackedQuestions(PackedMultiMixQA):
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
         what = not_alternating(messages, tools) or ("several questions" if len(messages) > 2 else None)
+        what = what or ("a sound" if "audio" in kinds else None)
         return what and f"{what}, and the sample class takes a context and an answer of each member"

@@ -109,6 +109,7 @@ def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia
     """Return parts and JSON as in a pack with copies, after reading the missing parts from the source."""
     if not has_references(value):
         return parts, value
-    missing = [part for member in references_of(value) for part in member if part.name not in parts]
+    named = {part.name: part for member in references_of(value) for part in member}  # members may share media
+    missing = [part for name, part in named.items() if name not in parts]
     found = zip(missing, read(missing, parts), strict=True)
     return {**parts, **{part.name: data for part, data in found}}, with_names(value, flavor)

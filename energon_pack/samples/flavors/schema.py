@@ -3,8 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from energon_pack.samples.media.kinds import MEDIA_TYPES
+
 #: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 1
+#: Version of packs in which a member shares its beginning with another, and of their datasets.
+FORMAT_OF_TREES = 2
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
@@ -26,16 +30,21 @@ NAMES = ("a list of lists of names", _is_lists_of_strings)
 TEXTS = ("a list of lists of texts", _is_lists_of_strings)
 OBJECTS = ("a list of objects", is_list_of(dict))
 COUNT = ("a count", is_count)
-_COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
+COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
 _STRING = ("a string", lambda value: isinstance(value, str))
 
+#: `_meta.format` of packs whose members may share their beginnings.
+SHARED_FORMAT = (
+    f"{FORMAT} or {FORMAT_OF_TREES}",
+    lambda value: type(value) is int and value in (FORMAT, FORMAT_OF_TREES),
+)
 #: The fields of `_meta` in every pack that this package writes.
 META: Schema = {
     "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),
     "pack_id": _STRING,
     "sample_ids": ("a list of strings", is_list_of(str)),
-    "token_lens": _COUNTS,
-    "num_supervised": _COUNTS,
+    "token_lens": COUNTS,
+    "num_supervised": COUNTS,
     "total_token_len": COUNT,
     "fingerprint": _STRING,
     "source_parts": NAMES,
@@ -43,5 +52,5 @@ META: Schema = {
 #: Fields of `_meta` in packs that name the media of each member.
 MEDIA: Schema = {
     "media_files": NAMES,
-    "media_type": ("text, image, video or mix", lambda value: value in ("text", "image", "video", "mix")),
+    "media_type": (", ".join(MEDIA_TYPES), lambda value: value in MEDIA_TYPES),
 }

@@ -1,4 +1,4 @@
-"""The formats of images and videos: extensions, first bytes and ends of their files. To add a format, add a row.
+"""The formats of media: extensions, first bytes and ends of their files. To add a format, add a row.
 
 This module is light: it decodes nothing and imports no decoder.
 """
@@ -10,9 +10,9 @@ from typing import BinaryIO, NamedTuple
 
 
 class Format(NamedTuple):
-    """A format of images, or a container of videos."""
+    """A format of images, or a container of videos or sounds."""
 
-    kind: str  # image | video
+    kind: str  # of `KINDS`
     extension: str  # the usual extension, without a dot
     magic: re.Pattern[bytes]  # matches the first 16 bytes of a file
     also: tuple[str, ...] = ()  # other extensions
@@ -67,10 +67,22 @@ FORMATS = (
     Format("video", "flv", _begins(rb"FLV\x01")),
     Format("video", "wmv", _begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
     Format("video", "mpg", _begins(rb"\0\0\x01\xba"), also=("mpeg",)),
+    Format("audio", "wav", _begins(rb"(RIFF|RF64)....WAVE")),
+    Format("audio", "flac", _begins(rb"fLaC")),
+    Format("audio", "ogg", _begins(rb"OggS"), also=("oga", "opus")),
+    Format("audio", "mp3", _begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
+    Format("audio", "aac", _begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
+    Format("audio", "aiff", _begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
+    Format("audio", "m4a", _begins(_MP4), also=("m4b",), is_whole=_has_whole_boxes),
+    Format("audio", "mka", _begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
 )
+#: video format → the sounds that begin alike: only its streams tell them apart
+SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 #: extensions of images, by their content
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
 _KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+#: extensions that mark a file as an image or a video
+MEDIA_NAMES = tuple(_KINDS)
 #: extensions that mark a file as a video
 VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == "video")
 _IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}

@@ -1,4 +1,4 @@
-"""Reads kind and size of media from their headers alone."""
+"""Reads kind and size of media, from their headers where these tell."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -6,7 +6,8 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.media.formats import extension_of, format_of
+from energon_pack.samples.media.audio import probe_audio, stream_format
+from energon_pack.samples.media.formats import extension_of
 from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.image import is_whole, png_chunks, upright_size
 from energon_pack.samples.media.settings import MediumSettings
@@ -19,14 +20,25 @@ from energon_pack.samples.skip import Reason, Skip
 class Media:
     """One medium of a sample, with everything that the model's size rule needs."""
 
-    kind: str  # image | video
-    width: int = 0  # pixels, upright
+    kind: str  # of `KINDS`
+    width: int = 0  # pixels, upright; of a sound 0
     height: int = 0
     extension: str = ""  # the extension of the content, without a dot
     num_frames: int = 0  # of a video
     fps: float = 0.0
     frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
     settings: MediumSettings | None = None  # settings that the sample gives it; None: none
+    num_samples: int = 0  # of a sound, in each channel
+    rate: int = 0  # samples of a sound in a second
+
+    def __str__(self) -> str:
+        """Say what it is, for messages."""
+        if self.kind == "audio":
+            return f"a sound of {self.num_samples:,} samples at {self.rate:,} a second"
+        size = f"{self.width}×{self.height}"
+        if self.kind == "image":
+            return f"an image of {size}"
+        return f"a video of {self.num_frames} frames of {size} at {self.fps:g} a second"
 
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
@@ -41,7 +53,7 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
 
 
 def probe(file: BinaryIO) -> Media:
-    """Read kind and upright size of an image or a video from its first bytes; the content decides, not the name.
+    """Read kind and size of a medium from its first bytes; the content decides, not the name.
 
     An image without its end mark may be cut, so it is decoded to be sure. Images of formats without an end mark (GIF,
     BMP, TIFF, AVIF …) are always decoded.
@@ -59,11 +71,14 @@ def probe(file: BinaryIO) -> Media:
     except UnidentifiedImageError:
         file.seek(0)
         head = file.read(16)
-        video = format_of(head)
-        if video is None or video.kind != "video":
+        container = stream_format(head, file)
+        if container is None or container.kind == "image":
             raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
+        if container.kind == "audio":
+            num_samples, rate = probe_audio(file, container)
+            return Media("audio", extension=container.extension, num_samples=num_samples, rate=rate)
         width, height, num_frames, fps = probe_video(file)
-        return Media("video", width, height, video.extension, num_frames, fps)
+        return Media("video", width, height, container.extension, num_frames, fps)
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}") from None
     if not (width and height):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.skip import Reason, Skip
 
 #: setting → the keys that give it
@@ -26,11 +27,12 @@ _OF_IMAGES = PIXEL_KEYS[:4]
 _OF = {
     "image": frozenset(_OF_IMAGES),
     "video": frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
+    "audio": frozenset(),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
 #: a float can't hold whole numbers much larger than this exactly
 _MOST = sys.float_info.max
-_NAMES = {"image": "an image", "video": "a video", FRAMES: "a list of frames"}
+_NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
     what = FRAMES if FRAMES in own else kind
     if unknown := sorted(own.keys() - _OF[what]):
         keys = ", ".join(key for key in SETTING_KEYS if key in _OF[what])
-        raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NAMES[what]}: there are {keys}")
+        raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[what]}: there are {keys}")
     own = {key: of_all[key] for key in SHARED_KEYS if key in _OF[what] and of_all.get(key) is not None} | own
     if not own:
         return None

@@ -69,7 +69,7 @@ def _num_shown(container: Any, stream: Any) -> int:
 
 
 class UndecodableError(ValueError):
-    """The frames of a video can't be decoded."""
+    """The frames of a video, or the samples of a sound, can't be decoded."""
 
 
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:

@@ -14,14 +14,15 @@ from energon_pack.samples.dialects.fields import history_turns, joined_question
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
+from energon_pack.samples.media.kinds import AUDIO, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
-from energon_pack.samples.sample import MEDIA_KEYS, Message
+from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_PATHS = ("path", "url", "image", "video", "image_url", "video_url")  # of an entry that is an object
+_PATHS = ("path", "url", *PART_TYPES)  # of an entry that is an object
 _ROLE_TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -54,6 +55,7 @@ class _Medium:
     is_frames: bool  # a list of its own in the list
     is_video: bool  # listed as one
     frames: list[int] | None = None  # which of a video's
+    is_sound: bool = False
 
 
 def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
@@ -89,12 +91,12 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
 
 def _media(value: Any, key: str) -> Iterator[_Medium]:
     for entry in value if isinstance(value, list) else [value]:
-        if entry is None or entry == "":
+        if entry is None or entry == "" or (isinstance(entry, bool) and key in AUDIO.keys):
             continue
         is_frames = isinstance(entry, list)
         paths = [_path(item, key) for item in (entry if is_frames else [entry])]
         frames = entry.get("frame_indices") if isinstance(entry, dict) else None
-        yield _Medium(paths, is_frames, key.startswith("video"), frames)
+        yield _Medium(paths, is_frames, key in VIDEO.keys, frames, key in AUDIO.keys)
 
 
 def _path(entry: Any, key: str) -> str:
@@ -147,7 +149,7 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
     asked = [m for m in messages if m["role"] != "assistant"]
     if not any(medium.is_frames for medium in videos) or sum(map(_num_videos, asked)) != len(videos):
         return messages, listed
-    images = (medium for medium in listed if not (medium.is_video or medium.is_frames))
+    images = (medium for medium in listed if not (medium.is_video or medium.is_frames or medium.is_sound))
     waiting = {"<video>": iter(videos), "<image>": images}
     placed: list[_Medium] = []
 
@@ -171,7 +173,7 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
     rest = list(images)
     if rest and num_placeholders([m for m in messages if m["role"] == "assistant"]):
         raise Skip(Reason.PLACEHOLDER_MISMATCH, "frames of a video, and images in the assistant's turns")
-    return messages, [*placed, *rest]
+    return messages, [*placed, *rest, *(medium for medium in listed if medium.is_sound)]
 
 
 def _num_videos(message: Message) -> int:

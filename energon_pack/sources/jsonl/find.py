@@ -15,6 +15,7 @@ from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.inside import media_in
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.meta import entries_here, read_meta
+from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.splits import of_split
@@ -30,6 +31,9 @@ _ALPACA = {
 }
 
 
+_KINDS = {Format.jsonl.value: JsonlShard, Format.table.value: TableShard, Format.lmdb.value: LmdbShard}
+
+
 @dataclass(frozen=True)
 class _Entry:
     path: str
@@ -43,7 +47,7 @@ def kind_of_lines(format: str) -> type[JsonlShard] | None:
         PackError: there is no such format, or what an installed package adds reads no lines.
     """
     if format in list(Format):
-        return {Format.jsonl.value: JsonlShard, Format.table.value: TableShard}.get(format)
+        return _KINDS.get(format)
     kind = entry_point("sources", "source.format", format)
     if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
         there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"

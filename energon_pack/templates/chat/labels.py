@@ -13,7 +13,7 @@ from typing import NamedTuple
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.templates.chat.normal import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
-from energon_pack.templates.settings import LabelsConfig, Think
+from energon_pack.templates.settings import Labels, Think
 
 Range = tuple[int, int]
 
@@ -34,7 +34,7 @@ class ThinkMarks(NamedTuple):
 
 
 def adjusted(
-    text: str, spans: Iterable[Trained], labels: LabelsConfig, turn: Turn, special: SpecialTokens, think: ThinkMarks
+    text: str, spans: Iterable[Trained], labels: Labels, turn: Turn, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
     """The spans of a text as `labels` wants them, ascending.
 

@@ -30,11 +30,11 @@ from energon_pack.templates.chat.skeleton import (
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import CLOSE, OPEN, SpecialTokens, Turn, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
-from energon_pack.templates.settings import DATE, LabelsConfig, ToolCalls, TrainOn
+from energon_pack.templates.settings import DATE, Labels, ToolCalls, TrainOn
 
 _MOST_SHAPES = 10_000
 _MOST_VARIANTS = 100
-_ALL = LabelsConfig()
+_ALL = Labels()
 _THINK = ThinkMarks("<think>", "</think>")
 
 
@@ -100,7 +100,7 @@ class ChatTemplate:
         """Whether the shortcut wrote another text than the template, and is not taken any more."""
         return self._was_misread or any(variant.is_misread for variant in self._variants.values())
 
-    def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: LabelsConfig = _ALL) -> Marked:
+    def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
         """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
 
         Raises:
@@ -119,7 +119,7 @@ class ChatTemplate:
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
-    def adjusted(self, text: str, spans: Sequence[Trained], labels: LabelsConfig) -> list[Trained]:
+    def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
         """Spans of whole turns as `labels` wants them."""
         return adjusted(text, spans, labels, self._turn, self._special, self._think)
 

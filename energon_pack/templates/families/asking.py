@@ -22,6 +22,12 @@ class MakesMedia(Protocol):
     def clip(self, num_frames: int, width: int, height: int) -> Any:
         """The frames of one video."""
 
+    def sound(self, num_samples: int) -> Any:
+        """One sound."""
+
+    def hearing(self, extractor: Any) -> Mapping[str, Any]:
+        """Methods to put in place of those of a feature extractor."""
+
     def running(self) -> AbstractContextManager[Any]:
         """The context of the call."""
 
@@ -43,6 +49,8 @@ class Asking:
         self._around: dict[str, tuple[str, str]] = {}
         merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
         self._merged = {} if merge is None else {"_merge_kwargs": _remembering(merge)}
+        self._extractor = part_of(processor, "audio")
+        self._hearing = dict(make.hearing(self._extractor)) if self._extractor is not None else {}
 
     def texts(
         self, tokens: Mapping[str, str], media: Sequence[Media], frames: Sequence[Sequence[int]]
@@ -75,6 +83,9 @@ class Asking:
                 "do_sample_frames": False,
                 "video_metadata": [metadata_of(medium, chosen) for medium, chosen in seen],
             }
+        sounds = [self._make.sound(medium.num_samples) for medium in media if medium.kind == "audio"]
+        if sounds:
+            given |= {"audio": sounds, "audio_kwargs": dict(self._settings["audio"])}
         first, *written = self._written([text], given).split(_BETWEEN)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
@@ -126,7 +137,7 @@ class Asking:
         return list(range(video.num_frames))
 
     def _written(self, text: list[str], given: dict[str, Any]) -> str:
-        with _ONE_AT_A_TIME, self._listening(), self._make.running():
+        with _ONE_AT_A_TIME, self._listening(), self._make.running(), _changed(self._extractor, **self._hearing):
             try:
                 self._processor(text=text, return_tensors="pt", **given)
             except _Answered as answered:
@@ -135,6 +146,14 @@ class Asking:
 
     def _listening(self) -> AbstractContextManager[None]:
         return _changed(self._processor, tokenizer=_Listener(self._processor.tokenizer), **self._merged)
+
+
+def part_of(processor: Any, kind: str) -> Any:
+    """Return the part of a processor that takes media of a kind; None: it has none."""
+    if kind != "audio":
+        return getattr(processor, f"{kind}_processor", None)
+    part = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)
+    return part if isinstance(getattr(part, "sampling_rate", None), int) else None
 
 
 class _Answered(Exception):
@@ -182,6 +201,9 @@ def _inside(text: str, before: str, after: str) -> str:
 @contextmanager
 def _changed(owner: Any, **values: Any) -> Iterator[None]:
     """Give an object other attributes in this context."""
+    if not values:
+        yield
+        return
     own = vars(owner)
     before = {name: own[name] for name in values if name in own}
     own.update(values)

@@ -1,14 +1,25 @@
-"""Makes the stand-ins for media that `asking` shows to a processor: tensors without values, or black images."""
+"""Makes the stand-ins for media that `asking` shows to a processor: without values, or black and silent ones."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from energon_pack.templates.families.spectrograms import by_shape
 
-class Meta:
-    """Media as tensors of torch's `meta` device."""
+
+class _Silent:
+    def sound(self, num_samples: int) -> Any:
+        return np.zeros(num_samples, np.float32)
+
+
+class Meta(_Silent):
+    """Media as tensors of torch's `meta` device; sounds are silent, and nobody listens to them."""
+
+    def hearing(self, extractor: Any) -> Mapping[str, Any]:
+        return by_shape(extractor)
 
     def image(self, width: int, height: int) -> Any:
         import torch
@@ -26,8 +37,11 @@ class Meta:
         return ShapesOnly()
 
 
-class Blank:
-    """Black media."""
+class Blank(_Silent):
+    """Black and silent media."""
+
+    def hearing(self, extractor: Any) -> Mapping[str, Any]:
+        return {}
 
     def image(self, width: int, height: int) -> Any:
         return Image.new("RGB", (width, height))

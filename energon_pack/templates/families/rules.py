@@ -23,6 +23,7 @@ class ProcessorSettings:
 
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
+    audio: dict[str, Any] = field(default_factory=dict)  # of what makes features of sounds
     processor: dict[str, Any] = field(default_factory=dict)  # its own
     tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
     folder: str = ""  # from which it is loaded whole
@@ -51,6 +52,8 @@ class MediaRules:
     frames: "FrameSampling"
     #: size of the frames, where that of the video processor's own settings is not the model's
     size_of_frames: dict[str, int] | None = None
+    #: samples a second of the sounds that it takes; 0: it takes none
+    rate: int = 0
     #: about what `expand` takes for a medium of a kind, in milliseconds, where that is felt: bounds a replay
     expand_ms: Mapping[str, float] = MappingProxyType({})
     #: whether its call takes several images of one text as a list of their own, `[[image, image]]`
@@ -109,7 +112,7 @@ class MediaRules:
         """Images that will come, as `expand_all` gets them: some rules are quicker with many at once."""
 
     def token_types(self, ids: Sequence[int]) -> list[int] | None:
-        """For each token 0 for text, 1 for an image, 2 for a video; None: by `media_tokens` and `feature_tokens`."""
+        """For each token 0, or the number of its kind of media; None: by `media_tokens` and `feature_tokens`."""
         return None
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
@@ -117,10 +120,10 @@ class MediaRules:
         video = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
         if self.size_of_frames:
             video["size"] = self.size_of_frames
-        return {"image": _only(processor.image, ("do_resize",)), "video": video}
+        return {"image": _only(processor.image, ("do_resize",)), "video": video, "audio": {}}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """The text that stands for one medium, and how many of its tokens hold visual features.
+        """The text that stands for one medium, and how many of its tokens hold its features.
 
         Args:
             frames: which frames of a video the model sees.

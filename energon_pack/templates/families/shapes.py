@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.families.asking import Asking
+from energon_pack.templates.families.asking import Asking, part_of
 from energon_pack.templates.families.made_media import Blank, Meta
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.full import full_processor
@@ -27,13 +28,17 @@ _NUM_FRAMES = 24  # of a video that is shown by `media.fps`
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 #: media, and the frames of each
 _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
-_TRIED = {"image": Media("image", 640, 480), "video": Media("video", 320, 240, "mp4", 30, 10.0)}
+_TRIED = {
+    "image": Media("image", 640, 480),
+    "video": Media("video", 320, 240, "mp4", 30, 10.0),
+    "audio": Media("audio", num_samples=48_000, rate=16_000),
+}
 
 
 class Shapes(MediaRules):
-    """Counts images and videos of a model without a family here, by asking its processor with shapes."""
+    """Counts media of a model without a family here, by asking its processor with shapes."""
 
-    expand_ms = MappingProxyType({"image": 4.0, "video": 20.0})
+    expand_ms = MappingProxyType({"image": 4.0, "video": 20.0, "audio": 2.0})
     _make: Any = Meta()
 
     def __init__(self, processor: ProcessorSettings):
@@ -48,12 +53,15 @@ class Shapes(MediaRules):
             raise PackError(f"model.processor={processor.folder} can't be loaded: {one_line(error)}") from None
         self.full = full
         self.name = type(full).__name__
-        changed = {kind: dict(processor.changed.get(kind, {})) for kind in ("image", "video")}
+        changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
         resizes = processor.video.get("do_resize")  # as its settings say: a class may have another default for calls
         video = {"return_metadata": True}  # some look for it when they write times
         video |= {} if resizes is None else {"do_resize": resizes}
         chosen = {name: value for name, value in changed["video"].items() if name not in _SAMPLING}
+        extractor = part_of(full, "audio")
+        self.rate = 0 if extractor is None else extractor.sampling_rate
         self._call_settings = {
+            "audio": {**changed["audio"], "sampling_rate": self.rate},
             "image": changed["image"],
             "video": {**video, **chosen},
             "sampling": {**video, **changed["video"]},
@@ -63,6 +71,7 @@ class Shapes(MediaRules):
             "image": processor.image,
             "video": processor.video,
             "processor": processor.processor,
+            **({"audio": processor.audio} if processor.audio else {}),
         }
         self._asking = Asking(full, self._make, self._call_settings)
         self.frames = _Asked(self)
@@ -134,9 +143,7 @@ class Shapes(MediaRules):
             try:
                 self._remember(key, self._ask(*key))
             except Exception as error:  # what a processor refuses costs the sample
-                sizes = ", ".join(f"{medium.width}×{medium.height}" for medium in media)
-                detail = f"{self.name} refuses {sizes} pixels: {one_line(error)}"
-                raise Skip(Reason.UNREADABLE_MEDIA, detail) from None
+                raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
         return self._known[key]
 
     def _remember(self, key: _Question, answers: _Answers) -> None:
@@ -160,6 +167,8 @@ class Shapes(MediaRules):
 
     @staticmethod
     def _drawn(rng: random.Random, kind: str) -> Media:
+        if kind == "audio":
+            return Media(kind, num_samples=round(math.exp(rng.uniform(*map(math.log, (400, 600_000))))), rate=16_000)
         width, aspect = (round(math.exp(rng.uniform(*map(math.log, ends)))) for ends in ((64, 2400), (1, 8)))
         width, height = rng.sample((width, max(width // aspect, 32)), 2)
         return Media(kind, width, height, "mp4", *((rng.choice((4, 8, 12)), 2.0) if kind == "video" else ()))
@@ -226,7 +235,7 @@ class Shapes(MediaRules):
         why_not: dict[str, str] = {}
         own = {kind: getattr(self.full, f"{kind}_token", None) for kind in _TRIED}
         for kind, medium in _TRIED.items():
-            if not hasattr(self.full, f"{kind}_processor"):
+            if part_of(self.full, kind) is None and not hasattr(self.full, f"{kind}_processor"):
                 continue
             found = self._find_token(kind, medium)
             if isinstance(found, str) and self._asking.surround(kind):
@@ -273,7 +282,7 @@ class Shapes(MediaRules):
 class Blanks(Shapes):
     """The same, asked with blank images: for processors that take no tensors without values."""
 
-    expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0})
+    expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0, "audio": 20.0})
     _make = Blank()
 
 
@@ -286,6 +295,13 @@ class _Asked(FrameSampling):
 
     def choose(self, video: Media) -> list[int]:
         return self._ask(video)
+
+
+def _sizes(media: Iterable[Media]) -> str:
+    media = [*media]
+    if any(medium.kind == "audio" for medium in media):
+        return ", ".join(map(str, media))
+    return f"{', '.join(f'{medium.width}×{medium.height}' for medium in media)} pixels"
 
 
 _SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")

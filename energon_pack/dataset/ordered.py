@@ -1,0 +1,196 @@
+"""Writes one order over the packs of several datasets: a folder without packs, which Energon reads as one dataset.
+
+    OUT/.nv-meta/split.yaml, .info.json      the tars of all datasets, where they are
+                 order.npy                   the number of each pack among them, as `PacksInOrder` reads them
+                 energon_pack.json           as of the datasets; `parts` names each of them
+
+Nothing is copied. Validation and test parts are read one after another, as Energon does.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import yaml
+
+from energon_pack.dataset.energon import write_energon
+from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, ORDER
+from energon_pack.dataset.shards import WrittenShard
+from energon_pack.errors import PackError
+from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.splits import SPLITS
+from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors.schema import FORMAT
+
+_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts", "output_shard")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A packed dataset of an order."""
+
+    name: str
+    folder: DatasetFolder
+    path: str  # as it is written down
+    manifest: Mapping[str, Any]
+
+    def split_parts(self) -> dict[str, list[str]]:
+        """Return its tars by split.
+
+        Raises:
+            PackError: it leaves out packs.
+        """
+        split = yaml.safe_load(self.folder.read(f"{META_FOLDER}/split.yaml"))
+        if split.get("exclude"):
+            raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
+        return {name: list(split["split_parts"].get(name) or ()) for name in SPLITS}
+
+    def shard_counts(self) -> dict[str, int]:
+        """Return the number of packs in each tar."""
+        found: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
+        return found
+
+
+def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
+    """Read what the packs of the train splits hold.
+
+    Returns:
+        The members of all packs, the number of members of each pack, and the part of each pack.
+
+    Raises:
+        PackError: a plan can't be read, or is not of the tars beside it.
+    """
+    tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
+    for number, part in enumerate(parts):
+        by_shard = {table["output_shard"][0].as_py(): table for table in PlanFile(part.folder).tables(*_COLUMNS)}
+        counts = part.shard_counts()
+        for shard in part.split_parts()["train"]:
+            table = by_shard.get(shard)
+            its_sizes = np.zeros(0, np.int64) if table is None else _sizes(table)
+            if table is None or len(its_sizes) != counts.get(shard):
+                raise PackError(
+                    f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
+                )
+            tables.append(table)
+            sizes.append(its_sizes)
+            of_pack.append(np.full(len(its_sizes), number))
+            of_member.append(np.full(table.num_rows, number))
+    if not tables:
+        raise PackError("no dataset has packs of the split train")
+    entry = np.concatenate(of_member).astype(np.int16) if len(parts) > 1 else None
+    return _items(pa.concat_tables(tables), entry), np.concatenate(sizes), np.concatenate(of_pack)
+
+
+def _sizes(table: pa.Table) -> Ints:
+    """Count the members of each pack."""
+    packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
+    sizes: Ints = np.diff(starts)
+    return sizes
+
+
+def _items(table: pa.Table, entry: Any) -> Items:
+    parts = table["parts"].combine_chunks()
+    is_image = pc.equal(pc.struct_field(parts.flatten(), "kind"), "image").to_numpy(zero_copy_only=False)
+    upto = np.concatenate(([0], np.cumsum(is_image)))
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(parts), 0).to_numpy())
+    num_images = np.diff(upto[np.concatenate(([0], ends))])
+    counts = {name: table[name].to_numpy() for name in ("token_len", "num_visual_tokens")} | {"num_images": num_images}
+    media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), 0).to_numpy().astype(np.int8)
+    zeros = np.zeros(table.num_rows, np.int8)
+    items = Items(counts, media, zeros, zeros, zeros, table["num_supervised"].to_numpy())
+    return items if entry is None else replace(items, entry=entry)
+
+
+def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
+    """Write the folder, whole or not at all.
+
+    Args:
+        order: int64[num] numbers of the packs of all train splits, in the order of `members_of_parts`.
+        topology: that the order is laid out for.
+        num_turns: passes that are not to be mixed.
+    """
+    staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    staging.mkdir(parents=True)
+    try:
+        _write(staging, parts, order, topology, num_turns)
+        if out.exists():
+            shutil.rmtree(out)
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
+    shards = [
+        WrittenShard(f"{part.path}/{name}", counts[name], 0, 0, 0, split)
+        for split in SPLITS
+        for part in parts
+        for counts in [part.shard_counts()]
+        for name in part.split_parts()[split]
+    ]
+    longest = max(parts, key=lambda part: int(part.manifest["max_token_len"])).manifest
+    write_energon(folder, shards, flavor_written(longest["flavor"]), "typed")
+    data = io.BytesIO()
+    np.save(data, order)
+    manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs")}
+    manifest |= {
+        "format": FORMAT,
+        "topology": dict(topology),
+        "turns": num_turns,
+        "splits": _splits(parts),
+        "num_packs": len(order),
+        **{name: sum(part.manifest[name] for part in parts) for name in ("num_samples", "num_tokens")},
+        **({"entries": [part.name for part in parts]} if len(parts) > 1 else {}),
+        "parts": [{"name": part.name, "path": part.path, "digest": digest(part.folder)} for part in parts],
+        "order": hashlib.sha256(data.getvalue()).hexdigest()[:16],
+    }
+    write_whole(folder / META_FOLDER / ORDER, data.getvalue())
+    write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+
+
+def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+    """Add up what the datasets have in each split."""
+    found: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for split, counts in part.manifest["splits"].items():
+            of_split = found.setdefault(split, dict.fromkeys(counts, 0))
+            for name, number in counts.items():
+                of_split[name] += number
+    return found
+
+
+def parts_of(folder: DatasetFolder) -> list[str]:
+    """Return the paths of the datasets that a folder is an order over; empty: it is no order."""
+    if not folder.has(f"{META_FOLDER}/{ORDER}"):
+        return []
+    try:
+        return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def opened(place: str | Path) -> DatasetFolder:
+    """Open a folder of packs; raises PackError for an order over several, which holds none."""
+    folder = DatasetFolder(place)
+    if parts := parts_of(folder):
+        raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
+    return folder
+
+
+def digest(folder: DatasetFolder) -> str:
+    """Return a hash of how a dataset was packed, which changes when it is packed again."""
+    return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -1,0 +1,48 @@
+"""Hashes the content of media, so that samples with the same image are found whatever it is called."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from energon_pack.samples.media.probe import Media
+from energon_pack.samples.sample import MediaPart
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.shard import Shard
+
+_MOST = 10_000  # media whose hashes are held
+
+
+class MediaHashes:
+    """Hashes of media that are read whole, each once as long as it is among the last ones."""
+
+    def __init__(self, reader: Reader):
+        self._reader = reader
+        self._known: OrderedDict[tuple[str, MediaPart], bytes] = OrderedDict()
+
+    def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
+        """Return kind and hash of each medium: of its bytes, and of what the sample asks for it.
+
+        Returns:
+            None where a list of frames is a video, or a medium is a sound: such a sample shares nothing.
+        """
+        if any((medium.settings and medium.settings.list_of_frames) or medium.kind == "audio" for medium in media):
+            return None
+        return [
+            (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())
+            for part, medium in zip(parts, media, strict=True)
+        ]
+
+    def first(self, shard: Shard, parts: Sequence[MediaPart]) -> int | None:
+        """Return a hash of 64 bits of the first medium's bytes; None: there is none."""
+        return int.from_bytes(self._content(shard, parts[0])[:8], "little") if parts else None
+
+    def _content(self, shard: Shard, part: MediaPart) -> bytes:
+        key = shard.path, part
+        found = self._known.pop(key, None)
+        if found is None:
+            data = self._reader.part_file(shard, part).read(part.offset, part.size)
+            found = blake2b(data, digest_size=16).digest()
+        self._known[key] = found
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return found

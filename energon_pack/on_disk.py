@@ -1,0 +1,195 @@
+"""Read packs on disk by number: a map-style dataset for a plain DataLoader, and for trainers that want one.
+
+    packs = PackedDataset("packed/…")
+    loader = DataLoader(packs, sampler=PackSampler(packs), collate_fn=packs.collate, num_workers=4)
+
+number ──split──► its place in the shards ──.tar.idx──► its bytes ──► members, encoded ──collate──► a batch
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from energon_pack.dataset.files import PLAN, PlanFile
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.manifest import is_metadataset, read_manifest
+from energon_pack.errors import PackError
+from energon_pack.loading import pack_encoder
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.json_nodes import node_of
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.flavors import flavor_written, inputs_of_pack
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.sources.prepared import read_prepared
+from energon_pack.steps.cost import CostModel
+from energon_pack.steps.topology import topology_of
+from energon_pack.trainers.doors import Numbered
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import BadPack, Pack
+
+__all__ = ["PackedDataset"]
+
+Sums = dict[str, npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the packing on which an order of packs depends."""
+
+    seed: int
+    packing: PackingConfig
+
+
+class PackedDataset(Numbered, Dataset[Pack]):
+    """A map-style dataset of the packs of a folder; an item is an encoded pack.
+
+    Args:
+        dataset: folder of the packed dataset, or its address on an object store.
+        processor: folder or hub id; by default as of `loading.load_template`.
+        split: a part of its split.yaml.
+        trust_remote_code: run the processor's own code.
+        options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
+
+    Raises:
+        PackError: there is no such part, or no pack in it; a Metadataset.
+        FileNotFoundError: the folder is not a dataset that this package packed.
+        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than those of the packing.
+    """
+
+    #: each epoch has the same packs, and another order of them
+    repeats = True
+
+    def __init__(
+        self,
+        dataset: str | Path,
+        processor: str | None = None,
+        *,
+        split: str = "train",
+        trust_remote_code: bool = False,
+        **options: Any,
+    ):
+        if is_metadataset(dataset):
+            raise PackError(f"{dataset} is a file: name the folder of one packed dataset")
+        manifest = read_manifest(dataset)
+        self.encoder = pack_encoder(dataset, processor, trust_remote_code, **options)
+        content = manifest["content"]
+        #: the seed and the settings of the packing
+        self.config = Settings(int(content.get("seed", 0)), node_of(PackingConfig, content["packing"]))
+        #: packs of each rank in a step
+        self.micro_batches = topology_of(manifest).micro_batches
+        self._folder, self._flavor = DatasetFolder(dataset), flavor_written(manifest["flavor"])
+        self._cost = CostModel.from_json(manifest["cost"])
+        self._numbers, self._sums, prefix = self._in_split(split)
+        if not len(self._numbers):
+            raise PackError(
+                f"split={split}: {dataset} has no pack in it: output.splits.{split} of the packing fills it"
+            )
+        #: identifies these packs
+        self.fingerprint = f"{prefix}-{split}-{len(self._numbers)}"
+
+    def __len__(self) -> int:
+        """Number of packs in every epoch."""
+        return len(self._numbers)
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
+        """Read and encode a pack.
+
+        Args:
+            index: its number in the order of the plan; or (epoch, number), which `PackSampler` gives.
+
+        Raises:
+            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can; or its JSON can't be read.
+        """
+        number = index[1] if isinstance(index, tuple) else index
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pack {number} of {len(self)}")
+        parts = self._packs.parts(int(self._numbers[number]))
+        pack = self.encoder.encode(parts["__key__"], self._members(parts))
+        if pack is None:
+            raise BadPack(f"{parts['__key__']}: none of its members can be encoded")
+        return pack
+
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput]:
+        """Read the members of a pack, without encoding them; every epoch has the same."""
+        yield from self._members(self._packs.parts(int(self._numbers[number])))
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
+
+    def have_epoch(self, epoch: int) -> None:
+        """Nothing: every epoch has the same packs."""
+
+    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return the costs by which `PackSampler` makes steps even: see `LazyPackedDataset.costs`."""
+        return np.stack([self._sums["lm"], self._sums["vision"]]), self._sums["num_supervised"].astype(np.int64)
+
+    def lens(self, epoch: int = 0) -> Ints:
+        """The tokens of each pack, int64[num_packs]: the same in each epoch."""
+        return self._sums["token_len"].astype(np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without open files."""
+        return {name: value for name, value in vars(self).items() if name != "_packs"}
+
+    @cached_property
+    def _packs(self) -> Packs:
+        return Packs(self._folder, self._flavor)
+
+    def _members(self, parts: dict[str, Any]) -> Iterator[MemberInput]:
+        return inputs_of_pack(parts, self._flavor, self._packs.media.read)
+
+    def _in_split(self, split: str) -> tuple[Ints, Sums, str]:
+        """Return the numbers of a split's packs in the whole dataset, sums over their members, and the keys' beginning.
+
+        Raises:
+            PackError: there is no such part; or shards and plan have other numbers of packs.
+        """
+        prepared = read_prepared(self._folder.path, split, "split")
+        if prepared is None:
+            raise PackError(f"{self._folder} has no split.yaml: python -m energon_pack.verify says what is wrong")
+        counts = self._packs.counts
+        keys, sums = _sums(PlanFile(self._folder), self._cost)
+        if len(keys) != sum(counts.values()):
+            raise PackError(
+                f"{self._folder} has {sum(counts.values())} packs, and {PLAN} has {len(keys)}:"
+                " python -m energon_pack.verify says what is wrong"
+            )
+        shards = np.repeat([*counts], [*counts.values()])
+        wanted = (prepared.shards or frozenset()) - prepared.excluded_shards
+        excluded = prepared.excluded_keys
+        taken = [
+            number
+            for number, (key, shard) in enumerate(zip(keys, shards.tolist(), strict=True))
+            if shard in wanted and key not in excluded.get(shard, ())
+        ]
+        numbers = np.array(taken, np.int64)
+        return numbers, {name: values[numbers] for name, values in sums.items()}, keys[0].partition("_")[0]
+
+
+def _sums(plan: PlanFile, cost: CostModel) -> tuple[list[str], Sums]:
+    """Return the key of each pack in the order of the plan, and sums over its members, float64[num_packs] each."""
+    keys: list[str] = []
+    found: dict[str, list[npt.NDArray[np.float64]]] = {}
+    for table in plan.tables("pack", "token_len", "num_supervised", "num_visual_tokens", "parts"):
+        packs = table["pack"].to_numpy()
+        starts = np.flatnonzero(np.concatenate(([True], packs[1:] != packs[:-1])))
+        lens, visual = table["token_len"].to_numpy(), table["num_visual_tokens"].to_numpy()
+        kinds = [sum(part["kind"] == "image" for part in parts or ()) for parts in table["parts"].to_pylist()]
+        values = {
+            "token_len": lens,
+            "num_supervised": table["num_supervised"].to_numpy(),
+            "lm": cost.lm(lens),
+            "vision": cost.vision(visual, np.array(kinds)),
+        }
+        keys += packs[starts].tolist()
+        for name, each in values.items():
+            found.setdefault(name, []).append(np.add.reduceat(each.astype(np.float64), starts))
+    return keys, {name: np.concatenate(parts) for name, parts in found.items()}

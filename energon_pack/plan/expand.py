@@ -1,0 +1,144 @@
+"""Make several samples of each conversation (`labels.expand`): one for each answer, or for each question and answer."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.lengths.measure import forgetting_wrong
+from energon_pack.lengths.media_hashes import MediaHashes
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import key_of
+from energon_pack.lengths.worker import LengthsRow, ShortcutWrong, leave_out, lengths_table
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
+from energon_pack.run.context import Run
+from energon_pack.run.json_nodes import plain
+from energon_pack.run.scratch import blocks
+from energon_pack.samples.cut import EXPANDED_TYPE, Cut
+from energon_pack.samples.documents import is_document
+from energon_pack.samples.expanded import pairs_of, turns_of
+from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.frame_lists import has_lists
+from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import Reader, SourceChanged
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.sample import ReadSample, read_again
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
+
+#: Raised when the same conversation becomes other samples.
+_VERSION = 1
+
+
+def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
+    """Return the lengths with the samples that `labels.expand` makes in place of their conversations.
+
+    Raises:
+        ShortcutWrong: see `without_wrong_shortcut`.
+        SourceChanged: a file is not what was measured.
+    """
+    if labels.expand is Expand.none:
+        return lengths
+    are_asked = lengths.scratch.zeros(lengths.num_samples, np.bool_)
+    for block in blocks(lengths.num_samples):
+        are_asked[block] = lengths.items.lens[block] > 0
+    asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
+    making = Making(
+        "expand",
+        key_of(asked, _VERSION),
+        partial(_expanded, labels=labels),
+        lambda table: pc.is_null(table["reason"]).to_numpy(),
+        ("reason",),
+    )
+    with forgetting_wrong(lengths.shards, method, run):
+        return parts_of(lengths, are_asked, making, method, run)
+
+
+class Expansion(NamedTuple):
+    """The result of `labels.expand`."""
+
+    how: str  # `turns` or `pairs`
+    conversations: int  # that became samples
+    samples: int  # that they became
+    whole_tokens: int  # of all samples, if all conversations stayed whole
+    tokens: int  # of all samples
+
+
+def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
+    """Count what `expand` made; None: it was not asked.
+
+    Args:
+        lengths: as `expand` returned them.
+    """
+    if labels.expand is Expand.none:
+        return None
+    num, whole, tokens = lengths.num_samples, 0, 0
+    for block in blocks(len(lengths.items)):
+        lens = lengths.items.lens[block].astype(np.int64)
+        here = max(0, min(block.stop, num) - block.start)  # then come parts
+        tokens += int(lens.sum())
+        whole += int(np.where(lengths.is_cut[block], lengths.sample_lens[block], lens[:here]).sum())
+    conversations = int(np.count_nonzero(lengths.is_cut))
+    return Expansion(labels.expand.value, conversations, len(lengths.items) - num, whole, tokens)
+
+
+def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]:
+    """The samples that conversations become, and how many each becomes: 0 where it stays whole.
+
+    A conversation that can't be expanded has one row, which says why.
+    """
+    template = load_saved(job.method.template_folder)
+    found: list[list[LengthsRow]] = []
+    with Reader() as reader:
+        hashes = MediaHashes(reader) if job.method.with_beginnings else None
+        for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
+            try:
+                sample = read_again(reader, shard, row, job.method.read)
+                cuts = cuts_of(sample, labels)
+            except Skip:  # it was read well when it was measured
+                raise SourceChanged(shard.path) from None
+            whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
+            found.append(_rows(whole, cuts, labels.expand) if cuts else [])
+    if template.is_misread:
+        raise ShortcutWrong(f"the chat template that begins with {template.spec.chat_template[:60]!r} looks at texts")
+    table = lengths_table(list(chain.from_iterable(found)), job.method.with_beginnings, EXPANDED_TYPE)
+    return table, list(map(len, found))
+
+
+def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
+    """Return the parts that `labels.expand` makes of a sample; empty: it stays whole.
+
+    Raises:
+        Skip: a turn's weight can't be read.
+    """
+    if labels.expand is Expand.none or is_document(sample.messages):
+        return []
+    if labels.expand is Expand.pairs:
+        return pairs_of(sample.messages, sample.kinds)
+    window = None if has_lists(sample.fields.get("media_settings")) else labels.window_images
+    only_last = labels.train_on is TrainOn.last
+    return turns_of(sample.messages, sample.kinds, only_last, window, labels.window_text)
+
+
+def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
+    parts = []
+    for cut in cuts:
+        try:
+            parts.append(whole.rendered(cut))
+        except Skip as skip:
+            row = replace(whole.row, media_type=None)
+            leave_out(row, Skip(skip.reason, f"labels.expand={how.value}, {cut.part}: {skip.detail}"))
+            return [row]
+    counts = whole.template.count([rendered for _, rendered in parts], whole.engine)
+    rows = []
+    for cut, (part, rendered), of_tokens in zip(cuts, parts, counts, strict=True):
+        row = whole.measured(cut, part, rendered, *of_tokens)
+        kinds = [medium.kind for medium, _ in lists_of_frames(part.media)] if part.media else []
+        rows.append(replace(row, does_not_fit=do_not_fit(part.messages, part.tools, kinds)))
+    return rows

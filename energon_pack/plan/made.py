@@ -1,0 +1,67 @@
+"""Puts packs that are made already into the order of one plan: drawn by epochs, and laid out for steps. Pure.
+
+    packs of several datasets ──times──► passes, each pack once in each, or not ──laid_out──► numbers of packs
+
+A pack that comes three times comes in three passes, so that no step has it twice. Where that would leave passes of few
+steps, a pass has it more than once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from energon_pack.plan.drawn import draws
+from energon_pack.plan.items import Items
+from energon_pack.plan.packs import PackPlan, members_of
+from energon_pack.plan.plan import laid_out
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.seeded import Ints
+from energon_pack.steps.cost import CostModel
+
+_MANY_STEPS = 64  # of a pass: of so many, what makes no whole step is little
+
+
+def packs_of(sizes: Ints) -> PackPlan:
+    """Return packs that hold so many items each, in the order of the items."""
+    num = int(sizes.sum())
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
+
+
+def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: int = 0, num_epochs: int = 1) -> Ints:
+    """Say how often each pack comes in each pass.
+
+    Args:
+        times: of each dataset, how often its packs come in an epoch.
+        entry: int64[num_packs] the dataset of each pack.
+        trained: int64[num_packs] tokens.
+        unit: packs of whole steps, as of `Topology`.
+
+    Returns:
+        int64[num_passes, num_packs].
+    """
+    num_drawn = np.bincount(entry, minlength=len(times)) @ np.array(times)
+    of_epoch = max(1, min(ceil(max(times)), int(num_drawn) // (_MANY_STEPS * unit)))
+    counts = np.zeros((of_epoch * num_epochs, len(entry)), np.int64)
+    for number, each in enumerate(times):
+        mine = np.flatnonzero(entry == number)
+        counts[:, mine] = draws(each / of_epoch, trained[mine], True, seed, number, len(counts))
+    return counts
+
+
+def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConfig, seed: int, cost: CostModel) -> Ints:
+    """Return the numbers of packs in the order in which they would be written.
+
+    Args:
+        items: the members of all packs.
+        packs: as `packs_of`.
+        counts: int64[num_passes, num_packs] how often each pack comes; a pass ends before the next begins.
+    """
+    turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
+    sizes, members = members_of(packs, pack)
+    drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)
+    plan = laid_out(packs_of(sizes), drawn, packing, seed, cost)
+    order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
+    return order

@@ -1,0 +1,205 @@
+"""Puts parts in place of samples: of those that are too long (`overlong`), and those that are expanded (`expand`).
+
+    Lengths, which samples ──jobs──► rows of their parts, kept by shard ──► Lengths with these parts
+
+Each part is a conversation of its own. It is measured as any sample is, and its row in the plan says what it holds of
+the whole.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.lengths.counts import counts_of
+from energon_pack.lengths.measure import MeasuredShard
+from energon_pack.lengths.media_hashes import MediaHashes
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media
+from energon_pack.plan.items import Lengths
+from energon_pack.run.context import Run
+from energon_pack.run.scratch import blocks
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.cut import Cut
+from energon_pack.samples.sample import media_type
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.sample import ReadSample, part_of
+from energon_pack.sources.shard import Shard
+from energon_pack.sources.storage import counted
+from energon_pack.sources.tar import num_tar_bytes
+from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.template import Template
+
+_SLICE = 200  # samples a job
+
+
+@dataclass(frozen=True)
+class PartsJob:
+    """Samples that parts are made of: rows of their lengths, and the shard of each."""
+
+    shards: list[Shard]
+    rows: pa.Table
+    method: Method
+
+
+#: Makes the parts of a job's samples: their table, and how many each has; 0: it stays whole.
+Make = Callable[[PartsJob], tuple[pa.Table, list[int]]]
+
+
+class Making(NamedTuple):
+    """How parts are made."""
+
+    stage: str  # as progress shows it
+    key: str  # of the cache, a hash of all that parts depend on beside the lengths
+    make: Make
+    chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # which of these rows of lengths are asked for parts
+    columns: tuple[str, ...]  # that `chosen` reads
+
+
+def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
+    """Return the lengths with parts in place of those samples that have some.
+
+    Args:
+        are_asked: bool[num_samples], the samples of this run that `making.chosen` chooses.
+    """
+    items, measured = lengths.items, lengths.shards
+    of_shards = set[int]()
+    for block in blocks(lengths.num_samples):
+        of_shards.update(np.unique(items.shard[block][are_asked[block]]).tolist())
+    cache = TableCache(run.cache("cuts", making.key))
+    keys = {
+        number: key_of([(Path(path).stem, *rows) for path, *rows in measured[number].pieces])
+        for number in sorted(of_shards)
+    }
+    todo = [number for number, key in keys.items() if _known(cache, key) is None]
+    num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _asked(measured, todo, making, False)))
+    num_parts = dict.fromkeys(num_left, 0)
+    at_work: list[Ints] = []  # of the samples of a job, their shards
+
+    def jobs() -> Iterator[PartsJob]:
+        for numbers, rows in _asked(measured, todo, making, True):
+            for start in range(0, len(numbers), _SLICE):
+                at_work.append(numbers[start : start + _SLICE])
+                shards = [measured[number].shard for number in at_work[-1]]
+                yield PartsJob(shards, rows.slice(start, _SLICE), method)
+
+    with run.progress.stage(making.stage, num_left.total(), "samples") as advance:
+        try:
+            for (table, sizes), num_bytes in run.executor.map(partial(counted, making.make), jobs()):
+                records = []
+                for number, size in zip(at_work[0].tolist(), sizes, strict=True):
+                    records.append(Record(keys[number], num_parts[number], size))
+                    num_parts[number] += size
+                    num_left[number] -= 1
+                    if not num_left[number]:  # what is not finished has no note
+                        records.append(Record(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
+                cache.add(table, records)
+                run.progress.add(num_bytes=num_bytes)
+                advance(len(at_work.pop(0)))
+        finally:
+            cache.flush()
+    return _with_parts(lengths, {number: _known(cache, key) or [] for number, key in keys.items()}, are_asked)
+
+
+def _known(cache: TableCache, key: str) -> list[Piece] | None:
+    """Where the parts of a shard's samples are, if they are known."""
+    about = cache.note(key)
+    if about is None:
+        return None
+    pieces, missing = cache.find(key, int(about["num_rows"]))
+    return None if len(missing) else pieces
+
+
+def _asked(
+    measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
+) -> Iterator[tuple[Ints, pa.Table]]:
+    """Find the samples that are asked for parts: for each its shard's number, and its row in the table of lengths.
+
+    Args:
+        whole: read all columns.
+    """
+    for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
+        table = chunk.read(None if whole else making.columns)
+        are_asked = making.chosen(table)
+        yield chunk.numbers_of_rows[are_asked], table.filter(pa.array(are_asked))
+
+
+def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.NDArray[np.bool_]) -> Lengths:
+    """Return the lengths with the parts of this run's samples; the cache holds the parts of whole shards."""
+    chunks = list(in_chunks(parts.items()))
+    ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
+    known = pa.chunked_array(ids, pa.large_string())
+    have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
+    wanted: list[pa.Array] = []
+    for start, numbers, table in lengths.tables(["key"], with_parts=False):
+        here = slice(start, start + table.num_rows)
+        if are_asked[here].any():
+            have_parts[here] = are_asked[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
+            wanted.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
+    ours = pa.chunked_array(wanted, pa.large_string())
+    samples = np.flatnonzero(have_parts)
+    found = []
+    for chunk, mine in zip(chunks, ids, strict=True):
+        places = pc.index_in(mine, ours)
+        rows = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
+        found.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
+    return lengths.with_parts(found)
+
+
+def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
+    """Shard and key of each row as one."""
+    shard = pa.array(numbers).cast(pa.large_string())
+    return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
+
+
+# ------------------------------------------------------------------------------------------------------- in a worker
+
+
+class Whole(NamedTuple):
+    """A sample that parts are made of."""
+
+    reader: Reader
+    shard: Shard
+    row: LengthsRow
+    sample: ReadSample
+    template: Template
+    engine: str
+    hashes: MediaHashes | None  # of media; None: nothing is to be shared
+
+    def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
+        """Return a part and its text; raises Skip where the template refuses it."""
+        part = part_of(self.sample, cut)
+        return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
+
+    def measured(self, cut: Cut, part: ReadSample, rendered: Rendered, token_len: int, supervised: int) -> LengthsRow:
+        """Return the row of a part."""
+        counts: dict[str, Any] = counts_of(rendered, part.kinds)
+        row = replace(
+            self.row,
+            parts=part.parts,
+            files=None,  # those of the whole sample are compared
+            media_type=media_type(part.kinds),
+            token_len=token_len,
+            num_supervised=supervised,
+            **counts,
+            num_bytes=num_tar_bytes([self.row.record_size, *(each.size for each in part.parts)]),
+            checksum=self.reader.checksum(self.shard, part.raw, part.parts),
+            cut=cut,
+        )
+        if self.hashes is not None:
+            hash_media(row, self.hashes, self.shard, part)
+            hash_beginnings(self.template, [(row, rendered)])
+        return row
+
+    def kinds(self) -> str:
+        """Return a letter for each medium, as `Cut.kinds`."""
+        return "".join(kind[0] for kind in self.sample.kinds)

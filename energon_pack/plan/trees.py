@@ -1,0 +1,267 @@
+"""Finds samples that begin alike, and puts them side by side: what they share is packed once. Arrays in, arrays out.
+
+    sample  hashes of its beginnings         in the order of the trees          tokens   shared   own
+      0     ab (300)  ab.cd (340)            0   ab ─ cd                           340        0   340
+      1     ef (90)                          2   ab ─ gh                           360      300    60
+      2     ab (300)  ab.gh (360)            1   ef                                 90        0    90
+
+A tree is a run of samples, depth first; each shares its first tokens with the sample directly before it. So one number
+a sample says all: a fork within a fork is a sample that shares more with its neighbour than that one with its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from energon_pack.plan import caps
+from energon_pack.plan.items import AnyInts, Items, Lengths
+from energon_pack.plan.packs import PackPlan
+from energon_pack.plan.settings import PackingConfig, Share
+from energon_pack.run.seeded import Ints, mixed
+
+_MANY = 1000  # samples that begin alike, from which on the beginning has to pay
+_PAYS = 0.1  # of the tokens of these samples
+_FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
+
+
+@dataclass(frozen=True)
+class Trees:
+    """All items, each in one tree; a sample that shares nothing is a tree of its own."""
+
+    items: Ints  # those of a tree side by side, depth first
+    starts: Ints  # num_trees + 1: where each tree begins in `items`
+    #: of each item, by its number: the first tokens, images, videos, visual tokens that the item before it has, too
+    shared: dict[str, AnyInts]
+
+    def as_items(self, items: Items) -> Items:
+        """Return the trees as items: the sums of what their members add.
+
+        Args:
+            items: with what each adds (`with_own_counts`).
+        """
+        first, order = self.items[self.starts[:-1]], self.items
+
+        def sums(values: AnyInts) -> AnyInts:
+            found: AnyInts = np.add.reduceat(values[order].astype(np.int64), self.starts[:-1])
+            return found
+
+        some = items.take(first)
+        counts: dict[str, AnyInts] = {name: sums(values) for name, values in items.counts.items()}
+        counts["max_members"] = np.diff(self.starts)
+        media = np.bitwise_or.reduceat(items.media[order], self.starts[:-1])
+        return replace(some, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
+
+    def of_items(self, plan: PackPlan) -> PackPlan:
+        """Return a plan of trees as a plan of their items."""
+        sizes = np.diff(self.starts)
+        chosen = sizes[plan.items]
+        before = np.cumsum(chosen) - chosen
+        places = np.repeat(self.starts[:-1][plan.items] - before, chosen) + np.arange(chosen.sum())
+        starts = np.concatenate(([0], np.cumsum(chosen)))[plan.starts]
+        left_out = np.zeros(len(self.items), np.int8)
+        left_out[self.items] = np.repeat(plan.left_out, sizes)
+        return replace(plan, starts=starts, items=self.items[places], left_out=left_out)
+
+
+class Beginnings(NamedTuple):
+    """The beginnings of items at which a tree may fork, ascending for each item."""
+
+    item: Ints
+    key: npt.NDArray[np.uint64]  # equal keys: equal beginnings, but for chance in 2^64; `low` tells these apart
+    low: npt.NDArray[np.uint64]
+    may_fork: npt.NDArray[np.bool_]
+    counts: dict[str, AnyInts]
+
+    def take(self, numbers: AnyInts) -> "Beginnings":
+        """Return some of them."""
+        counts = {name: self.counts[name][numbers] for name in _FIELDS}
+        return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
+
+
+def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
+    """Return the trees of all items that may be packed.
+
+    Args:
+        group: of each item, as for packs; items of different groups share nothing.
+    """
+    found = [*_read(lengths, packing)]
+    item, key, low, may_fork = (np.concatenate([part[n] for part in found]) for n in range(4))
+    counts = {name: np.concatenate([part.counts[name] for part in found]) for name in _FIELDS}
+    return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
+
+
+def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
+    """Return the trees of items, by all their beginnings at which trees of these settings may fork.
+
+    Args:
+        group: as in `find_trees`. Items of different turns or entries share nothing, either.
+    """
+    for values in (items.turn, items.entry):
+        if values is not None:
+            group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
+    costs, limits = caps.costs(items.counts, packing)
+    fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
+    if items.whole is not None:  # what is left out together can't be in a tree with others
+        fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
+    found = found if fits.all() else found.take(np.flatnonzero(fits[found.item]))
+    found = _alike(found._replace(key=found.key ^ mixed(group[found.item].astype(np.uint64))), items)
+    order, shared = _in_order(found, items.lens)
+    own = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
+    own["max_members"] = np.ones(len(order), np.int64)
+    own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
+    is_first = shared["token_len"] == 0
+    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, is_first, packing.share_max_branches)
+    is_first[starts] = True
+    of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
+    for name, values in of_items.items():
+        values[order] = np.where(is_first, 0, shared[name])
+    alone = np.ones(len(items), np.bool_)
+    alone[order] = False
+    rest = np.flatnonzero(alone)
+    all_starts = np.concatenate((starts, len(order) + np.arange(len(rest) + 1)))
+    return Trees(np.concatenate((order, rest)), all_starts, of_items)
+
+
+def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
+    """Count what is packed once, in all packs; None: nothing is to be shared."""
+    if lengths.shared is None:
+        return None
+    members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
+    begins = ~shared[:-1] & shared[1:]
+    saved = {name: int(values[members].sum()) for name, values in lengths.shared.items()}
+    return {
+        "trees": int(begins.sum()),
+        "samples": int(shared.sum() + begins.sum()),
+        "tokens": saved["token_len"],
+        "images": saved["num_images"],
+        "videos": saved["num_videos"],
+        "visual_tokens": saved["num_visual_tokens"],
+    }
+
+
+def with_own_counts(items: Items, shared: dict[str, AnyInts]) -> Items:
+    """Return items with what each adds to its pack."""
+    own = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
+    own["max_attention_cost"] = _squares(items.lens, shared["token_len"])
+    return replace(items, counts=own, shared=shared["token_len"])
+
+
+def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
+    """Return L² - s² of samples with L tokens, of which s are shared: the pairs of tokens that attention adds."""
+    return token_len.astype(np.int64) ** 2 - shared_len.astype(np.int64) ** 2
+
+
+def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
+    """Read the beginnings at which trees of these settings may fork, of many items at a time."""
+    none = np.zeros(0, np.int64)
+    keys = none.astype(np.uint64)
+    yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
+    for start, _, table in lengths.tables(["beginnings"]):
+        for lists in table["beginnings"].chunks:
+            sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+            values = lists.flatten()
+            column = {name: values.field(name).to_numpy(zero_copy_only=False) for name in values.type.names}
+            is_in = column["token_len"] >= packing.share_min_tokens
+            if packing.share is Share.media:
+                is_in &= column["ends_medium"]
+            item = np.repeat(start + np.arange(len(lists)), sizes)
+            found = Beginnings(item, column["high"], column["low"], column["may_fork"], column)
+            start += len(lists)
+            yield found.take(np.flatnonzero(is_in))
+
+
+def _alike(found: Beginnings, items: Items) -> Beginnings:
+    """Keep the beginnings that several items have, of items that have one; numbers take the place of keys.
+
+    An item whose first beginning nobody else has shares no later one. A beginning of very many items that is only a
+    small part of each, as a system turn is, joins nothing: it would put all of them side by side.
+    """
+    first = np.flatnonzero(np.diff(found.item, prepend=-1))
+    end = np.append(first[1:], len(found.item))
+    kept = [np.zeros(0, np.int64)]
+    while len(first):
+        number, num = _numbered(found.key[first], found.low[first])
+        lens = np.bincount(number, items.lens[found.item[first]])[number] / num[number]
+        is_common = (num[number] > _MANY) & (found.counts["token_len"][first] < _PAYS * lens)
+        is_alike = (num[number] > 1) & ~is_common
+        sizes = (end - first)[is_alike]
+        before = np.cumsum(sizes) - sizes
+        kept.append(np.repeat(first[is_alike] - before, sizes) + np.arange(sizes.sum()))
+        goes_on = is_common & (first + 1 < end)
+        first, end = first[goes_on] + 1, end[goes_on]
+    found = found.take(np.sort(np.concatenate(kept)))
+    number, num = _numbered(found.key, found.low)
+    is_alike = num[number] > 1
+    return found.take(np.flatnonzero(is_alike))._replace(key=number[is_alike].astype(np.uint64))
+
+
+def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Return a number for each pair, equal for equal pairs and ascending with them, and how many have each number."""
+    order = np.argsort(key, kind="stable")
+    same_key = key[order][1:] == key[order][:-1]
+    if (same_key & (low[order][1:] != low[order][:-1])).any():  # once in 2^64 pairs
+        order = np.lexsort((low, key))
+    is_new = (key[order][1:] != key[order][:-1]) | (low[order][1:] != low[order][:-1])
+    number = np.zeros(len(key), np.int64)
+    number[order] = np.concatenate(([0], np.cumsum(is_new)))[: len(key)]
+    return number, np.bincount(number)
+
+
+def _in_order(found: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, AnyInts]]:
+    """Return the items of trees, depth first, and what each shares with the one before it; 0: nothing.
+
+    Args:
+        found: as `_alike` returned it.
+    """
+    starts = np.flatnonzero(np.diff(found.item, prepend=-1))
+    sizes = np.diff(np.append(starts, len(found.item)))
+    item, depth = found.item[starts], int(sizes.max(initial=0))
+    if not depth:
+        return item, dict.fromkeys(_FIELDS, np.zeros(0, np.int64))
+    row = np.repeat(np.arange(len(item)), sizes)
+    place = np.arange(len(found.item)) - np.repeat(starts, sizes)
+    chain = np.full((depth, len(item)), -1, np.int64)
+    chain[place, row] = found.key.astype(np.int64)
+    order = np.lexsort((lens[item], *chain[::-1]))  # of those alike, one that ends there is first
+    chain = chain[:, order]
+    is_same = np.zeros((depth, len(item)), np.bool_)
+    is_same[:, 1:] = np.logical_and.accumulate((chain[:, 1:] == chain[:, :-1]) & (chain[:, 1:] >= 0), axis=0)
+    may_fork = np.zeros((depth, len(item)), np.bool_)
+    may_fork[place, row] = found.may_fork
+    is_fork = is_same & may_fork[:, order]
+    deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
+    at = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
+    shared = {name: np.where(at < 0, 0, found.counts[name][at]).astype(np.int64) for name in _FIELDS}
+    return item[order], shared
+
+
+def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_], max_branches: int | None) -> Ints:
+    """Return where trees begin, so that each keeps to the limits of a pack.
+
+    Args:
+        own: int64[k, num] costs of what each item adds.
+        whole: int64[k, num] costs of each item alone.
+        is_first: whether an item shares nothing with the one before it.
+        max_branches: items of a tree; None: any number.
+    """
+    starts = np.flatnonzero(is_first)
+    if not len(starts):
+        return starts
+    ends = np.append(starts[1:], len(is_first))
+    sums = np.add.reduceat(own, starts, axis=1)
+    most = max_branches or len(is_first)
+    is_large = (sums > limits[:, None]).any(axis=0) | (ends - starts > most)
+    more = list[int]()
+    for start, end in zip(starts[is_large].tolist(), ends[is_large].tolist(), strict=True):
+        used, num = whole[:, start].copy(), 1
+        for place in range(start + 1, end):
+            used += own[:, place]
+            num += 1
+            if num > most or (used > limits).any():
+                more.append(place)
+                used, num = whole[:, place].copy(), 1
+    return np.sort(np.concatenate((starts, np.array(more, np.int64))))

@@ -1,0 +1,57 @@
+"""Packed conversations that share their beginnings: `packed_multi_mix_qa`, and what each has of the one before it.
+
+    {"messages": […], "media_files": [["s000.i00.jpg"], ["s000.i00.jpg", "s001.i01.png"]],
+     "_meta": {"shared_lens": [0, 312], …}}
+
+Each conversation is whole. A medium that lies in the shared beginning is in the pack once, and each member names it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from energon_pack.samples.flavors.base import Fields, MemberInput, Shared
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
+from energon_pack.samples.flavors.parts import Parts, kind_of
+from energon_pack.samples.flavors.schema import COUNTS, META, SHARED_FORMAT, Schema
+
+
+class PackedTrees(PackedMultiMixQA):
+    """A pack of conversations, each of which may begin as the one before it."""
+
+    name = "packed_trees"
+    sample_class = "PackedTreesSample"
+    subflavor = "packed_trees"
+    meta: ClassVar[Schema] = {**META, "format": SHARED_FORMAT, "shared_lens": COUNTS}
+    gives: ClassVar[tuple[str, ...]] = ()
+
+    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
+        counts = list(num_shared(self.parts(value), value["_meta"]["shared_lens"]))
+        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        shared = [kinds_of[:num] for kinds_of, num in zip(kinds, counts, strict=True)]
+        return {
+            **super().load(parts, value),
+            "shared_lens": value["_meta"]["shared_lens"],
+            "shared_images": [member.count("image") for member in shared],
+            "shared_videos": [member.count("video") for member in shared],
+        }
+
+    def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        shared = zip(sample.shared_lens, sample.shared_images, sample.shared_videos, strict=True)
+        for member, counts in zip(super().inputs(sample), shared, strict=True):
+            yield replace(member, shared=Shared(*counts))
+
+
+def num_shared(names: list[list[str]], shared_lens: list[int]) -> Iterator[int]:
+    """Yield how many of each member's first media are those of the member before it.
+
+    Args:
+        names: the parts of each member.
+    """
+    before: list[str] = []
+    for of_member, shared_len in zip(names, shared_lens, strict=True):
+        num = 0
+        while shared_len and num < min(len(before), len(of_member)) and before[num] == of_member[num]:
+            num += 1
+        yield num
+        before = of_member

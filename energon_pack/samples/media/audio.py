@@ -1,0 +1,182 @@
+"""Reads sounds with PyAV: rate and number of samples for measuring, samples for training.
+
+WAV, AIFF and FLAC say how many samples they hold, and their headers are read (`sound_headers`). In the other containers
+delays, paddings and cuts hide some, so their sound is decoded and counted, by the decoder that training uses.
+"""
+
+import importlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, Format, format_of
+from energon_pack.samples.media.sound_headers import CutShortError, plain_sound
+from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.skip import Reason, Skip
+
+Samples = npt.NDArray[np.float32]
+
+_LONGEST = 4 * 3600  # seconds: what is decoded of it would fill the memory, and no model hears as much
+_TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
+
+
+def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
+    """Return how many samples a sound has in each channel, and how many there are in a second.
+
+    Raises:
+        Skip: `unreadable_media` if it is cut short, too long or holds no sound, `unsupported_media` without PyAV.
+    """
+    try:
+        found = plain_sound(file, container.extension)
+    except CutShortError as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {error}") from None
+    if found is None:
+        _check_whole(file, container)
+        file.seek(0)
+        found = _decoded_length(file)
+    num_samples, rate = found
+    if not (num_samples and rate):
+        raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
+    if num_samples > _LONGEST * rate:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples / rate / 3600:.1f} hours: more than 4")
+    return num_samples, rate
+
+
+def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
+    """Return how many samples a sound has after `decode_audio` brings it to another rate: so many begin in its time."""
+    return -(-num_samples * wanted // rate)
+
+
+def decode_audio(data: bytes, rate: int) -> Samples:
+    """Decode a sound: float32 [n], the mean of its channels, resampled.
+
+    Args:
+        data: the whole file.
+        rate: samples a second that are wanted.
+
+    Raises:
+        UndecodableError: it can't be decoded, or has samples that are no numbers.
+        ImportError: PyAV is not there.
+    """
+    av: Any = importlib.import_module("av")
+    pieces: list[Samples] = []
+    own_rate = num_samples = 0
+    try:
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+        for piece, own_rate in _pieces(av, io.BytesIO(data)):
+            num_samples += len(piece)
+            pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
+        if own_rate not in (0, rate):
+            silence = np.zeros(_TAIL * -(-own_rate // min(own_rate, rate)), np.float32)
+            pieces += [*_resampled(av, resampler, silence, own_rate), *_resampled(av, resampler, None, own_rate)]
+    except av.FFmpegError as error:
+        raise UndecodableError(f"a sound can't be decoded after {num_samples} samples: {error}") from None
+    if not num_samples:
+        raise UndecodableError("a sound holds no samples")
+    return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
+
+
+def stream_format(head: bytes, file: BinaryIO) -> Format | None:
+    """Return the format of a file: of the containers that hold videos, some hold a sound alone.
+
+    Args:
+        head: its first 16 bytes.
+    """
+    found = format_of(head)
+    if found is None or found.extension not in SOUNDS_LIKE or _has_video(file):
+        return found
+    return next(format for format in FORMATS if format.extension == SOUNDS_LIKE[found.extension])
+
+
+def _has_video(file: BinaryIO) -> bool:
+    """Tell whether a container has a stream of pictures; a cover is none."""
+    file.seek(0)
+    try:
+        with _av().open(file, mode="r") as container:
+            streams = container.streams
+            return not streams.audio or any(not _is_cover(stream) for stream in streams.video)
+    except Exception:  # damaged bytes make FFmpeg raise anything; what reads the video says what is wrong
+        return True
+
+
+def _is_cover(stream: Any) -> bool:
+    return bool(stream.disposition & type(stream.disposition).attached_pic)
+
+
+def _check_whole(file: BinaryIO, container: Format) -> None:
+    if container.is_whole and not container.is_whole(file):
+        raise Skip(Reason.UNREADABLE_MEDIA, "the sound is cut short")
+
+
+def _decoded_length(file: BinaryIO) -> tuple[int, int]:
+    """Count the samples of a sound by decoding it; returns the count, and samples a second."""
+    av = _av()
+    num_samples = rate = 0
+    try:
+        for piece, rate in _pieces(av, file):
+            num_samples += len(piece)
+            if num_samples > _LONGEST * rate:
+                break
+    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable sound: {str(error) or type(error).__name__}") from None
+    return num_samples, rate
+
+
+def _pieces(av: Any, file: BinaryIO) -> Iterator[tuple[Samples, int]]:
+    """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
+
+    Raises:
+        UndecodableError: there is no sound, its rate changes, or some samples are no numbers.
+    """
+    first = 0
+    with _opened(av, file) as (container, stream):
+        for frame in container.decode(stream):
+            first = first or frame.sample_rate
+            if frame.sample_rate != first:
+                raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
+            yield _mean(av, frame), first
+
+
+@contextmanager
+def _opened(av: Any, file: BinaryIO) -> Iterator[tuple[Any, Any]]:
+    with av.open(file, mode="r") as container:
+        if not container.streams.audio:
+            raise UndecodableError("there is no sound in it")
+        yield container, container.streams.audio[0]
+
+
+def _mean(av: Any, frame: Any) -> Samples:
+    """Return the mean of a frame's channels, float32 [n]."""
+    name = frame.format.name
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    if values.dtype == np.uint8:
+        values = (values.astype(np.float32) - 128) / 128
+    elif values.dtype.kind == "i":
+        values = values.astype(np.float32) / np.float32(-float(np.iinfo(values.dtype).min))
+    mean: Samples = values.mean(0, dtype=np.float32) if len(values) > 1 else values[0].astype(np.float32)
+    if not np.isfinite(mean).all():
+        raise UndecodableError(f"a sound with samples that are no numbers ({name})")
+    return mean
+
+
+def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> list[Samples]:
+    """Return what a resampler gives for the next samples; None: the end."""
+    frame = None
+    if piece is not None:
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece[None]), format="flt", layout="mono")
+        frame.sample_rate = rate
+    return [out.to_ndarray()[0] for out in resampler.resample(frame)]
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise Skip(Reason.UNSUPPORTED_MEDIA, "sounds need PyAV: pip install 'energon-pack[video]'") from None
+    return av

@@ -1,0 +1,61 @@
+"""The kinds of media: for each its names in records, packs, tokens and calls. All other rooms ask this table.
+
+How a kind is read stands in a file beside this one (`image`, `video`, `audio`), its formats in `formats`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Medium:
+    """One kind of media."""
+
+    #: its name everywhere: `Media.kind`, `<image>`, the type of a content part
+    kind: str
+    #: with its article, in messages
+    noun: str
+    #: its number in `mm_token_type_ids`; text is 0
+    token_type: int
+
+    @property
+    def plural(self) -> str:
+        return f"{self.kind}s"
+
+    @property
+    def letter(self) -> str:
+        """The letter that begins the numbers of its parts in packs: `s003.i00.jpg`."""
+        return self.kind[0]
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for one in a text."""
+        return f"<{self.kind}>"
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The fields of a record that list some."""
+        return self.plural, self.kind
+
+    @property
+    def part_types(self) -> tuple[str, ...]:
+        """The types of the content parts that stand for one; OpenAI's for a sound is `input_audio`."""
+        return self.kind, f"{self.kind}_url", *(("input_audio",) if self.kind == "audio" else ())
+
+    @property
+    def column(self) -> str:
+        """Where counts of them stand: a column of the lengths, a field of a member."""
+        return f"num_{self.plural}"
+
+
+IMAGE = Medium("image", "an image", 1)
+VIDEO = Medium("video", "a video", 2)
+AUDIO = Medium("audio", "a sound", 3)
+#: all, by name, in the order in which they are listed
+KINDS = {medium.kind: medium for medium in (IMAGE, VIDEO, AUDIO)}
+#: what a sample may be by its media, `mix` with several kinds; in the order of three bits: has images, videos, sounds
+MEDIA_TYPES = ("text", "image", "video", "mix", "audio")
+#: kind of the medium for which a content part of a type stands
+PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.part_types}
+BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
+#: the keys of a record that name its media
+MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)

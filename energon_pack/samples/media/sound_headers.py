@@ -1,0 +1,164 @@
+"""Reads the number of samples of plain WAV, AIFF and FLAC files from their headers: PyAV's result, many times as fast.
+
+Plain means: whole, and of samples that are whole numbers, uncompressed or in FLAC. All other sounds are decoded.
+"""
+
+import os
+import struct
+from typing import BinaryIO
+
+_PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
+_GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
+_MOST_CHUNKS = 1000
+_FLAC_SIZES = (0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_FLAC_TAIL = 1 << 15  # bytes in which the last frame begins, where the header does not tell the size of frames
+
+
+class CutShortError(ValueError):
+    """A file ends before what its header promises."""
+
+
+def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
+    """Return number of samples and rate of a sound; None: decode it.
+
+    Args:
+        extension: of its content, as in `formats.FORMATS`.
+
+    Raises:
+        CutShortError: it holds less than its header says.
+    """
+    read = {"wav": _wav, "aiff": _aiff, "flac": _flac}.get(extension)
+    if read is None:
+        return None
+    end = file.seek(0, os.SEEK_END)
+    try:
+        return read(file, end)
+    except (struct.error, IndexError):  # the header itself ends too early
+        raise CutShortError(f"{end} bytes do not hold its header") from None
+
+
+def _wav(file: BinaryIO, end: int) -> tuple[int, int] | None:
+    file.seek(0)
+    head = file.read(12)
+    wide = None  # size of the data of an RF64
+    block = rate = 0
+    position = 12
+    for _ in range(_MOST_CHUNKS):
+        file.seek(position)
+        name, size = struct.unpack("<4sI", file.read(8))
+        if name == b"ds64":
+            wide = struct.unpack("<QQ", file.read(16))[1]
+        elif name == b"fmt ":
+            kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", file.read(16))
+            if kind == _EXTENSIBLE and size >= 40:
+                extra = file.read(24)
+                kind = struct.unpack("<H", extra[8:10])[0] if extra[10:24] == _GUID else 0
+            is_plain = (kind == _PCM and bits in (8, 16, 24, 32)) or (kind in (_ALAW, _MULAW) and bits == 8)
+            if not is_plain or not channels or block != channels * bits // 8:
+                return None
+        elif name == b"data":
+            size = wide if wide is not None and head.startswith(b"RF64") and size == 0xFFFFFFFF else size
+            if not block:
+                return None
+            if position + 8 + size > end:
+                raise CutShortError(f"its header promises {size:,} bytes, {end - position - 8:,} are there")
+            return size // block, rate
+        position += 8 + size + size % 2
+    return None
+
+
+def _aiff(file: BinaryIO, end: int) -> tuple[int, int] | None:
+    file.seek(8)
+    is_compressed = file.read(4) == b"AIFC"
+    frames = block = rate = 0
+    position = 12
+    for _ in range(_MOST_CHUNKS):
+        file.seek(position)
+        name, size = struct.unpack(">4sI", file.read(8))
+        if name == b"COMM":
+            channels, frames, bits, exponent, mantissa = struct.unpack(">hIhHQ", file.read(18))
+            kind = file.read(4) if is_compressed else b"NONE"
+            if kind not in (b"NONE", b"sowt") or bits not in (8, 16, 24, 32) or channels < 1:
+                return None
+            rate = mantissa >> (16383 + 63 - exponent) if 0 <= 16383 + 63 - exponent < 64 else 0
+            block = channels * bits // 8
+        elif name == b"SSND":
+            there = min(size - 8, end - position - 16)
+            if not block:
+                return None
+            if there < frames * block or position + 8 + size > end:
+                raise CutShortError(f"its header promises {frames * block:,} bytes, {there:,} are there")
+            return (frames, rate) if size - 8 == frames * block else None
+        position += 8 + size + size % 2
+    return None
+
+
+def _flac(file: BinaryIO, end: int) -> tuple[int, int] | None:
+    file.seek(4)
+    kind, *_ = file.read(4)
+    info = file.read(34)
+    if kind & 0x7F or len(info) < 34:
+        return None
+    least_block, block = struct.unpack(">HH", info[:4])
+    largest = int.from_bytes(info[7:10], "big")
+    bits = int.from_bytes(info[10:18], "big")
+    rate, total = bits >> 44, bits & ((1 << 36) - 1)
+    if not total or not rate or least_block != block:
+        return None  # of a stream that was written without an end, or of blocks of several sizes
+    start = max(0, end - (largest or _FLAC_TAIL) - 16)
+    file.seek(start)
+    if _ends_with(file.read(), total, block):
+        return total, rate
+    return None
+
+
+def _ends_with(tail: bytes, total: int, block: int) -> bool:
+    """Tell whether the last whole frame in these bytes is the one that ends after `total` samples."""
+    number, last = divmod(total - 1, block)
+    begin = len(tail)
+    while (begin := tail.rfind(b"\xff\xf8", 0, begin)) >= 0:
+        size_code = tail[begin + 2] >> 4 if begin + 6 < len(tail) else 0
+        found, position = _coded_number(tail, begin + 4)
+        size = _FLAC_SIZES[size_code]
+        if size_code in (6, 7):
+            size = int.from_bytes(tail[position : position + size_code - 5], "big") + 1
+        if found == number and size == last + 1:
+            return _crc16(tail[begin:]) == 0
+    return False
+
+
+def _coded_number(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number that is coded as UTF-8 codes characters, and the place after it; -1: it is none."""
+    if position >= len(data):
+        return -1, position
+    first = data[position]
+    if first < 0x80:
+        return first, position + 1
+    length = 8 - (first ^ 0xFF).bit_length()
+    if length < 2 or length > 7 or position + length > len(data):
+        return -1, position
+    value = first & (0x7F >> length)
+    for byte in data[position + 1 : position + length]:
+        value = value << 6 | byte & 0x3F
+    return value, position + length
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        rest = value << 8
+        for _ in range(8):
+            rest = (rest << 1) ^ 0x8005 if rest & 0x8000 else rest << 1
+        table.append(rest & 0xFFFF)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def _crc16(data: bytes) -> int:
+    """Return FLAC's checksum of a frame, 0 where its own stands at the end."""
+    rest = 0
+    for byte in data:
+        rest = (rest << 8 & 0xFFFF) ^ _CRC[rest >> 8 ^ byte]
+    return rest

@@ -1,0 +1,158 @@
+"""Reads the field map of a folder that Energon has prepared: which part of a tar is which field of a sample.
+
+.nv-meta/dataset.yaml
+    sample_type: {__module__: megatron.energon, __class__: VQASample}
+    field_map: {image: jpg, context: "json[question]", answers: "json[answers]"}
+
+The fields become the JSON of a sample. Code that such a folder names (`sample_loader`) is never run.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from energon_pack.errors import PackError
+from energon_pack.run.console import say
+from energon_pack.run.files import META_FOLDER
+from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.storage import read_whole
+from energon_pack.sources.text_pairs import SIDES
+
+#: Energon's types of samples: the fields that are read, and the names that they have here
+_FIELDS = {
+    "Captioning": {"caption": "caption"},
+    "VQA": {"context": "question", "answers": "answers"},
+    "VidQA": {"context": "question", "answers": "answers"},
+    "VQAOCR": {"context": "question", "answers": "answers"},
+    "OCR": {"text": "caption"},
+    "Text": {"text": "text"},
+}
+_NAME = re.compile(r"([^[\]]+)((?:\[[^[\]]+\])*)")
+
+#: a part, and the steps to a value in it
+_Way = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FieldMap:
+    """Where the fields of a sample are."""
+
+    #: of each field its name here and the ways to it, of which the first that leads somewhere is taken
+    fields: tuple[tuple[str, tuple[_Way, ...]], ...]
+    #: the parts that are its media
+    media: tuple[str, ...]
+    #: why such samples are not read; None: they are
+    refusal: str | None = None
+
+    @property
+    def record_parts(self) -> tuple[str, ...]:
+        """Return the parts that hold the fields: one, or a question and an answer that are texts."""
+        return tuple(dict.fromkeys(way[0] for _, ways in self.fields for way in ways))
+
+    def value(self, raw: bytes, part: str) -> Any:
+        """Make the JSON of a sample.
+
+        Args:
+            raw: of the part; of two texts their JSON.
+
+        Raises:
+            Skip: `invalid_json`, `bad_message`: a field is not there.
+        """
+        if part in SIDES:
+            return load_json(raw)
+        if not _is_json(part):
+            try:
+                return {name: raw.decode().strip() for name, _ in self.fields}
+            except UnicodeDecodeError as error:
+                raise Skip(Reason.BAD_MESSAGE, f"the {part} is not UTF-8: {error}") from None
+        value = load_json(raw)
+        return {name: _first(value, name, ways) for name, ways in self.fields}
+
+
+def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
+    for way in ways:
+        found = value
+        try:
+            for step in way[1:]:
+                found = found[int(step) if isinstance(found, list) else step]
+        except (LookupError, TypeError, ValueError):
+            continue
+        return found
+    wanted = " or ".join(f"{way[0]}[{']['.join(way[1:])}]" for way in ways)
+    raise Skip(Reason.BAD_MESSAGE, f"{wanted}, its {name} by {META_FOLDER}/dataset.yaml, is not there")
+
+
+def read_field_map(folder: str) -> FieldMap | None:
+    """Read the field map of a prepared folder; None: it has none, and samples are read as those of any tar.
+
+    Raises:
+        PackError: its dataset.yaml can't be read.
+    """
+    path = os.path.join(folder, META_FOLDER, "dataset.yaml")
+    try:
+        value = yaml.load(read_whole(path) or b"", _Plain)
+    except (OSError, yaml.YAMLError) as error:
+        raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(value, dict):
+        return None
+    named = value.get("field_map")
+    if not isinstance(named, dict):
+        _note_code(path, value)
+        return None
+    stated = value.get("sample_type")
+    about = stated if isinstance(stated, dict) else value
+    kind = re.sub("(Sample|Webdataset)$", "", str(about.get("__class__")))
+    is_known = kind in _FIELDS or not str(about.get("__module__")).startswith("megatron.energon")
+    wanted = _FIELDS.get(kind) or {str(name): str(name) for name in named}
+    ways = {name: list(_ways(str(text))) for name, text in named.items()}
+    media = [way[0] for options in ways.values() for way in options if kind_by_name(way[0])]
+    fields = {ours: tuple(ways[name]) for name, ours in wanted.items() if name in ways and not _is_medium(ways[name])}
+    found = FieldMap(tuple(fields.items()), tuple(dict.fromkeys(media)))
+    why = _unclear(found) if is_known else f"a {about.get('__class__')} has no question and answer, caption or text"
+    remedy = "source.map or source.columns.* says what is read of the JSON in its place"
+    return replace(found, refusal=f"{path}: {why}: {remedy}" if why else None)
+
+
+def _unclear(found: FieldMap) -> str | None:
+    parts = found.record_parts
+    if len(parts) == 2 and SIDES.issuperset(parts):
+        return None
+    if len(parts) == 1 and (_is_json(parts[0]) or all(ways == ((parts[0],),) for _, ways in found.fields)):
+        return None
+    return (
+        f"field_map takes texts from {', '.join(parts) or 'no part'}: one part is read, or question.txt and answer.txt"
+    )
+
+
+def _is_json(part: str) -> bool:
+    return part == "json" or part.endswith(".json")
+
+
+def _ways(text: str) -> Iterator[_Way]:
+    for option in text.split(","):
+        matched = _NAME.fullmatch(option)
+        yield (matched[1], *re.findall(r"\[([^[\]]+)\]", matched[2])) if matched else (option,)
+
+
+def _is_medium(ways: Sequence[_Way]) -> bool:
+    return all(kind_by_name(way[0]) for way in ways)
+
+
+def _note_code(path: str, value: Mapping[str, Any]) -> None:
+    """Say that code is not run which may make other samples of the parts."""
+    loader = value.get("sample_loader")
+    if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
+        say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads tags of Python (`!!python/name:…`), by which YAML names code, as nothing."""
+
+
+_Plain.add_multi_constructor("", lambda loader, suffix, node: None)

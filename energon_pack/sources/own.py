@@ -1,0 +1,118 @@
+"""Reads the samples of an entry of a mixture by settings of its own, in the place of those of the run. Pure.
+
+    {columns: {messages: chat}, labels: {train_on: last}, max_pixels: 50176}
+
+What says how a record is read goes before `source.*`. What says how it is trained is added to each sample, which takes
+it to training: `label_settings`, and the pixels among `chat_template_kwargs`. A sample that says it itself keeps it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from energon_pack.errors import PackError
+from energon_pack.run.json_nodes import node_of
+from energon_pack.samples.record import Record
+from energon_pack.samples.settings import Columns, ReadSettings, Roles
+
+_NAMES = {"columns": Columns, "roles": Roles}
+_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes")
+_PIXELS = ("min_pixels", "max_pixels")
+_OPTIONS = ("labels", "chat_template_kwargs", *_PIXELS)
+#: keys of an entry that this file reads
+OWN_KEYS = (*_NAMES, *_TEXTS, *_OPTIONS)
+#: settings that all entries have in common, and why
+OF_THE_RUN = {
+    "map": "source.map is code, which the run names",
+    "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
+    "media": "the run prepares all media in one way; max_pixels and min_pixels may differ",
+    "model": "packs are for one model",
+    "packing": "a pack holds samples of several entries",
+}
+
+
+@dataclass(frozen=True)
+class Own:
+    """The settings of the samples of a file."""
+
+    #: how its records are read; None: as the run says
+    reading: ReadSettings | None = None
+    #: fields that each sample gets
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What lengths depend on; empty: nothing is its own."""
+        if self.reading is None and not self.options:
+            return []
+        return [None if self.reading is None else self.reading.identity, dict(self.options)]
+
+    def applied(self, record: Record) -> Record:
+        """Return a record with the fields that each sample gets; what it says itself goes before."""
+        if not self.options:
+            return record
+        given = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
+        return replace(record, fields={**record.fields, **given})
+
+
+NOTHING = Own()
+
+
+def _merged(given: Mapping[str, Any], said: Any) -> Any:
+    return {**given, **said} if isinstance(said, Mapping) else given if said is None else said
+
+
+def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
+    """Read the settings of an entry.
+
+    Args:
+        where: names the entry in errors.
+        run: how all other records are read.
+
+    Raises:
+        PackError: a value that makes no sense.
+    """
+    texts = {key: item[key] for key in _TEXTS if item.get(key) is not None}
+    if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
+        raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")
+    names = {key: _names(f"{where}: {key}", item[key], kind) for key, kind in _NAMES.items() if item.get(key)}
+    options: dict[str, Any] = {}
+    if labels := item.get("labels"):
+        options["label_settings"] = _object(f"{where}: labels", labels)
+    variables = _object(f"{where}: chat_template_kwargs", item.get("chat_template_kwargs") or {})
+    if variables := {**variables, **_pixels(where, item)}:
+        options["chat_template_kwargs"] = variables
+    if not texts and not names:
+        return Own(None, options)
+    try:
+        reading = node_of(
+            ReadSettings, {**{each.name: getattr(run, each.name) for each in fields(run)}, **texts, **names}
+        )
+    except ValueError as error:
+        raise PackError(f"{where}: {error}") from None
+    return Own(reading, options)
+
+
+def _names(where: str, value: Any, kind: type[Columns] | type[Roles]) -> dict[str, str]:
+    there = [each.name for each in fields(kind)]
+    given = _object(where, value)
+    if unknown := next((key for key in given if key not in there), None):
+        raise PackError(f"{where}.{unknown}: there are {', '.join(there)}")
+    if wrong := next((key for key, name in given.items() if not isinstance(name, str)), None):
+        raise PackError(f"{where}.{wrong} is {given[wrong]!r}, no name")
+    return given
+
+
+def _object(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise PackError(f"{where} is {str(value)[:80]}, no values by name")
+    return dict(value)
+
+
+def _pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
+    found = {key: item[key] for key in _PIXELS if item.get(key) is not None}
+    if wrong := next((key for key, number in found.items() if type(number) is not int or number < 1), None):
+        raise PackError(f"{where}: {wrong} is {found[wrong]!r}, not a number of pixels")
+    if found.get("min_pixels", 1) > found.get("max_pixels", found.get("min_pixels", 1)):
+        raise PackError(f"{where}: min_pixels={found['min_pixels']} is more than max_pixels={found['max_pixels']}")
+    return found

@@ -1,0 +1,95 @@
+"""Hashes the first tokens of a sample wherever another sample may go on otherwise: what begins alike is found by them.
+
+    <|im_start|>user⏎<|vision_start|>▒▒▒▒▒▒<|vision_end|>What is it?<|im_end|>⏎<|im_start|>assistant⏎A cat.<|im_end|>⏎
+    ▲                                                   ▲            ▲          ▲                        ▲         ▲
+    a place stands before each special token, behind each medium, and at the end
+
+Equal hashes say equal token ids, in which the same media lie with the same settings.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from energon_pack.templates.sample import Rendered
+from energon_pack.templates.template import Template
+
+
+class Beginning(NamedTuple):
+    """The first tokens of a sample, up to a place where another sample may go on otherwise."""
+
+    high: int  # hash of 128 bits, as two numbers
+    low: int
+    token_len: int
+    num_images: int
+    num_videos: int
+    num_visual_tokens: int
+    may_fork: bool  # the token behind it is not trained: the label of the token before it may be another sample's
+    ends_medium: bool
+
+
+def beginnings(
+    template: Template, rendered: Sequence[Rendered], media: Sequence[Sequence[tuple[str, bytes]]]
+) -> list[list[Beginning]]:
+    """Return the beginnings of several samples, each ascending in length, the whole sample last.
+
+    Args:
+        media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. A sample whose media
+            have no place in its text has no beginnings.
+    """
+    special, features = template.special_ids, template.feature_ids
+    places = [sorted([*item.spans, *item.media]) for item in rendered]
+    located = template.located([(item.text, spans) for item, spans in zip(rendered, places, strict=True)])
+    found = []
+    for item, of_media, spans, (ids, ranges) in zip(rendered, media, places, located, strict=True):
+        at = dict(zip(spans, ranges, strict=True))
+        if len(of_media) != len(item.media) or (0, 0) in item.media:
+            found.append(list[Beginning]())
+            continue
+        in_order = sorted(zip((at[place] for place in item.media), of_media, strict=True))
+        trained = [at[span] for span in item.spans]
+        found.append(_of_tokens(ids, in_order, trained, special, features))
+    return found
+
+
+def _of_tokens(
+    ids: Sequence[int],
+    media: Sequence[tuple[tuple[int, int], tuple[str, bytes]]],
+    trained: Sequence[tuple[int, int]],
+    special: frozenset[int],
+    features: frozenset[int],
+) -> list[Beginning]:
+    """Return the beginnings of one sample.
+
+    Args:
+        media: for each medium, ascending, its range of tokens, and its kind and hash.
+        trained: ranges of trained tokens, ascending.
+        special: ids of special tokens.
+        features: ids of tokens that stand for features of media.
+    """
+    inside = {place for (start, end), _ in media for place in range(start + 1, end)}
+    ends = set[int]()
+    for (_, end), _ in media:
+        while end < len(ids) and ids[end] in special and ids[end] not in features:
+            end += 1
+        ends.add(end)
+    stops = {place for place, token in enumerate(ids) if token in special and token not in features and place}
+    is_trained = {place for start, end in trained for place in range(start, end)}
+    data, waiting, found = array("i", ids), [*media], list[Beginning]()
+    running, hashed, counts, num_visual = blake2b(digest_size=16), 0, {"image": 0, "video": 0}, 0
+    for stop in sorted(((stops | ends) - inside) | {len(ids)}):
+        while waiting and waiting[0][0][1] <= stop:
+            (_, end), (kind, digest) = waiting.pop(0)
+            running.update(data[hashed:end].tobytes() + digest)
+            num_visual += sum(token in features for token in ids[hashed:end])
+            hashed = end
+            counts[kind] += 1
+        running.update(data[hashed:stop].tobytes())
+        num_visual += sum(token in features for token in ids[hashed:stop])
+        hashed = stop
+        digest = running.digest()
+        high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+        may_fork = stop < len(ids) and stop not in is_trained
+        found.append(Beginning(high, low, stop, counts["image"], counts["video"], num_visual, may_fork, stop in ends))
+    return found

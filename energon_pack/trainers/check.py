@@ -1,0 +1,308 @@
+"""Check that a trainer trains on packs as on their samples: two packs of unequal trained tokens go its own way.
+
+    trainer ─its loader's dealing─► who reads which rows
+            ─its collator, get_batch_samples, training_step─► the loss of the step ◄─compared─ each sample alone
+
+One batch shows nothing: with two the loss is right only if it is divided by the trained tokens of the whole step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from energon_pack.errors import PackError, amount
+from energon_pack.trainers.collator import EPOCH, PACK, Collator
+from energon_pack.trainers.dealing import dealing_of
+from energon_pack.trainers.settings import refused
+from energon_pack.training.inputs import MixingError
+from energon_pack.training.layout import IGNORE
+from energon_pack.training.pack_encoder import Pack
+from energon_pack.training.wrapped import class_of, unwrapped
+
+__all__ = ["check_trainer"]
+
+#: packs of each rank among which two of unequal trained tokens are looked for
+_LOOKED_AT = 8
+#: difference of losses that is rounding, relative: float32, and anything shorter
+_SAME, _SAME_SHORT = 1e-4, 2e-2
+
+
+class Trainer(Protocol):
+    """The part of transformers' Trainer, or of a subclass, that is asked."""
+
+    model: Any
+    args: Any
+    accelerator: Any
+    train_dataset: Any
+
+    def get_train_dataloader(self) -> Any:
+        """Return its loader."""
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the batches of a step, and what their loss is divided by."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Return the loss of a batch after its backward."""
+
+
+def check_trainer(trainer: Trainer) -> str:
+    """Check a trainer just before its `train()`, on all ranks: its loss over two packs against the samples alone.
+
+    Both packs go through the trainer's own loader, collator, denominator, attention and backward; gradients are set to
+    None afterwards, and nothing is learned.
+
+    Returns:
+        A line that says ✓, the loss and its difference, and how packs are dealt to ranks.
+
+    Raises:
+        PackError: something is lost on the way; the message says what, and the line that cures it.
+    """
+    if told := refused(trainer.args, trainer.accelerator):
+        raise PackError(f"{type(trainer).__name__}: {told}")
+    loader = _loader(trainer)
+    collator = _collator(loader.collate_fn)
+    dealt = dealing_of(trainer, loader)
+    rows = _two_rows(trainer, collator, loader)
+    step = _step(trainer, loader.collate_fn, rows)
+    alone = _alone(trainer, collator, rows)
+    told = step.compared(alone, trainer)
+    return f"✓ {type(trainer).__name__}: {told}; {dealt}"
+
+
+def _loader(trainer: Trainer) -> Any:
+    """Make the trainer's loader.
+
+    Raises:
+        PackError: it would lose the columns that name packs.
+    """
+    try:
+        return trainer.get_train_dataloader()
+    except ValueError as error:
+        if "remove_unused_columns" not in str(error):
+            raise
+        raise PackError(
+            f"{type(trainer).__name__}: remove_unused_columns=True takes the columns away that name packs:"
+            " remove_unused_columns=False"
+        ) from None
+
+
+def _collator(collate: Any) -> Collator:
+    """Find the collator of packs inside what a trainer put around it.
+
+    Raises:
+        PackError: there is none.
+    """
+    inner = collate
+    while inner is not None and not isinstance(inner, Collator):
+        inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
+    if inner is None:
+        name = getattr(collate, "__qualname__", type(collate).__name__)
+        raise PackError(
+            f"batches are made by {name}, without what keeps packs right: data_collator=packs.collator(model)"
+        )
+    return inner
+
+
+# --------------------------------------------------------------------------------------------------- the step itself
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The samples of two packs, each by itself."""
+
+    #: Σ ce of each pack
+    summed: list[float]
+    trained: list[int]
+    num_samples: int
+
+    @property
+    def parts(self) -> list[float]:
+        """Return the numbers that add up over ranks."""
+        means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
+        return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss that the trainer has for the step, and the trained tokens of this rank's packs."""
+
+    loss: float
+    trained: list[int]
+
+    def compared(self, alone: Alone, trainer: Trainer) -> str:
+        """Say that the losses are equal.
+
+        Raises:
+            PackError: they are not.
+        """
+        total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
+        loss, summed, trained = total[0] / total[1], total[2], total[3]
+        expected, means, added = summed / trained, total[4] / total[5], total[4] * total[1] / total[5]
+        added = total[4] / total[1]
+        same = _tolerance(trainer.model) * max(1.0, abs(expected))
+        samples = amount(int(total[6]), "sample")
+        said = f"{loss:.5f}, its {samples} alone {expected:.5f}"
+        if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
+            packs = " and ".join(map(str, self.trained))
+            return f"a step of packs with {packs} trained tokens has the loss {said} (|Δ| {abs(loss - expected):.1e})"
+        where = f"{type(trainer).__name__}: the loss of a step is {said}"
+        if abs(loss - means) <= same:
+            raise PackError(f"{where}: it is the mean of the packs' means; {_cure(trainer)}")
+        if abs(loss - added) <= same:
+            raise PackError(
+                f"{where}: the packs' means are added up, for the model knows no num_items_in_batch;"
+                " compute_loss_func=packs.loss_func() in place of model_accepts_loss_kwargs"
+            )
+        raise PackError(
+            f"{where}: members see each other, or the loss is another one than cross entropy (label smoothing, an"
+            " auxiliary loss, a patched model): guard(model, packs.encoder) says whether the model keeps them apart"
+        )
+
+
+def _cure(trainer: Trainer) -> str:
+    """Return the line that makes the denominator right."""
+    if type(trainer).__mro__ and any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
+        return "after it is made: trainer.model_accepts_loss_kwargs = True"
+    return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
+
+
+def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
+    """Choose the two of some rows whose trained tokens differ most; each rank looks at others."""
+    rank = trainer.accelerator.process_index
+    data = trainer.train_dataset
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        numbers = [(rank * _LOOKED_AT + number) % len(data) for number in range(min(_LOOKED_AT, len(data)))]
+        rows = [data[number] for number in numbers]
+    else:
+        stream = iter(data)
+        rows = [row for row, _ in zip(stream, range(_LOOKED_AT), strict=False)]
+    if len(rows) < 2:
+        raise PackError(f"{amount(len(rows), 'pack')}: two are needed, which share a step")
+    packs = [collator.pack(row) for row in rows]
+    by_trained = sorted(range(len(rows)), key=lambda i: _trained(packs[i]))
+    least = next((i for i in by_trained if _trained(packs[i])), by_trained[0])
+    if least == by_trained[-1]:
+        raise PackError(f"no two of {amount(len(rows), 'pack')} have trained tokens")
+    is_stream = not hasattr(data, "__len__")
+    return [packs[i] if is_stream else rows[i] for i in (by_trained[-1], least)]
+
+
+def _trained(pack: Pack) -> int:
+    return sum(int((member.tokens.labels != IGNORE).sum()) for member in pack.members)
+
+
+def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
+    """Run the step as the trainer's own loop does: count, forward, scale, backward."""
+    device = trainer.args.device
+    with _as_in_a_step(trainer, len(rows)):
+        batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
+        trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
+        losses = []
+        for batch in batches:
+            try:
+                losses.append(float(trainer.training_step(trainer.model, batch, num_items)))
+            except MixingError as error:
+                raise PackError(f"{type(trainer).__name__}: {error}") from None
+    return Step(sum(losses), trained)
+
+
+@contextmanager
+def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
+    """Let the trainer think that it accumulates; put gradients, random numbers, dropout and modes back."""
+    model, name = trainer.model, "current_gradient_accumulation_steps"
+    before, training = getattr(trainer, name, None), model.training
+    model.to(trainer.args.device)
+    modules = [*model.modules()]
+    dropouts = [
+        (module, key, vars(module)[key])
+        for module in modules
+        for key in ("p", "attention_dropout")
+        if key in vars(module)
+    ]
+    try:
+        for module, key, value in dropouts:
+            if isinstance(value, float):
+                setattr(module, key, 0.0)
+        setattr(trainer, name, num)
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for module, key, value in dropouts:
+            setattr(module, key, value)
+        setattr(trainer, name, before)
+        model.train(training)
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+# ------------------------------------------------------------------------------------------------- the samples alone
+
+
+def _alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
+    """Run each sample of two packs by itself, by the forward of the model's class, which no trainer replaced."""
+    model = unwrapped(trainer.model)
+    training = model.training
+    summed, trained, num = [], [], 0
+    try:
+        model.eval()
+        for row in rows:
+            of_pack, tokens = 0.0, 0
+            for pack in _single(collator, row):
+                ce, count = _summed(model, collator, pack)
+                of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
+            summed.append(of_pack)
+            trained.append(tokens)
+    finally:
+        model.train(training)
+    return Alone(summed, trained, num)
+
+
+def _single(collator: Collator, row: Any) -> Iterator[Pack]:
+    """Yield each member of a pack as a pack of its own; of a stream, whose samples are gone, the pack itself."""
+    if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
+        yield collator.pack(row)
+        return
+    epoch, number = int(row[EPOCH]), int(row[PACK])
+    for member in collator.packs.members(epoch, number):
+        pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
+        if pack is not None:
+            yield pack
+
+
+@torch.no_grad()
+def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, int]:
+    """Return Σ ce of a pack, and its trained tokens."""
+    inputs = collator.of_packs([pack])
+    labels = inputs.pop("labels")
+    is_shifted = inputs.pop("shift_labels", None) is not None
+    given = {name: _moved(value, model.device) for name, value in inputs.items()}
+    logits = class_of(model).forward(model, **given).logits
+    if not is_shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    labels = labels.to(logits.device)
+    ce = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    return float(ce), int((labels != IGNORE).sum())
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
+    """Sum numbers over all ranks."""
+    own = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(own, "sum").tolist()
+    return total
+
+
+def _tolerance(model: Any) -> float:
+    """Return the relative difference that is rounding."""
+    is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
+    return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

@@ -1,0 +1,111 @@
+"""Datasets of Hugging Face whose rows name packs: a trainer shuffles, deals and skips numbers, and reads no pixel.
+
+This file alone needs `datasets`; it is imported when `as_dataset` is called.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import datasets
+from datasets.iterable_dataset import ExamplesIterable
+
+from energon_pack.errors import PackError
+from energon_pack.run.seeded import Ints
+from energon_pack.trainers.collator import EPOCH, PACK
+from energon_pack.training.pack_encoder import Pack
+
+LENGTH = "length"
+_NUMBERS = (
+    "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
+    " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
+)
+Rows = TypeVar("Rows", bound="PackRows")
+
+
+class PackRows(datasets.Dataset):  # type: ignore[misc]
+    """Rows `{pack, epoch, length}`, in the order in which all ranks read them."""
+
+    @classmethod
+    def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
+        """Make the rows.
+
+        Args:
+            packs: (epoch, number) of each.
+            lens: int64[len(packs)], tokens of each.
+        """
+        epochs, numbers = zip(*packs, strict=True)
+        columns = {PACK: [*numbers], EPOCH: [*epochs], LENGTH: lens.tolist()}
+        rows: Rows = cls.from_dict(columns)
+        return rows
+
+    def map(self, *_: Any, **__: Any) -> Any:
+        """Raise PackError: a trainer would tokenise, truncate or pack."""
+        raise PackError(_NUMBERS.format(knob="leave the trainer's preprocessing out"))
+
+    def filter(self, *_: Any, **__: Any) -> Any:
+        """Raise PackError: a trainer would leave out rows by their tokens."""
+        raise PackError(_NUMBERS.format(knob="leave the trainer's filter out"))
+
+    def remove_columns(self, column_names: str | list[str], *arguments: Any, **more: Any) -> Any:
+        """Remove columns; raise PackError if a row would no longer name its pack."""
+        names = [column_names] if isinstance(column_names, str) else list(column_names)
+        if {PACK, EPOCH} & {*names}:
+            raise PackError(
+                f"the columns {', '.join(names)} would be removed, which name packs: remove_unused_columns=False"
+            )
+        return super().remove_columns(names, *arguments, **more)
+
+
+class StreamRows(datasets.IterableDataset):  # type: ignore[misc]
+    """Rows `{pack}` of a stream: this rank's own packs.
+
+    Args:
+        packs: the stream.
+        rank, world_size: those of the stream.
+    """
+
+    def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
+        features = datasets.Features({PACK: datasets.Value("null")})  # only the name of the column is ever asked for
+        super().__init__(ExamplesIterable(self._rows, {}), datasets.DatasetInfo(features=features))
+        self._packs, self._rank, self._world_size = packs, rank, world_size
+
+    def __iter__(self) -> Iterator[dict[str, Pack]]:
+        for pack in self._packs:
+            yield {PACK: pack}
+
+    def _rows(self) -> Iterator[tuple[int, dict[str, Pack]]]:
+        yield from enumerate(self)
+
+    @property
+    def num_shards(self) -> int:
+        """One for each rank, so that Accelerate asks for a shard and does not have each rank skip packs of the others."""
+        return self._world_size
+
+    n_shards = num_shards  # the name of older versions, which Accelerate asks
+
+    def shard(self, num_shards: int, index: int, contiguous: bool = True) -> "StreamRows":
+        """Return this dataset: its stream is this rank's already.
+
+        Raises:
+            PackError: another rank, or another number of ranks.
+        """
+        if (index, num_shards) != (self._rank, self._world_size):
+            raise PackError(
+                f"a stream of rank {self._rank} of {self._world_size}, and the trainer asks for rank {index} of"
+                f" {num_shards}: StreamingPackedDataset(…, rank={index}, world_size={num_shards})"
+            )
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw in another order; nothing for the first epoch, which has begun."""
+        if epoch:
+            self._packs.set_epoch(epoch)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stream's state."""
+        state: dict[str, Any] = self._packs.state_dict()  # type: ignore[attr-defined]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state of the stream."""
+        self._packs.load_state_dict(state_dict)  # type: ignore[attr-defined]

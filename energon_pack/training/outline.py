@@ -1,0 +1,48 @@
+"""The facts about a model by which a batch makes its inputs: a loader's worker holds these, and no weights."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from energon_pack.training.inputs import PROVEN, has_rope_rows
+from energon_pack.training.masks import Sight, sight_of
+from energon_pack.training.wrapped import unwrapped
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What `PackedBatch.model_inputs` asks a model for."""
+
+    name: str
+    #: whether it takes M-RoPE rows as positions
+    rope_rows: bool
+    #: the mask that `guard` found; None: it is not guarded
+    proven: str | None
+    sliding_window: int | None
+    attention_chunk_size: int | None
+    sight: Sight
+    dtype: torch.dtype
+    device: torch.device
+
+    def for_worker(self) -> "Outline":
+        """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""
+        return replace(self, device=torch.device("cpu"))
+
+
+def outline_of(model: Any) -> Outline:
+    """Return the outline of a model, which may be wrapped; an outline is returned unchanged."""
+    if isinstance(model, Outline):
+        return model
+    model = unwrapped(model)
+    text = model.config.get_text_config()
+    return Outline(
+        name=type(model).__name__,
+        rope_rows=has_rope_rows(model),
+        proven=PROVEN.get(model),
+        sliding_window=getattr(text, "sliding_window", None),
+        attention_chunk_size=getattr(text, "attention_chunk_size", None),
+        sight=sight_of(model),
+        dtype=model.dtype,
+        device=model.device,
+    )

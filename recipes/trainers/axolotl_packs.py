@@ -1,0 +1,27 @@
+"""A plugin of axolotl that trains on packs: `plugins: [axolotl_packs.Packs]` and `packs: packed/demo` in its YAML.
+
+    PYTHONPATH=recipes/trainers axolotl train config.yaml
+"""
+
+from axolotl.common.datasets import TrainDatasetMeta
+from axolotl.integrations.base import BasePlugin
+
+from energon_pack import PackedDataset, check_trainer, guard
+
+
+class Packs(BasePlugin):
+    """Reads packs in place of the datasets of the YAML."""
+
+    def get_input_args(self):  # type: ignore[no-untyped-def]
+        return "axolotl_packs.Settings"
+
+    def load_datasets(self, cfg, preprocess=False):  # type: ignore[no-untyped-def]
+        self.packs = PackedDataset(cfg.packs, cfg.base_model)  # or LazyPackedDataset([…])
+        rows = self.packs.as_dataset(micro_batches=cfg.gradient_accumulation_steps)
+        return TrainDatasetMeta(rows, None, cfg.max_steps)
+
+    def post_trainer_create(self, cfg, trainer):  # type: ignore[no-untyped-def]
+        guard(trainer.model, self.packs.encoder)
+        trainer.data_collator = self.packs.collator(trainer.model)
+        trainer.compute_loss_func = self.packs.loss_func()  # the mean over all trained tokens of a step
+        print(check_trainer(trainer))

@@ -1,0 +1,31 @@
+"""LLaMA-Factory's SFT (its first workflow) on packs: its dataset and its collator are replaced.
+
+    python recipes/trainers/with_llama_factory.py packed/demo train.yaml
+"""
+
+import sys
+
+import llamafactory.train.sft.workflow as workflow
+from llamafactory.train.tuner import run_exp
+from omegaconf import OmegaConf
+
+from energon_pack import PackedDataset, check_trainer, guard
+
+dataset, settings = sys.argv[1], OmegaConf.to_container(OmegaConf.load(sys.argv[2]))
+packs = PackedDataset(dataset, settings["model_name_or_path"])  # or LazyPackedDataset([…])
+rows = packs.as_dataset(micro_batches=settings.get("gradient_accumulation_steps", 8))
+
+
+class Trainer(workflow.CustomSeq2SeqTrainer):
+    """Their trainer, with the loss of packs."""
+
+    def train(self, *arguments, **more):  # type: ignore[no-untyped-def]
+        guard(self.model, packs.encoder)
+        self.data_collator, self.compute_loss_func = packs.collator(self.model), packs.loss_func()
+        print(check_trainer(self))
+        return super().train(*arguments, **more)
+
+
+workflow.get_dataset = lambda *_, **__: {"train_dataset": rows}
+workflow.CustomSeq2SeqTrainer = Trainer
+run_exp({"stage": "sft", "dataset": "none", "disable_shuffling": True, "remove_unused_columns": False, **settings})

@@ -1,0 +1,37 @@
+"""transformers' Trainer on packs, of text or with images and videos.
+
+    python recipes/trainers/with_trainer.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
+"""
+
+import sys
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
+
+from energon_pack import PackedDataset, check_trainer, guard
+
+dataset, name = sys.argv[1:3]
+parser = HfArgumentParser(TrainingArguments)
+parser.set_defaults(remove_unused_columns=False)  # the columns name packs
+parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
+(args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
+
+has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
+model = (AutoModelForImageTextToText if has_images else AutoModelForCausalLM).from_pretrained(name)
+packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
+guard(model, packs.encoder)
+trainer = Trainer(
+    model,
+    args,
+    train_dataset=packs.as_dataset(micro_batches=args.gradient_accumulation_steps),
+    data_collator=packs.collator(model),
+    compute_loss_func=packs.loss_func(),  # the mean over all trained tokens of a step
+)
+print(check_trainer(trainer))
+trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -1,0 +1,33 @@
+"""TRL's SFTTrainer on packs, of text or with images and videos.
+
+    python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
+"""
+
+import sys
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, HfArgumentParser
+from trl import SFTConfig, SFTTrainer
+
+from energon_pack import PackedDataset, check_trainer, guard
+
+dataset, name = sys.argv[1:3]
+parser = HfArgumentParser(SFTConfig)
+parser.set_defaults(dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False)  # rows are no texts
+parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
+(args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
+
+has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
+model = (AutoModelForImageTextToText if has_images else AutoModelForCausalLM).from_pretrained(name)
+packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
+guard(model, packs.encoder)
+rows = packs.as_dataset(micro_batches=args.gradient_accumulation_steps)
+trainer = SFTTrainer(
+    model,
+    args,
+    train_dataset=rows,
+    data_collator=packs.collator(model),
+    processing_class=AutoTokenizer.from_pretrained(name),
+)
+trainer.model_accepts_loss_kwargs = True  # the mean over all trained tokens of a step
+print(check_trainer(trainer))
+trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)

@@ -1,0 +1,169 @@
+"""packing.share: samples that begin alike have their beginning once in a pack, and each trains as if it were alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from energon_pack import PackedTaskEncoder
+from energon_pack.config import Flavor, MediaIn
+from energon_pack.config.schema import SplitsConfig
+from energon_pack.errors import PackError
+from energon_pack.loading import make_sample_loader
+from energon_pack.plan.settings import Share
+from energon_pack.unpack import unpack
+from support.damage import found, lines
+from support.packed import Make, files, packed, samples, train
+from support.running import run_here
+from support.samples import chat, picture, write_tar
+
+_QUESTIONS = 4
+
+
+def write_source(folder: Path) -> Path:
+    """Three pictures with four questions each, each a file of its own in every sample; a chat and its beginning."""
+    tar: dict[str, bytes] = {}
+    for number in range(3 * _QUESTIONS):
+        size = 280 + 28 * (number % 3)
+        tar[f"q{number:02d}.json"] = chat(f"<image>What is {number}?", f"It is {number}.")
+        tar[f"q{number:02d}.jpg"] = picture(size, size)
+    long = "one two three four five six seven eight nine ten " * 8
+    tar["t1.json"] = chat(long, "yes")
+    tar["t2.json"] = chat(long, "yes", "And then?", "no")
+    tar["t3.json"] = chat("alone", "yes")
+    write_tar(folder / "a.tar", tar)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_source(tmp_path_factory.mktemp("share") / "source")
+
+
+def shared(config: Make, source: Path, share: Share = Share.prefix, **settings: Any) -> Path:
+    return packed(config(source, packing__max_token_len=1024, packing__share=share, **settings))
+
+
+def metas(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(parts["json"])["_meta"] for parts in samples(folder).values()]
+
+
+def test_a_picture_with_several_questions_is_packed_once(config: Make, source: Path, tmp_path: Path) -> None:
+    """Twelve samples with three pictures: three files in the packs, and every sample whole when it is unpacked."""
+    folder = shared(config, source)
+    assert lines(found(folder, source=[str(source)], lengths=100)) == ""
+    parts = [name for pack in samples(folder).values() for name in pack]
+    assert sum(name.endswith(".jpg") for name in parts) == 3
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["shared"]["samples"], report["shared"]["images"]) == (14, 9)  # 12 questions, and two chats
+    for meta in metas(folder):
+        whole = [t - s for t, s in zip(meta["token_lens"], meta["shared_lens"], strict=True)]
+        assert meta["total_token_len"] == sum(whole) <= 1024
+        assert meta["format"] == (2 if any(meta["shared_lens"]) else 1)
+    unpack(folder, tmp_path / "single")
+    theirs, ours = samples(source), samples(tmp_path / "single")
+    assert {key: {*parts} - {"json"} for key, parts in ours.items()} == {
+        key: {*parts} - {"json"} for key, parts in theirs.items()
+    }
+    assert all(ours[key][part] == theirs[key][part] for key in ours for part in ours[key] if part != "json")
+
+
+def test_only_beginnings_with_a_medium_are_shared_by_media(config: Make, source: Path) -> None:
+    report = json.loads((shared(config, source, Share.media) / "report.json").read_text())
+    assert (report["shared"]["samples"], report["shared"]["images"]) == (12, 9)
+
+
+def test_training_reads_what_samples_share(config: Make, source: Path, demo: tuple[Path, Path]) -> None:
+    """Its own tokens are those of the samples alone, or encoding ends with an error; pixels come once."""
+    folder = shared(config, source)
+    encoder = PackedTaskEncoder(folder, str(demo[1]))
+    packs = list(train(folder, encoder=encoder))
+    assert sum(member.num_images for pack in packs for member in pack.members) == 3
+    assert sum(len(pack.media.get("image_grid_thw", ())) for pack in packs) == 3
+    assert sorted(member.sample_id for pack in packs for member in pack.members) == sorted(samples(source))
+
+
+def test_references_name_a_picture_once(config: Make, source: Path, demo: tuple[Path, Path]) -> None:
+    folder = shared(config, source, output__media=MediaIn.reference)
+    assert lines(found(folder, source=[str(source)], lengths=100)) == ""
+    packs = list(train(folder, encoder=PackedTaskEncoder(folder, str(demo[1]))))
+    assert sum(member.num_images for pack in packs for member in pack.members) == 3
+
+
+def test_the_same_bytes_however_many_measure(config: Make, source: Path, tmp_path: Path) -> None:
+    """Trees are put in an order by hashes of their content, not by who finds them first."""
+    one = files(shared(config, source, output__name="one"))
+    other = config(source, packing__max_token_len=1024, packing__share=Share.prefix, output__name="two")
+    other.executor.num_workers, other.cache_dir = 2, str(tmp_path / "other")
+    assert files(packed(other)) == one
+
+
+def test_a_picture_is_in_one_split(config: Make, source: Path) -> None:
+    """Split by id, a picture would be in train with one question, and in val with another."""
+    run = config(source, packing__max_token_len=1024, packing__share=Share.media)
+    run.output.splits = SplitsConfig(val=0.5)
+    folder = packed(run)
+    assert lines(found(folder, source=[str(source)])) == ""
+    pictures = [data for pack in samples(folder).values() for name, data in pack.items() if name.endswith(".jpg")]
+    assert len(pictures) == len({*pictures}) == 3
+
+
+def test_nothing_shared_is_todays_output(config: Make, source: Path) -> None:
+    """`share=none` measures, names and writes as before there was such a setting."""
+    folder = packed(config(source, packing__max_token_len=1024))
+    manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
+    assert (manifest["format"], manifest["flavor"]) == (1, "packed_multi_mix_qa")
+    assert not any("share" in name for name in manifest["content"]["packing"])
+    assert all(meta["format"] == 1 and "shared_lens" not in meta for meta in metas(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["packing=thd"], "packing.share=media with packing.layout=thd"),
+        ([f"output.flavor={Flavor.packed_captioning.value}"], "packing.share=media with output.flavor=packed_capt"),
+        (["labels.prompt_weight=0.1"], "packing.share=media with labels.prompt_weight=0.1: a prompt that is trained"),
+    ],
+)
+def test_what_can_share_nothing_is_refused(settings: list[str], said: str, tmp_path: Path) -> None:
+    code, _, errors = run_here("+model=qwen2_5_vl", "packing.share=media", *settings, cwd=tmp_path)
+    assert (code, said in errors, "Traceback" in errors) == (1, True, False)
+
+
+# ---------------------------------------------------------------------------------------------------- older readers
+
+
+def changed(folder: Path, **values: Any) -> None:
+    """Change values of energon_pack.json."""
+    path = folder / ".nv-meta/energon_pack.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"format": 3}, "it has the format 3, this version"), ({"flavor": "packed_woods"}, "flavor 'packed_woods'")],
+)
+def test_a_dataset_of_a_later_version_is_refused(
+    config: Make, source: Path, demo: tuple[Path, Path], tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    """Training read such packs without a word: of samples that share, the rows of all but the first were cut."""
+    folder = packed(config(source, packing__max_token_len=1024))
+    changed(folder, **values)
+    with pytest.raises(ValueError, match=said):
+        PackedTaskEncoder(folder, str(demo[1]))
+    with pytest.raises(PackError, match=said):
+        unpack(folder, tmp_path / "out")
+
+
+def test_a_pack_of_a_later_version_ends_the_training(config: Make, source: Path) -> None:
+    """Energon only logs other errors of a loader, and trains on what is left."""
+    from megatron.energon.errors import FatalSampleError
+
+    folder = shared(config, source)
+    (parts,) = [{"__key__": key, **parts} for key, parts in samples(folder).items() if b"[0,0,0" not in parts["json"]][
+        :1
+    ]
+    with pytest.raises(FatalSampleError, match="its format is 2, a packed_multi_mix_qa of this version"):
+        make_sample_loader("packed_multi_mix_qa")(parts)
+    assert make_sample_loader("packed_trees")(parts)["shared_lens"][0] == 0
