@@ -10,8 +10,8 @@ from PIL import Image, WebPImagePlugin
 
 from energon_pack.samples.bytes import Bytes, Range
 
-_HEAD = 4096  # bytes; in most files the pixels begin within them
-_TAIL = 1024  # bytes; as many as the checksum covers, so that they are read once
+_END = 1024  # bytes at each end; as many as the checksum covers, so that they are read once
+_HEADS = _END, 4096  # bytes; in most files the pixels begin within the first, in nearly all within the second
 _int = int.from_bytes
 
 _JPEG_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive
@@ -40,10 +40,17 @@ _PNG_TOPICS = frozenset(
 
 def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | None:
     """Return width, height and usual extension of the image in this range of a file; None: ask Pillow."""
-    head = file.read(offset, min(size, _HEAD))
+    for most in _HEADS:
+        found = _plain(file, offset, size, file.read(offset, min(size, most)))
+        if found is not None or size <= most:
+            return found
+    return None
+
+
+def _plain(file: Bytes, offset: int, size: int, head: bytes) -> tuple[int, int, str] | None:
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
-        end = min(size, _TAIL)
+        end = min(size, _END)
         if found and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):

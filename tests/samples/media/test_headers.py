@@ -18,6 +18,19 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.storage import InMemory
 from support.samples import picture
 
+
+class Counting(InMemory):
+    """Remembers what was read."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data, "")
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.reads.append((offset, size))
+        return super().read(offset, size)
+
+
 MODES = {
     "JPEG": ["L", "RGB", "CMYK"],
     "PNG": ["1", "L", "LA", "I;16", "P", "RGB", "RGBA"],
@@ -133,3 +146,14 @@ def test_real_images(real: Path, folder: str) -> None:
 def test_a_part_that_is_no_image_is_named() -> None:
     with pytest.raises(Skip, match=r"0\.jpg: no known image"):
         probe_part(InMemory(b"hello, world", ""), Part("0.jpg", 0, 12))
+
+
+def test_a_jpeg_is_measured_from_both_its_ends() -> None:
+    """The checksum reads 1,024 bytes at each end, too. More was read, and was most of all that measuring read."""
+    data = picture(400, 300, quality=95)
+    file = Counting(data)
+    assert plain_image(file, 0, len(data)) == (400, 300, "jpg")
+    assert file.reads == [(0, 1024), (len(data) - 1024, 1024)]
+    profile = Counting(saved("JPEG", "RGB", icc_profile=bytes(2000)))
+    assert plain_image(profile, 0, profile.size) is not None
+    assert profile.reads[:2] == [(0, 1024), (0, min(profile.size, 4096))]
