@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
 from energon_pack.pages.html import Html
@@ -46,7 +48,7 @@ class RunReport:
     Args:
         config: as the user gave it.
         processor: folder or hub id.
-        lengths: of the samples, before any is cut.
+        lengths: of the samples, before any is cut, and of those that `labels.expand` made.
         num_repeated: how many draws took a sample that was drawn before.
     """
 
@@ -127,7 +129,7 @@ class RunReport:
         return Figures(
             max_token_len=most,
             source=source,
-            tries=self._what_lens_come_to(source.measured),
+            tries=self._what_lens_come_to(int(np.count_nonzero(self._lengths.items.lens))),
             demo=self._config.source.is_demo,
             smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
             **self._of_plan,
