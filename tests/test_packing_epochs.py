@@ -186,7 +186,7 @@ def test_what_makes_no_sense(epochs: int) -> None:
 
 def meta(folder: Path) -> Sequence[str]:
     write_set(folder / "a.jsonl", 3, 9)
-    (folder / "meta.json").write_text(json.dumps({"a": {"annotation": "a.jsonl", "repeat_time": 2}}))
+    (folder / "meta.json").write_text(json.dumps({"a": {"file_name": "a.jsonl", "sample_ratio": 2}}))
     return [str(folder / "meta.json")]
 
 

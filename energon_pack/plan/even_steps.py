@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike
+from energon_pack.plan.even_shares import with_even_shares
 from energon_pack.plan.mended import mended
 from energon_pack.plan.order import order_packs
 from energon_pack.plan.settings import StepWeights
@@ -65,7 +66,8 @@ def lay_out(
     layouts = _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
         most_waits = np.maximum(most_waits, _EVEN)
-        layouts = chain([_within_steps(_shares(costs) * counted, topology, np.arange(num))], layouts)
+        in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
+        layouts = chain([_within_steps(_shares(costs) * counted, topology, in_steps)], layouts)
     for read in layouts:
         found = _Evenness(costs, trained, read, topology)
         if found.off <= most_off and not ((found.waits > most_waits) & (counted[:, 0] > 0)).any():

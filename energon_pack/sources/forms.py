@@ -17,7 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import LINES, TARS, find_shards
 from energon_pack.sources.folder_shard import MEDIA, FolderShard, find_folders
-from energon_pack.sources.jsonl.find import find_lines, kind_of_lines
+from energon_pack.sources.jsonl.find import find_lines, kind_of_lines, read_meta_mixture
 from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.metadataset import read_metadataset
@@ -52,7 +52,8 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     """
     if settings.mixture is not None:
         return _mixed(settings, given_mixture(settings.mixture), copies)
-    if mixed := read_mixture(path) or read_metadataset(path, settings.split):
+    mixed = read_mixture(path) or read_metadataset(path, settings.split) or read_meta_mixture(path, settings)
+    if mixed:
         return _mixed(settings, mixed, copies)
     if settings.format != Format.auto:
         if settings.format == Format.folder:

@@ -8,7 +8,6 @@ The first version has `datasets` in the place of `blend`; `blend_epochized` says
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of
+from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of, with_own_names
 from energon_pack.sources.storage import absolute, folder_of, open_file
 
 _LARGEST = 1 << 20
@@ -46,7 +45,7 @@ def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
     if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
         return None
     value = _read(path)
-    return None if value is None else checked(path, _named(list(_entries(path, value, split or "train", 0))))
+    return None if value is None else checked(path, with_own_names(list(_entries(path, value, split or "train", 0))))
 
 
 def _read(path: str) -> dict[str, Any] | None:
@@ -123,14 +122,3 @@ def _factor(path: str, item: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
         raise PackError(f"{path}: {item['path']}: {key} is {value!r}, not a number from 0")
     return float(value)
-
-
-def _named(entries: list[Entry]) -> list[Entry]:
-    """Number entries that have the same name."""
-    times = Counter(entry.name for entry in entries)
-    seen = Counter[str]()
-    named = []
-    for entry in entries:
-        seen[entry.name] += 1
-        named.append(replace(entry, name=f"{entry.name}-{seen[entry.name]}") if times[entry.name] > 1 else entry)
-    return named

@@ -156,6 +156,30 @@ def stem_of(path: str) -> str:
     return fixed.partition(".")[0] or "source"
 
 
+def with_own_names(entries: list[Entry]) -> list[Entry]:
+    """Name entries that are called the same by the folders above them; where these do not tell them apart, number them.
+
+    a/part0/webdataset, a/part1/webdataset ──► part0, part1
+    """
+    for depth in (1, 2):
+        twice = {name for name, times in Counter(entry.name for entry in entries).items() if times > 1}
+        named = [_called_above(entry, depth) if entry.name in twice else entry for entry in entries]
+        if len({entry.name for entry in named}) == len(named):
+            return named
+    times, seen, numbered = Counter(entry.name for entry in entries), Counter[str](), []
+    for entry in entries:
+        seen[entry.name] += 1
+        name = f"{entry.name}-{seen[entry.name]}" if times[entry.name] > 1 else entry.name
+        numbered.append(replace(entry, name=name))
+    return numbered
+
+
+def _called_above(entry: Entry, depth: int) -> Entry:
+    path = entry.path if isinstance(entry.path, str) else entry.path[0]
+    steps = path.rstrip("/").split("/")[:-depth]
+    return replace(entry, name=steps[-1].lstrip(".") or entry.name) if steps else entry
+
+
 @dataclass(frozen=True)
 class Mixture:
     """The entries of a mixture, and the files of each."""

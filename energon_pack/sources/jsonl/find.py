@@ -14,9 +14,11 @@ from energon_pack.sources.compressed import COMPRESSED_LINES, compressed_error, 
 from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.inside import media_in
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.meta import entries_here, read_meta
+from energon_pack.sources.jsonl.meta import entries_here, read_blend, read_meta
 from energon_pack.sources.lmdb_shard import LmdbShard
-from energon_pack.sources.settings import Format
+from energon_pack.sources.mixture import Entry as MixtureEntry
+from energon_pack.sources.mixture import checked, stem_of, with_own_names
+from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import absolute, expand, folder_of, is_file, real_path, walk
@@ -178,19 +180,52 @@ def _entries(path: str, media_root: str | None, remote_media: bool, wanted: _Wan
         if media_root is None:
             _refuse_remote(where, media_dir, folder, remote_media)
         media_dir = media_root or _in(folder, media_dir)
-        ratio = value.get("sample_ratio", 1.0)
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
-            raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
+        ratio = ratio_of(where, value)
         yield _Entry(
             absolute(file),
             Lines(
                 absolute(os.path.expanduser(media_dir)),
                 tuple(sorted(columns.items())),
                 tuple(sorted(_names(value.get("tags"), f"{where}: tags").items())),
-                float(ratio),
+                ratio,
                 remote_media,
             ),
         )
+
+
+def read_meta_mixture(path: Any, settings: SourceConfig) -> list[MixtureEntry] | None:
+    """Read InternVL's meta file or LLaVA-OneVision's YAML as a mixture, by epochs; None: the path is neither.
+
+    Raises:
+        PackError: an entry makes no sense, or `source.datasets` names none.
+    """
+    meta = read_blend(path) if isinstance(path, str) else None
+    if meta is None:
+        return None
+    if settings.datasets is not None:
+        wanted = _Wanted(settings.datasets)
+        meta = wanted.of(meta)
+        wanted.check()
+    folder, entries = folder_of(absolute(path)), list[MixtureEntry]()
+    for name, value in sorted(meta.items()):
+        where, file = f"{path}: {name}", _in(folder, str(value["file_name"]))
+        _refuse_remote(where, file, folder, settings.remote_media)
+        root = settings.media_root or _in(folder, str(value["media_dir"]))
+        _refuse_remote(where, root, folder, settings.remote_media or settings.media_root is not None)
+        own: dict[str, Any] = {"datasets": None}
+        if is_address(root) or _has_media(root):  # else they are looked for around the file
+            own["media_root"] = root
+        called = stem_of(name) if name.endswith((".json", ".jsonl")) else name.replace("/", "_").lstrip(".")
+        entries.append(MixtureEntry(called or "source", file, None, ratio_of(where, value), None, own))
+    return checked(path, with_own_names(entries))
+
+
+def ratio_of(where: str, value: Mapping[str, Any]) -> float:
+    """Return how often a meta file draws each sample of an entry; raises PackError for what is no number."""
+    ratio = value.get("sample_ratio", 1.0)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
+        raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
+    return float(ratio)
 
 
 def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> None:

@@ -8,6 +8,7 @@ datasets: [{json_path, sampling_strategy}]                                 LLaVA
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -18,6 +19,8 @@ from energon_pack.sources.storage import open_file
 
 _LARGEST = 16 << 20
 _SHARE = re.compile(r"random:(\d+(?:\.\d+)?)%")
+#: what entries of InternVL and LLaVA-OneVision have, in our words
+_BLEND = {"file_name", "media_dir", "sample_ratio"}
 #: where LLaMA-Factory finds the files of an entry that are not here
 _ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
@@ -52,6 +55,22 @@ def read_meta(path: str) -> _Meta | None:
     return value
 
 
+def read_blend(path: str) -> _Meta | None:
+    """Return what InternVL's meta file or LLaVA-OneVision's YAML says of each entry; None: the file is neither.
+
+    Raises:
+        PackError: as `read_meta`.
+    """
+    if path.endswith((".yaml", ".yml", ".json")):
+        with suppress(OSError):  # finding lines says what is wrong
+            with open_file(path) as file:
+                raw = file.read(0, min(file.size, _LARGEST))
+            if (b"json_path" if path.endswith("l") else b"annotation") in raw:
+                meta = read_meta(path)
+                return meta if meta and all(item.keys() == _BLEND for item in meta.values()) else None
+    return None
+
+
 def entries_here(meta: _Meta) -> tuple[_Meta, list[str]]:
     """Return the entries whose files are here, and the names of the entries that LLaMA-Factory would download."""
     elsewhere = [name for name, item in meta.items() if "file_name" not in item and any(map(item.get, _ELSEWHERE))]
@@ -70,7 +89,8 @@ def _of_onevision(path: str, value: Any) -> _Meta:
     if not isinstance(listed, list) or not all(isinstance(item, dict) and "json_path" in item for item in listed):
         raise PackError(f"{path}: no list `datasets` of json_path and sampling_strategy: no form of YAML that is read")
     return {
-        str(item["json_path"]): {"file_name": item["json_path"], "sample_ratio": _ratio(path, item)} for item in listed
+        str(item["json_path"]): {"file_name": item["json_path"], "media_dir": "", "sample_ratio": _ratio(path, item)}
+        for item in listed
     }
 
 
