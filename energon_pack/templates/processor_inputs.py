@@ -1,5 +1,6 @@
 """Images, chosen frames and sounds as processors are given them, in training and where lengths are verified."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,10 +101,17 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
             add_generation_prompt=False,
             **{**spec.chat_template_kwargs, **sample.options.chat_template_kwargs},
         )
-    if not hasattr(processor, "tokenizer"):
-        ids: list[int] = processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
+    if not hasattr(processor, "tokenizer") or (not media and _needs_media(processor)):
+        tokenizer = getattr(processor, "tokenizer", processor)
+        ids: list[int] = tokenizer(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
         return ids
     settings = {"add_special_tokens": spec.add_special_tokens}
     # Tensors, as in training: some processors can't do without, others can't make them of all samples.
     made = processor(text=[text], text_kwargs=settings, return_tensors="pt", **media)["input_ids"]
     return [int(number) for number in made[0]]
+
+
+def _needs_media(processor: Any) -> bool:
+    """Tell whether a processor's call takes no text alone: training then asks its tokenizer."""
+    takes = inspect.signature(processor.__call__).parameters
+    return any(name in takes and takes[name].default is inspect.Parameter.empty for name in ("images", "audio"))
