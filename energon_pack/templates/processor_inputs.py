@@ -10,7 +10,7 @@ from PIL import Image
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.audio import Samples, decode_audio
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.video import UndecodableError, decode_frames
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.sample import Sample
@@ -40,10 +40,18 @@ def prepared_media(
         if medium.kind == "image":
             images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
         elif medium.kind == "audio":
-            sounds += [decode_audio(data, template.rules.rate) for data in pixels if isinstance(data, bytes)]
+            sounds += [_heard(template, data, medium) for data in pixels if isinstance(data, bytes)]
         else:
             clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
     return images, clips, sounds
+
+
+def _heard(template: Template, data: bytes, sound: Media) -> Samples:
+    """A sound at the rate of the processor; raises UndecodableError where it is shorter than its header says."""
+    samples, wanted = decode_audio(data, template.rules.rate), template.prepared(sound, 0).num_samples
+    if len(samples) != wanted:
+        raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
+    return samples
 
 
 def clip(template: Template, pixels: Any, video: Media) -> Clip:
