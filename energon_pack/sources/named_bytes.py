@@ -16,7 +16,7 @@ from energon_pack.samples.skip import Reason, Skip
 _STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
 _BEGIN = (
     r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
-    r"|(?:SUQz|//[uoNI]|/\+[MI]|T2dnU|ZkxhQ)[A-Za-z0-9+/]{200}"
+    r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ)[A-Za-z0-9+/]{200}"
 )
 #: how a data: URI, and the base64 of a JPEG, PNG, GIF, WebP, WAV, MP3, Ogg or FLAC begins
 _BASE64 = re.compile(_BEGIN)

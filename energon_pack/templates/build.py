@@ -32,6 +32,8 @@ from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
+#: settings of processors that interleave the sound of a video with its frames
+_SOUND_OF_VIDEOS = ("load_audio_from_video", "use_audio_in_video")
 _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A cat."}]
 
 
@@ -51,6 +53,10 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     # A copy: transformers writes into the settings it is given.
     # Whether its code is run is said by one setting alone: these kwargs may be those of a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
+    if setting := next((name for name in _SOUND_OF_VIDEOS if kwargs.get(name)), None):
+        raise PackError(
+            f"model.processor_kwargs.{setting}: the sound of videos is not packed; as files of its own it is"
+        )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
     own = {**files.own, **model.processor_kwargs}  # as from_pretrained does

@@ -23,7 +23,7 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
 
 _NAMES = {
-    **{kind: f"{medium.noun.split()[1]}s" for kind, medium in KINDS.items()},
+    **{kind: medium.nouns for kind, medium in KINDS.items()},
     MIXED: "images and videos in one sample",
     UNEVEN: "videos of several lengths in one sample",
 }

@@ -1,5 +1,6 @@
 """Images, chosen frames and sounds as processors are given them, in training and where lengths are verified."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from PIL import Image
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.audio import Samples, decode_audio
 from energon_pack.samples.media.probe import Media
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.video import UndecodableError, decode_frames
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.sample import Sample
@@ -39,10 +40,18 @@ def prepared_media(
         if medium.kind == "image":
             images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
         elif medium.kind == "audio":
-            sounds += [decode_audio(data, template.rules.rate) for data in pixels if isinstance(data, bytes)]
+            sounds += [_heard(template, data, medium) for data in pixels if isinstance(data, bytes)]
         else:
             clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
     return images, clips, sounds
+
+
+def _heard(template: Template, data: bytes, sound: Media) -> Samples:
+    """A sound at the rate of the processor; raises UndecodableError where it is shorter than its header says."""
+    samples, wanted = decode_audio(data, template.rules.rate), template.prepared(sound, 0).num_samples
+    if len(samples) != wanted:
+        raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
+    return samples
 
 
 def clip(template: Template, pixels: Any, video: Media) -> Clip:
@@ -100,10 +109,17 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
             add_generation_prompt=False,
             **{**spec.chat_template_kwargs, **sample.options.chat_template_kwargs},
         )
-    if not hasattr(processor, "tokenizer"):
-        ids: list[int] = processor(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
+    if not hasattr(processor, "tokenizer") or (not media and _needs_media(processor)):
+        tokenizer = getattr(processor, "tokenizer", processor)
+        ids: list[int] = tokenizer(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
         return ids
     settings = {"add_special_tokens": spec.add_special_tokens}
     # Tensors, as in training: some processors can't do without, others can't make them of all samples.
     made = processor(text=[text], text_kwargs=settings, return_tensors="pt", **media)["input_ids"]
     return [int(number) for number in made[0]]
+
+
+def _needs_media(processor: Any) -> bool:
+    """Tell whether a processor's call takes no text alone: training then asks its tokenizer."""
+    takes = inspect.signature(processor.__call__).parameters
+    return any(name in takes and takes[name].default is inspect.Parameter.empty for name in ("images", "audio"))

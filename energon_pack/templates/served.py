@@ -31,7 +31,7 @@ def models_of(folder: Path) -> Iterator[Any]:
     processor = said(folder, PROCESSOR_FILES, "processor_class")
     served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
     of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    of_sounds = {**models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **models.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    of_sounds = models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     for kind in [own] if own else served:
         # Of a model that speaks, too, the thinker is what sees, hears and writes.
         if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):

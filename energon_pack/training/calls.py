@@ -71,7 +71,10 @@ class Calls:
         if as_rows and self._template.rules.nests_images and every.images:
             given["images"] = [list(part.images) for part in members if part.images]
         texts = ["".join(placeholder(kind) for kind in part.order) for part in (members if as_rows else [every])]
-        made = processor(text=texts, return_tensors="pt", **{"padding": True} if as_rows else {}, **given)
+        padding: dict[str, Any] = {"padding": True} if as_rows else {}
+        if every.sounds:  # which would be padded otherwise, too
+            padding = {"text_kwargs": padding}
+        made = processor(text=texts, return_tensors="pt", **padding, **given)
         found, shape = _tensors(made), made["input_ids"].shape
         self._of_tokens |= {name for name, value in found.items() if _is_of_tokens(value, shape)}
         return {name: value for name, value in found.items() if name not in self._of_tokens}

@@ -5,6 +5,7 @@ that joins the results of the single calls into the result of the common call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -155,10 +156,10 @@ def _padded(
 
     A model that looks there would be refused by the guard, which compares members in a pack with each alone.
     """
-    try:
-        together = call(given, False)
-    except Exception:  # any class of any processor may be behind it
-        return None
+    together: Media = {}
+    for as_rows in (False, True):
+        with suppress(Exception):  # any class of any processor may be behind it
+            together = together or call(given, as_rows)
     masks = {name for name, value in together.items() if not value.is_floating_point() and value.dim() == 2}
     joins: dict[str, Join] = {}
     for name, value in sorted(together.items()):
@@ -170,7 +171,7 @@ def _padded(
         if rule is None:
             return None
         joins[name] = rule
-    return joins
+    return joins or None
 
 
 def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join | None:
@@ -221,7 +222,7 @@ def _limit(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
 
 def _find(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
     having = [part for part in parts if name in part]
-    if any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
+    if not having or any(part[name].dim() != together.dim() or part[name].dtype != together.dtype for part in having):
         return None
     for rule in _rules(name, having, together.dim()):
         try:

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
 from energon_pack.training import noise
@@ -142,7 +143,7 @@ class Pixels:
             proven = prove(self._call, given, list(noise.twins(self._template, kind)))
         except Exception as error:  # any class of any processor may be behind it
             said = " ".join(str(error).split())[:300] or type(error).__name__
-            tried = _Tried(refused=f"{name}: {kind}s of several members can't be joined: {said}")
+            tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {said}")
         else:
             known = self._known
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]

@@ -19,10 +19,10 @@ from energon_pack.training.sizes import parts
 SMALL = 3
 _Model = TypeVar("_Model")
 _Answer = TypeVar("_Answer")
-#: names that count no tokens: widths, layers, ids, pixels, factors; and limits of positions, which `shrink` sets
+#: names that count no tokens: widths, layers, ids, pixels, rates, factors; and limits of positions, which `shrink` sets
 _OTHER = re.compile(
     r"\w*(dim|head|hidden|intermediate|inner|width|rank|vocab|layer|expert|position_embeddings|scalar)\w*"
-    r"|\w*(image|video|audio|patch|crop|resolution)\w*|\w*(_id|_ids|_index|seed)|_\w*"
+    r"|\w*(image|video|audio|patch|crop|resolution|second)\w*|\w*(_id|_ids|_index|seed)|_\w*"
 )
 
 

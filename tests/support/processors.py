@@ -179,3 +179,20 @@ def gemma3n(folder: Path) -> Path:
     names |= {"boa_token": "<start_of_audio>", "eoa_token": "<end_of_audio>"}
     written = template_of("<image_soft_token>", "", "<audio_soft_token>")
     return write_dummy(folder, "Gemma3nProcessor", [*names.values()], written, files, names)
+
+
+def hearing(
+    folder: Path, name: str, extractor: str = "Whisper", token: str = "<|audio|>", more: Sequence[str] = ()
+) -> Path:
+    """A processor of sounds alone.
+
+    Args:
+        name: its class, without `Processor`.
+        extractor: of its features, without `FeatureExtractor`.
+        token: what stands for a sound.
+        more: tokens around it, at its beginning and its end.
+    """
+    names = dict(zip(("audio_bos_token", "audio_eos_token"), more, strict=False))
+    names |= {"audio_token": token} if more else {}
+    files = {"preprocessor_config": {"feature_extractor_type": f"{extractor}FeatureExtractor", "feature_size": 8}}
+    return write_dummy(folder, f"{name}Processor", [token, *more], template_of("", "", token), files, names)

@@ -55,6 +55,7 @@ class Class:
     runs_code: bool = False
     has_images: bool = True
     has_sounds: bool = False
+    hears_several: bool = True  # sounds in one sample
 
 
 def _text(**more: Any) -> Values:
@@ -133,6 +134,32 @@ def _qwen2_audio(token: Token) -> Any:
     )  # fmt: skip
 
 
+def _hears(config: str, token: Token, **audio: Any) -> Any:
+    """A config of a model of sounds and text, whose encoder has these settings."""
+    text = _text(model_type={"GlmAsr": "llama", "Qwen3ASR": "qwen3"}.get(config, "qwen2"))
+    audio = {"num_mel_bins": 8, "initializer_range": 0.2, **audio}
+    ids = {
+        "audio_token_id": token("<sound>" if "Flamingo" in config else "<|pad|>" if config == "GlmAsr" else "<|audio|>")
+    }
+    return getattr(tf, f"{config}Config")(text_config=text, audio_config=audio, initializer_range=0.2, **ids)
+
+
+_ENCODER: Values = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": 16}
+
+
+def _audio_flamingo(token: Token) -> Any:
+    return _hears("AudioFlamingo3", token, **_ENCODER)
+
+
+def _glm_asr(token: Token) -> Any:
+    return _hears("GlmAsr", token, **{**_ENCODER, "intermediate_size": 64})
+
+
+def _qwen3_asr(token: Token) -> Any:
+    audio = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
+    return _hears("Qwen3ASR", token, **audio, output_dim=32, downsample_hidden_size=8)
+
+
 def _qwen3_omni(token: Token) -> Any:
     vision = {**_QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
     audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
@@ -164,6 +191,27 @@ CLASSES = {
     ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
         processors.qwen3_omni, _qwen3_omni, has_videos=True, has_sounds=True
+    ),
+    "AudioFlamingo3ForConditionalGeneration": Class(
+        partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
+        _audio_flamingo,
+        has_images=False,
+        has_sounds=True,
+        hears_several=False,
+    ),
+    "GlmAsrForConditionalGeneration": Class(
+        partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
+        _glm_asr,
+        has_images=False,
+        has_sounds=True,
+        hears_several=False,
+    ),
+    "Qwen3ASRForConditionalGeneration": Class(
+        partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
+        _qwen3_asr,
+        has_images=False,
+        has_sounds=True,
+        hears_several=False,
     ),
     "Qwen2AudioForConditionalGeneration": Class(
         processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
@@ -205,6 +253,11 @@ def write_source(folder: Path, one: Class) -> Path:
         members |= {
             "h.json": chat("<audio>What is said?", "Nothing, it is noise."),
             "h.wav": sound(9000, 16_000),
+            "k.json": chat("<audio>And here?", "Noise, and it is longer."),
+            "k.wav": sound(70_000, 44_100, channels=2),
+        }
+    if one.has_sounds and one.hears_several:
+        members |= {
             "i.json": chat("<audio><audio>", "Both.", "Which is longer?", "The second.", audios=["0.wav", "1.wav"]),
             "i.0.wav": sound(5000, 22_050),
             "i.1.wav": sound(30_001, 48_000),
@@ -304,7 +357,11 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
             text = processor.apply_chat_template(messages, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            inputs = processor(**given, **media_inputs(encoder.template, images, clips, sounds), return_tensors="pt")
+            made = media_inputs(encoder.template, images, clips, sounds)
+            if made:
+                inputs = processor(**given, **made, return_tensors="pt")
+            else:  # some take no text alone
+                inputs = processor.tokenizer([text], add_special_tokens=False, return_tensors="pt")
             with torch.no_grad():
                 logits = model(**inputs, use_cache=False).logits[0]
             labels = encoder.members.encode(member).tokens.labels

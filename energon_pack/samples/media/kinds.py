@@ -22,6 +22,11 @@ class Medium:
         return f"{self.kind}s"
 
     @property
+    def nouns(self) -> str:
+        """Several of them, in messages."""
+        return f"{self.noun.split()[1]}s"
+
+    @property
     def letter(self) -> str:
         """The letter that begins the numbers of its parts in packs: `s003.i00.jpg`."""
         return self.kind[0]
