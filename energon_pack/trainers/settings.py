@@ -9,9 +9,6 @@ _KNOWN: dict[str, tuple[tuple[Any, ...], str]] = {
     "sample_packing": ((False, None), "the trainer would pack packs again: sample_packing: false"),
     "neat_packing": ((False, None), "the trainer would pack packs again: neat_packing: false"),
     "label_smoothing_factor": ((0.0, 0, None), "the loss is smoothed and divided batch by batch: label_smoothing_factor=0"),
-    "average_tokens_across_devices": (
-        (True, None), "each rank divides by its own trained tokens: average_tokens_across_devices=True"
-    ),
     "use_asft_loss": (
         (False, None), "its reference model gets no positions, so that members see each other: use_asft_loss: false"
     ),
@@ -34,6 +31,8 @@ def refused(args: Any, accelerator: Any = None) -> str:
         value = getattr(args, name, None)
         if value not in harmless and told:
             return f"{name}={value}: {told}"
+    if getattr(accelerator, "num_processes", 1) > 1 and getattr(args, "average_tokens_across_devices", True) is False:
+        return "each rank divides by its own trained tokens: average_tokens_across_devices=True"
     parallelism = getattr(accelerator, "parallelism_config", None)
     for name in _PARALLEL:
         if (size := getattr(parallelism, name, 1) or 1) > 1:

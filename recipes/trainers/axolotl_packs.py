@@ -1,4 +1,10 @@
-"""A plugin of axolotl that trains on packs: `plugins: [axolotl_packs.Packs]` and `packs: packed/demo` in its YAML.
+"""A plugin of axolotl that trains on packs: `plugins: [axolotl_packs.Packs]` in its YAML, beside
+
+    datasets: [{path: packed/demo, type: chat_template}]
+    remove_unused_columns: false    # the columns name packs
+    curriculum_sampling: true       # keeps their order: even steps
+    sample_packing: false
+    micro_batch_size: 1
 
     PYTHONPATH=recipes/trainers axolotl train config.yaml
 """
@@ -12,11 +18,8 @@ from energon_pack import PackedDataset, check_trainer, guard
 class Packs(BasePlugin):
     """Reads packs in place of the datasets of the YAML."""
 
-    def get_input_args(self):  # type: ignore[no-untyped-def]
-        return "axolotl_packs.Settings"
-
     def load_datasets(self, cfg, preprocess=False):  # type: ignore[no-untyped-def]
-        self.packs = PackedDataset(cfg.packs, cfg.base_model)  # or LazyPackedDataset([…])
+        self.packs = PackedDataset(cfg.datasets[0]["path"], cfg.base_model)  # or LazyPackedDataset([…])
         rows = self.packs.as_dataset(micro_batches=cfg.gradient_accumulation_steps)
         return TrainDatasetMeta(rows, None, cfg.max_steps)
 

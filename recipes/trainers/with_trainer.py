@@ -23,7 +23,8 @@ parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch
 (args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
 
 has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
-model = (AutoModelForImageTextToText if has_images else AutoModelForCausalLM).from_pretrained(name)
+kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds but few weights by their names
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)
 trainer = Trainer(
