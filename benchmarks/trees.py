@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 from timing import cpu_seconds
 
-from energon_pack.plan.items import Items
+from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.trees import Beginnings, Trees, trees_of, with_own_counts
-from energon_pack.run.seeded import Ints, mixed
+from energon_pack.run.seeded import mixed
 
 PACKING = PackingConfig(max_token_len=8192, share=Share.prefix, group_by=GroupBy.none)
 
@@ -33,7 +33,7 @@ def samples(num: int, share: float) -> tuple[Items, Beginnings]:
     place = np.concatenate((place, np.zeros(alone, np.int64)))
     group = np.concatenate((group, len(sizes) + np.arange(alone)))
     order = chance.permutation(num)
-    is_turns, root, place, group = (values[order] for values in (is_turns, root, place, group))
+    is_turns, root, place, group = is_turns[order], root[order], place[order], group[order]
     lens = root + np.where(is_turns, 200 * (place + 1), chance.integers(30, 400, num))
     num_turns = np.where(is_turns, place + 1, 0)
     sizes = 2 + num_turns + 1
@@ -62,7 +62,7 @@ def planned(items: Items, found: Beginnings) -> tuple[Items, Trees]:
     return own, trees
 
 
-def packs(items: Items, trees: Trees) -> tuple[int, Ints]:
+def packs(items: Items, trees: Trees) -> tuple[int, AnyInts]:
     """Return the packs of a plan, and the tokens of its trees."""
     lens = trees.as_items(items).lens
     return plan_packs(items, PACKING, trees=trees).num_packs, lens

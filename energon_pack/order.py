@@ -34,7 +34,7 @@ from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
 
 #: fields in which packs of one order must agree, beside those of a blend: training reads one manifest
-_ALIKE = ("layout", "mask", "pad_to_multiple_of")
+_ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(

@@ -28,12 +28,14 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, ORDER
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
-from energon_pack.plan.items import MEDIA_TYPES, Items
+from energon_pack.plan.items import Items
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts", "output_shard")
 
@@ -75,7 +77,9 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
     """
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
-        by_shard = {table["output_shard"][0].as_py(): table for table in PlanFile(part.folder).tables(*_COLUMNS)}
+        plan = PlanFile(part.folder)
+        tables_of_part = plan.tables(*_COLUMNS, *plan.shared_columns())
+        by_shard = {table["output_shard"][0].as_py(): table for table in tables_of_part}
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
@@ -112,6 +116,9 @@ def _items(table: pa.Table, entry: Any) -> Items:
     media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), 0).to_numpy().astype(np.int8)
     zeros = np.zeros(table.num_rows, np.int8)
     items = Items(counts, media, zeros, zeros, zeros, table["num_supervised"].to_numpy())
+    if "shared_len" in table.column_names:
+        names = {"token_len": "shared_len", **{name: name.replace("num_", "num_shared_") for name in list(counts)[1:]}}
+        items = with_own_counts(items, {name: table[column].to_numpy() for name, column in names.items()})
     return items if entry is None else replace(items, entry=entry)
 
 

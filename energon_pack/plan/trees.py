@@ -9,7 +9,7 @@ A tree is a run of samples, depth first; each shares its first tokens with the s
 a sample says all: a fork within a fork is a sample that shares more with its neighbour than that one with its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class Trees:
     items: Ints  # those of a tree side by side, depth first
     starts: Ints  # num_trees + 1: where each tree begins in `items`
     #: of each item, by its number: the first tokens, images, videos, visual tokens that the item before it has, too
-    shared: dict[str, AnyInts]
+    shared: Mapping[str, AnyInts]
 
     def as_items(self, items: Items) -> Items:
         """Return the trees as items: the sums of what their members add.
@@ -74,7 +74,7 @@ class Beginnings(NamedTuple):
     key: npt.NDArray[np.uint64]  # equal keys: equal beginnings, but for chance in 2^64; `low` tells these apart
     low: npt.NDArray[np.uint64]
     may_fork: npt.NDArray[np.bool_]
-    counts: dict[str, AnyInts]
+    counts: Mapping[str, AnyInts]
 
     def take(self, numbers: AnyInts) -> "Beginnings":
         """Return some of them."""
@@ -143,7 +143,7 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
     }
 
 
-def with_own_counts(items: Items, shared: dict[str, AnyInts]) -> Items:
+def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
     """Return items with what each adds to its pack."""
     own = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
     own["max_attention_cost"] = _squares(items.lens, shared["token_len"])
@@ -211,7 +211,7 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
     return number, np.bincount(number)
 
 
-def _in_order(found: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, AnyInts]]:
+def _in_order(found: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
     """Return the items of trees, depth first, and what each shares with the one before it; 0: nothing.
 
     Args:

@@ -117,7 +117,7 @@ class PackedBatch(dict[str, Any]):
                 del inputs[name]
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        mask = self.mask
+        mask: str | None = self.mask
         if mask == "auto":
             mask = outline.proven if outline else None
             if mask is None:

@@ -252,8 +252,8 @@ class MemberEncoder:
                 self._pixels.check_split(draft.whole, draft.given)
         if isinstance(self._rope, OwnRope):
             each = [self._pixels([draft.given]) for draft in drafts]
-            wholes = [draft.whole and self._pixels([draft.whole]) for draft in drafts]
-            return self.join(each), [whole or own for whole, own in zip(wholes, each, strict=True)]
+            wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
+            return self.join(each), [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
         media = self._pixels([draft.given for draft in drafts])
         images = _shares(media, _GRIDS[:1], [len(draft.given.images) for draft in drafts])
         videos = _shares(media, _GRIDS[1:], [len(draft.given.clips) for draft in drafts])
