@@ -70,6 +70,10 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen2_5_vl", "model.processor_kwargs.max_pixels=much"], ["longest_edge", "much"]),
     (["+model=qwen2_5_vl", "model.chat_template='{% if %}'"], ["chat template", "line 1"]),
     (["+model=qwen2_5_vl", "labels.think=hide"], ["labels.think=hide", "drop_history"]),
+    (
+        ["+model=qwen2_5_vl", "labels.expand=pairs", "labels.train_on=last"],
+        ["labels.expand=pairs: each part of a sample would have a last turn of its own", "labels.expand=turns"],
+    ),
     (["+model=qwen2_5_vl", "labels.prompt_weight=-1"], ["labels.prompt_weight=-1", "at least 0"]),
     (
         ["+model=qwen2_5_vl", "labels.train_on=last", "packing.overlong=split_turns"],

@@ -296,13 +296,17 @@ def _first_changed(job: list[tuple[Shard, dict[str, str]]]) -> tuple[int, int, S
 
 def lengths_cache(method: Method, run: Run) -> TableCache:
     """Open the cache that holds the lengths by this method."""
+    return TableCache(run.cache("lengths", how_measured(method)))
+
+
+def how_measured(method: Method) -> str:
+    """Hash everything about a method that lengths depend on."""
     template = method.identity
     versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []
-    how = key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
-    return TableCache(run.cache("lengths", how))
+    return key_of(template.fingerprint, template.labels, method.read.identity, *versions, *chosen)
 
 
 def _lengths_key(item: IndexedShard) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.lengths.measure import forgetting_wrong
+from energon_pack.lengths.measure import forgetting_wrong, how_measured
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
@@ -51,7 +51,7 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     asked = {name: value for name, value in plain(labels).items() if name in ("expand", "window_images", "window_text")}
     making = Making(
         "expand",
-        key_of(asked, _VERSION),
+        key_of(asked, _VERSION, how_measured(method)),
         partial(_expanded, labels=labels),
         lambda table: pc.is_null(table["reason"]).to_numpy(),
         ("reason",),

@@ -318,17 +318,21 @@ def print_plan(report: Report) -> None:
 
 def _of_parts(report: Report) -> Iterator[str]:
     if report.expanded:
-        yield said_of(report.expanded)
+        yield said_of(report.expanded, report.shared is not None)
     elif report.samples_cut:
         yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
 
 
-def said_of(expanded: Mapping[str, Any]) -> str:
-    """Say what `labels.expand` made, and what it costs."""
+def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
+    """Say what `labels.expand` made, and what it costs.
+
+    Args:
+        is_shared: samples share what they begin with already.
+    """
     times = expanded["tokens"] / max(1, expanded["whole_tokens"])
     made = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
-    shared = "packing.share=prefix computes what they share once"
-    return f"labels.expand={expanded['how']}: {made}, {times:.2f} times the tokens ({shared})"
+    shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
+    return f"labels.expand={expanded['how']}: {made}, {times:.2f} times the tokens{shared}"
 
 
 def print_stages(progress: Progress) -> None:

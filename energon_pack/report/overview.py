@@ -196,7 +196,7 @@ def _besides(report: Report) -> Iterator[Html]:
     if texts := [f"{number:,} {what}" for what, number in said.items() if number]:
         yield tag("p", f"Besides: {'; '.join(texts)}.")
     if report.expanded:
-        yield tag("p", f"{said_of(report.expanded)}.")
+        yield tag("p", f"{said_of(report.expanded, report.shared is not None)}.")
 
 
 def _n(number: int) -> str:

@@ -4,14 +4,15 @@ A fault would train an answer twice or never, show it what inference would not, 
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from energon_pack import LazyPackedDataset, PackedTaskEncoder, StreamingPackedDataset
-from energon_pack.config import Expand, Flavor, Overlong, PackConfig
+from energon_pack import LazyPackedDataset, StreamingPackedDataset
+from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
@@ -67,16 +68,15 @@ def texts(messages: list[dict[str, Any]]) -> str:
 
 
 def trained(path: Path, processor: Path) -> dict[str, list[str]]:
-    """The trained texts of each member, as PackedTaskEncoder labels them."""
-    encoder = PackedTaskEncoder(path, processor=str(processor))
-    tokenizer, found = encoder.template.tokenizer, dict[str, list[str]]()
+    """The trained texts of each member, by the template that the dataset's loader has."""
+    template, found = load_template(path, str(processor)), dict[str, list[str]]()
     for sample in train(path):
         for i, sample_id in enumerate(sample.sample_ids):
             media = [Media("image", *image.size) for image in sample.images[i]]
-            tokens = encoder.template.encode(Sample(sample.messages[i], media))
+            tokens = template.encode(Sample(sample.messages[i], media))
             assert len(tokens.ids) == sample.token_lens[i]
             assert tokens.num_supervised == sample.num_supervised[i]
-            said = [tokenizer.decode(tokens.ids[a:b], skip_special_tokens=True) for a, b in tokens.supervised]
+            said = [template.tokenizer.decode(tokens.ids[a:b], skip_special_tokens=True) for a, b in tokens.supervised]
             found[sample_id.removeprefix("0.tar/")] = said
     return found
 
@@ -246,6 +246,19 @@ def test_packs_that_are_made_in_training_are_expanded_or_refuse(config: Make, ta
         LazyPackedDataset(config(None, labels__expand=Expand.turns, source__path=None), [{"messages": []}])
     with pytest.raises(PackError, match=r"expand=turns: a stream takes samples as they come"):
         StreamingPackedDataset(run)
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (LabelsConfig(expand=Expand.turns, prompt_weight=0.1), "a question would count once for each answer after it"),
+        (LabelsConfig(window_images=4), "only labels.expand=turns has a window"),
+        (LabelsConfig(expand=Expand.turns, window_images=4, window_text="<image>"), "would stand for a medium again"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(labels: LabelsConfig, why: str) -> None:
+    with pytest.raises(PackError, match=re.escape(why)):
+        labels.check()
 
 
 def folder_of(run: PackConfig) -> Path:
