@@ -201,7 +201,7 @@ def summarize(
             for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
             if found.samples[code] or of_packs[code]
         },
-        mixture=mixture_figures(lengths, plan) or None,
+        mixture=mixture_figures(lengths, plan, packing.max_token_len) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
         members_per_pack=packs.members.spread(),
