@@ -158,6 +158,7 @@ def test_the_page_has_a_row_for_each_entry_and_warns_of_what_comes_often(config:
     assert re.search(r"maths\s+90\.00%\s+(89\.9|90\.0)\d%\s+[\d.]+ times", text)
     assert re.search(r"turn\s+packs\s+samples\s+tokens\s+1\s", text)
     assert maths["token_len"]["min"] >= 20
+    assert 0.9 < maths["fill"] <= 1
 
 
 def test_one_entry_is_the_set_alone(config: Make, sets: Path) -> None:

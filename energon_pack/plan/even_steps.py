@@ -26,7 +26,7 @@ from energon_pack.steps.spread import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
 
 _TURNS = 32  # of swaps: after some twenty little changes
-_EVEN = 1.02  # waits that steps with the shares of a mixture may have
+_EVEN = 1.02  # waits that steps with the shares of a mixture may have; as near may their trained tokens be
 _TRIES = 8  # of a layout in which steps train on evenly much
 _NARROWER = 0.95  # each try than what the last one says
 
@@ -65,7 +65,7 @@ def lay_out(
     most_waits = as_they_come.waits
     layouts = _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
-        most_waits = np.maximum(most_waits, _EVEN)
+        most_waits, most_off = np.maximum(most_waits, _EVEN), max(most_off, _EVEN - 1)
         in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
         layouts = chain([_within_steps(_shares(costs) * counted, topology, in_steps)], layouts)
     for read in layouts:

@@ -82,17 +82,24 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     return shares
 
 
-def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
-    """What each entry of a mixture was asked to have, and has in the packs of the train split."""
+def mixture_figures(lengths: Lengths, plan: PackPlan, max_token_len: int) -> list[dict[str, Any]]:
+    """What each entry of a mixture was asked to have, and has in the packs of the train split.
+
+    `fill` is that of the packs that its tokens lie in.
+    """
     items, shares = lengths.items, lengths.shares_of_entries
     samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))
     lens = [Tally() for _ in shares]
+    filled = np.zeros(len(shares))
+    of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts)) if shares else np.zeros(0, np.int64)
     for block in blocks(len(plan.items)) if shares else ():
-        members = plan.items[block]
-        members = members[items.split[members] == _TRAIN]
+        members, of_members = plan.items[block], of_packs[block]
+        is_train = items.split[members] == _TRAIN
+        members, of_members = members[is_train], of_members[is_train]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
         for sums, weights in ((samples, None), (tokens, items.lens), (trained, items.num_supervised)):
             sums += _by_entry(entry, None if weights is None else weights[members], len(shares))
+        filled += np.bincount(entry, items.lens[members] * of_members / max_token_len, len(shares))
         for number, tally in enumerate(lens):
             tally.add(items.lens[members][entry == number])
     of = samples if shares and shares[0].of == "samples" else trained
@@ -106,6 +113,7 @@ def mixture_figures(lengths: Lengths, plan: PackPlan) -> list[dict[str, Any]]:
             "samples": int(samples[number]),
             "tokens": int(tokens[number]),
             "trained": int(trained[number]),
+            "fill": round(float(filled[number] / max(1, tokens[number])), 4),
             "token_len": lens[number].spread(),
         }
         for number, share in enumerate(shares)

@@ -209,7 +209,7 @@ def summarize(
             if found.samples[code] or of_packs[code]
         },
         shared=sharing_figures(lengths, plan),
-        mixture=mixture_figures(lengths, plan) or None,
+        mixture=mixture_figures(lengths, plan, packing.max_token_len) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
         members_per_pack=packs.members.spread(),

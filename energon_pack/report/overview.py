@@ -161,7 +161,7 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
         yield table(("turn", "packs", "samples", "tokens"), turns)
     if report and report.mixture:
         yield table(
-            ("mixture", "asked", "share", "each sample", "samples", "tokens", "trained", "tokens of a sample"),
+            ("mixture", "asked", "share", "each sample", "samples", "tokens", "trained", "fill", "tokens of a sample"),
             [
                 (
                     clipped(of["name"], _NAME),
@@ -169,6 +169,7 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
                     f"{of['share']:.2%}",
                     f"{of['epochs']:.2f} times",
                     *(_n(of[key]) for key in ("samples", "tokens", "trained")),
+                    f"{of['fill']:.2%}",
                     f"p50 {of['token_len']['p50']:,}, p99 {of['token_len']['p99']:,}" if of["token_len"] else "",
                 )
                 for of in report.mixture

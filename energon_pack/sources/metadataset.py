@@ -29,6 +29,7 @@ _READ = {
     "split_config",
     "dataset_config",
     "shuffle_over_epochs_multiplier",
+    "subflavors",
 }
 _DEEPEST = 8
 
@@ -74,6 +75,8 @@ def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Ite
     items = [blend] if kind == "path" else blend[kind]
     if not isinstance(items, list) or not all(isinstance(item, Mapping) and item.get("path") for item in items):
         raise PackError(f"{path}: splits.{split}.{kind} is no list of datasets with paths")
+    if any("subflavors" in item for item in items):
+        say(f"{path}: subflavors are not read: packs of one plan are all alike")
     has_weights = kind in ("blend", "datasets")
     factors = [_factor(path, item, "weight" if has_weights else "repetitions") for item in items]
     total = sum(factors) if has_weights else 1.0
@@ -87,9 +90,7 @@ def _of_item(
     path: str, item: Mapping[str, Any], split: str, factor: float, has_weights: bool, depth: int
 ) -> Iterator[Entry]:
     for key in item:
-        if key == "subflavors":
-            say(f"{path}: subflavors are not read: packs of one plan are all alike")
-        elif key not in _READ:
+        if key not in _READ:
             raise PackError(f"{path}: {item['path']}: {key} is not read: leave it out, or pack that dataset alone")
     place = in_folder(folder_of(absolute(path)), str(item["path"]))
     part = str(item.get("split_part") or split)
