@@ -48,6 +48,8 @@ _HOMES = {
     "training.inputs": "MixingError check_inputs",
     "training.members": "sample_of",
     "training.pack_encoder": "PackEncoder",
+    "training.tree_attention": "use_tree_attention",
+    "training.trees": "magi_ranges",
     "webdataset": "Packs packs shard_urls",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -108,6 +110,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.training.inputs import check_inputs as check_inputs
     from energon_pack.training.members import sample_of as sample_of
     from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
+    from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
+    from energon_pack.training.trees import magi_ranges as magi_ranges
     from energon_pack.webdataset import Packs as Packs
     from energon_pack.webdataset import packs as packs
     from energon_pack.webdataset import shard_urls as shard_urls

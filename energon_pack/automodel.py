@@ -23,7 +23,7 @@ import torch
 from energon_pack.errors import PackError
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.training.automodel_batch import MASKS, media, neat, thd
-from energon_pack.training.pack_encoder import Pack, refuse_weights
+from energon_pack.training.pack_encoder import Pack, refuse_trees, refuse_weights
 
 __all__ = ["PackRows", "check_automodel", "collate", "dataset"]
 
@@ -130,9 +130,11 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
         n_videos_per_sample [B] where there are any.
 
     Raises:
-        BadPack: several packs in a layout that holds one; a sample or a turn with a weight other than 1.
+        BadPack: several packs in a layout that holds one; a sample or a turn with a weight other than 1; samples that
+            share tokens.
     """
     refuse_weights([row.pack for row in rows], "Automodel's loss", "take such samples out, or train without Automodel")
+    refuse_trees([row.pack for row in rows], "Automodel")
     dataset = rows[0].dataset
     encoder = dataset.packs.encoder
     batch = encoder.batch([row.pack for row in rows])

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from energon_pack.errors import PackError
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.outline import Outline, outline_of
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refuse_trees
 
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
@@ -47,7 +47,8 @@ class Collator:
 
         Raises:
             PackError: a row names no pack.
-            BadPack: a pack can't be encoded; or a token has a weight other than 1, which a trainer's own loss ignores.
+            BadPack: a pack can't be encoded; a token has a weight other than 1, which a trainer's own loss ignores;
+                samples share tokens.
         """
         return self.of_packs([self.pack(row) for row in rows])
 
@@ -66,6 +67,7 @@ class Collator:
 
     def of_packs(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out; raises as a call."""
+        refuse_trees(packs, "a trainer's own loss")
         batch = self.packs.encoder.batch(packs)
         if batch.get("is_weighted"):
             raise BadPack(

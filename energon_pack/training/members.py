@@ -230,6 +230,8 @@ class MemberEncoder:
         before = [medium.kind for medium in sample.media[:first]]
         if (before.count("image"), before.count("video")) != (num.num_images, num.num_videos):
             raise ValueError(f"it shares {num.num_images} images and {num.num_videos} videos, which are not its first")
+        if num.num_tokens and "audio" in kinds:
+            raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
         for image in member.images[0 if is_whole else num.num_images :]:
             image.load()

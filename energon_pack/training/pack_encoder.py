@@ -231,7 +231,10 @@ class PackEncoder:
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
-        self._refuse_trees(packs)
+        if self.layout != "neat":
+            refuse_trees(packs, f"layout={self.layout}")
+        elif self.mask in ("hybrid", "prefix4d", "indexed"):
+            refuse_trees(packs, f"mask={self.mask}")
         try:
             if self.layout == "neat":
                 batch = self._neat(tokens)
@@ -283,19 +286,6 @@ class PackEncoder:
             batch["attention_mask"] = batch["doc_ids"]
         return batch
 
-    def _refuse_trees(self, packs: Sequence[Pack]) -> None:
-        """Raise BadPack if samples share tokens, and this layout or mask has no place for that."""
-        what = f"layout={self.layout}" if self.layout != "neat" else f"mask={self.mask}"
-        if self.layout == "neat" and self.mask not in ("hybrid", "prefix4d", "indexed"):
-            return
-        for pack in packs:
-            for member in pack.members:
-                if member.tokens.shared_len:
-                    raise BadPack(
-                        f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
-                        f" {what} has no place: pack with packing.share=none"
-                    )
-
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media under the names that the layout's consumer uses."""
         of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
@@ -320,6 +310,21 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     if "tree_end" in batch:
         return int((batch["labels"] != IGNORE).sum())
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
+
+
+def refuse_trees(packs: Sequence[Pack], what: str) -> None:
+    """Raise BadPack if samples share tokens.
+
+    Args:
+        what: the layout, mask or trainer that has no place for trees, for the message.
+    """
+    for pack in packs:
+        for member in pack.members:
+            if member.tokens.shared_len:
+                raise BadPack(
+                    f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
+                    f" {what} has no place: pack with packing.share=none"
+                )
 
 
 def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
