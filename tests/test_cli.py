@@ -297,7 +297,7 @@ def test_completion_offers_models_with_their_plus_sign(tmp_path: Path, monkeypat
     first, second, third = (completed(line, tmp_path, monkeypatch) for line in lines)
     assert {"+model=", "packing=", "packing.", "stage="} <= {*first}
     assert {"+model=", "model="}.isdisjoint(second)
-    assert third == ["+model=qwen2_5_omni", "+model=qwen2_5_vl", "+model=qwen2_vl"]
+    assert third == ["+model=qwen2_5_omni", "+model=qwen2_5_vl", "+model=qwen2_audio", "+model=qwen2_vl"]
 
 
 def test_version(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
     │            name of the lower axis│   more of them where the page is narrow
     └─────────────────────────────────┘
 
-Colours follow kinds, the classes `of-<kind>` of style.css: text, image, video, mix, unknown, padding, all and more.
+Colours follow kinds, the classes `of-<kind>` of style.css: text, image, video, audio, mix, unknown, padding …
 """
 
 import math

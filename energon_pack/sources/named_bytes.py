@@ -16,9 +16,9 @@ from energon_pack.samples.skip import Reason, Skip
 _STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
 _BEGIN = (
     r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
-    r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ)[A-Za-z0-9+/]{200}"
+    r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ|GkXfo|AAAA[A-Za-z0-9+/]{2}Z0eX)[A-Za-z0-9+/]{200}"
 )
-#: how a data: URI, and the base64 of a JPEG, PNG, GIF, WebP, WAV, MP3, Ogg or FLAC begins
+#: how a data: URI, and the base64 of a image, and of a sound or a clip, begins
 _BASE64 = re.compile(_BEGIN)
 _BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
 

@@ -54,9 +54,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     # Whether its code is run is said by one setting alone: these kwargs may be those of a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
     if setting := next((name for name in _SOUND_OF_VIDEOS if kwargs.get(name)), None):
-        raise PackError(
-            f"model.processor_kwargs.{setting}: the sound of videos is not packed; as files of its own it is"
-        )
+        raise PackError(f"model.processor_kwargs.{setting}: the sound of videos is not packed, sounds in files are")
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
     own = {**files.own, **model.processor_kwargs}  # as from_pretrained does

@@ -38,13 +38,15 @@ def sample_view(
         None,
         turns_of(sample.messages),
         [
-            Medium(part.kind, part.name, medium.width, medium.height, medium.num_frames, part.size)
+            Medium(
+                part.kind, part.name, medium.width, medium.height, medium.num_frames, part.size, seconds=medium.seconds
+            )
             for part, medium in zip(sample.parts, sample.media, strict=True)
         ],
         weight=sample.options.weight,
     )
     with_pictures = [
-        _pictured(medium, reader, shard, part) if number < max_thumbnails else medium
+        _pictured(medium, reader, shard, part) if number < max_thumbnails and medium.kind != "audio" else medium
         for number, (medium, part) in enumerate(zip(view.media, sample.parts, strict=True))
     ]
     view = replace(view, media=with_pictures)

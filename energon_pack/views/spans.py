@@ -44,7 +44,8 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
             text = "".join(tokenizer.id_to_token(encoding.ids[i]) or "" for i in indices) if is_token else ""
         if number is not None:
             medium = in_order[number]
-            text, kind = f"{medium.kind} {medium.width}×{medium.height}", medium.kind
+            size = f"{medium.seconds:.1f} s" if medium.kind == "audio" else f"{medium.width}×{medium.height}"
+            text, kind = f"{medium.kind} {size}", medium.kind
         spans.append(Span(text, kind, len(indices), weight))
         done = end
     return spans

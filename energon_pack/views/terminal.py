@@ -18,6 +18,7 @@ _COLOURS = {
     "text": "blue",
     "image": "yellow",
     "video": "green",
+    "audio": "cyan",
     "mix": "magenta",
     "unknown": "white",
     "padding": "bright_black",
@@ -133,7 +134,7 @@ def members_table(members: Sequence[MemberView], width: int) -> Table:
         )
         for number, member in enumerate(members)
     ]
-    header = ("#", "medium", "turns", "tokens", "trained", "visual", "images and videos")
+    header = ("#", "medium", "turns", "tokens", "trained", "visual", "media")
     columns = list(zip(header, *rows, strict=True))
     if not any(member.media for member in members):
         columns = columns[:5]
@@ -195,7 +196,7 @@ def tokens_text(spans: Sequence[Span], to: Console) -> Text:
         is_marked = weight > 0 and not has_colours
         text.append("«" * is_marked)
         for span in alike:
-            style = {"text": "", "special": "dim", "image": "yellow", "video": "green"}[span.kind]
+            style = {"text": "", "special": "dim", **{kind: _COLOURS[kind] for kind in KINDS}}[span.kind]
             words = _plain(span.text).plain
             if span.kind in KINDS:
                 words = f"[{words}, {span.num_tokens:,} tokens]"
@@ -232,7 +233,8 @@ def _media(media: Sequence[Medium], most: int) -> str:
     words = []
     for medium in media[:most]:
         frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""
-        words.append(f"{medium.width}×{medium.height}{frames}" if medium.width else "unreadable")
+        seconds = f"{medium.seconds:.1f} s" if medium.seconds else "unreadable"
+        words.append(f"{medium.width}×{medium.height}{frames}" if medium.width else seconds)
     return ", ".join(words) + (f" +{len(media) - most:,}" if len(media) > most else "")
 
 

@@ -32,11 +32,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Medium:
-    """An image or a video of a member."""
+    """A medium of a member."""
 
     kind: str
     name: str  # name of its part or file
-    width: int  # as shown upright; 0: it can't be read, see `problem`
+    width: int  # as shown upright; 0: it is a sound, or can't be read, see `problem`
     height: int
     num_frames: int = 0  # of a video
     num_bytes: int = 0
@@ -44,8 +44,11 @@ class Medium:
     seen: str | None = None  # how `media.*` changes it; None: unchanged, or not known
     data: bytes | None = None  # a small picture of it, WebP; None: not asked for, or none could be made
     problem: str | None = None  # why it can't be read or shown
+    seconds: float = 0.0  # of a sound
 
     def __str__(self) -> str:
+        if self.seconds:
+            return f"{self.kind} {self.seconds:.1f} s"
         frames = f", {self.num_frames:,} frames" if self.num_frames else ""
         return f"{self.kind} {self.width}×{self.height}{frames}" if self.width else self.kind
 

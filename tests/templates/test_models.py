@@ -17,6 +17,7 @@ from support.running import ROOT, command, need_torchvision
 
 #: the class of each model's processor in transformers; of those that have code of their own, what it derives from
 CLASSES = {
+    "audio_flamingo3": "AudioFlamingo3",
     "aya_vision": "AyaVision",
     "command_a_vision": "Cohere2Vision",
     "deepseek_ocr2": "DeepseekOcr2",
@@ -29,6 +30,7 @@ CLASSES = {
     "glm4_1v": "Glm4v",
     "glm4_5v": "Glm4v",
     "glm4_6v": "Glm46V",
+    "glm_asr": "GlmAsr",
     "idefics3": "Idefics3",
     "internvl3": "InternVL",
     "internvl3_5": "InternVL",
@@ -54,10 +56,12 @@ CLASSES = {
     "phi4_multimodal": "Phi4Multimodal",
     "pixtral": "Pixtral",
     "qwen2_5_omni": "Qwen2_5Omni",
+    "qwen2_audio": "Qwen2Audio",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen2_vl": "Qwen2VL",
     "qwen3_5": "Qwen3VL",
     "qwen3_5_moe": "Qwen3VL",
+    "qwen3_asr": "Qwen3ASR",
     "qwen3_omni": "Qwen3OmniMoe",
     "qwen3_vl": "Qwen3VL",
     "qwen3_vl_moe": "Qwen3VL",

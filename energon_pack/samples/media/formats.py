@@ -51,7 +51,7 @@ def _begins(pattern: bytes) -> re.Pattern[bytes]:
     return re.compile(pattern, re.DOTALL)
 
 
-_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf)"  # AVIF and HEIF are images in the same container
+_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in the same container, M4A is a sound
 FORMATS = (
     Format("image", "jpg", _begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
     Format("image", "png", _begins(rb"\x89PNG\r\n\x1a\n")),
@@ -73,7 +73,7 @@ FORMATS = (
     Format("audio", "mp3", _begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
     Format("audio", "aac", _begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
     Format("audio", "aiff", _begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
-    Format("audio", "m4a", _begins(_MP4), also=("m4b",), is_whole=_has_whole_boxes),
+    Format("audio", "m4a", _begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=_has_whole_boxes),
     Format("audio", "mka", _begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
 )
 #: video format → the sounds that begin alike: only its streams tell them apart

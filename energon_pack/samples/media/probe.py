@@ -31,6 +31,11 @@ class Media:
     num_samples: int = 0  # of a sound, in each channel
     rate: int = 0  # samples of a sound in a second
 
+    @property
+    def seconds(self) -> float:
+        """How long a sound is."""
+        return self.num_samples / self.rate if self.rate else 0.0
+
     def __str__(self) -> str:
         """Say what it is, for messages."""
         if self.kind == "audio":

@@ -3,7 +3,8 @@
 They answer by shape. Padding, cutting and masks, by which tokens are counted, stay the extractor's own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,32 +18,28 @@ def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
     """Return the method to put in place of an extractor's own, by its name; empty: none gives the same shapes.
 
     Args:
-        extractor: of a processor; None: it has none.
+        extractor: of a processor.
     """
-    hop, size = (getattr(extractor, name, None) for name in ("hop_length", "feature_size"))
     own = getattr(extractor, _METHOD, None)
-    if own is None or not (isinstance(hop, int) and isinstance(size, int) and hop and size):
+    hop, size, window = (getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft"))
+    if own is None or not all(isinstance(number, int) and number > 0 for number in (hop, size, window)):
         return {}
-    for one in _stand_ins(hop, size):
-        if all(_is_like(one, own, length) for length in _LENGTHS):
-            return {_METHOD: one}
-    return {}
+    stand_in = partial(_of_shape, own, hop, size, window)
+    return {_METHOD: stand_in} if all(_are_alike(stand_in, own, length) for length in _LENGTHS) else {}
 
 
-def _stand_ins(hop: int, size: int) -> Iterator[Callable[..., Any]]:
-    """Yield functions from samples to an array without values of its own: [.., size, frames]."""
-
-    def whisper(samples: Any, *_: Any, **__: Any) -> Any:
-        return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
-
-    yield whisper
+def _of_shape(own: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any) -> Any:
+    """Return an array [.., size, frames] without values of its own; of samples that no window holds, the real one."""
+    if samples.shape[-1] <= window:
+        return own(samples, *args, **more)
+    return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
 
 
-def _is_like(one: Callable[..., Any], own: Callable[..., Any], num_samples: int) -> bool:
-    """Tell whether both make an array of the same kind and shape of a batch of two."""
+def _are_alike(stand_in: Callable[..., Any], own: Callable[..., Any], num_samples: int) -> bool:
+    """Tell whether both make an array of the same type and shape of a batch of two."""
     samples = np.zeros((2, num_samples), np.float32)
     try:
-        made, wanted = one(samples, "cpu"), own(samples, "cpu")
+        made, wanted = stand_in(samples, "cpu"), own(samples, "cpu")
     except Exception:  # of a class with another signature
         return False
     return isinstance(wanted, np.ndarray) and (made.shape, made.dtype) == (wanted.shape, wanted.dtype)

@@ -1,0 +1,143 @@
+"""Sounds: their headers say as many samples as the decoder gives, and a bad one costs its sample."""
+
+import io
+import struct
+import wave
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from energon_pack.samples.media.audio import decode_audio, probe_audio, resampled_length
+from energon_pack.samples.media.formats import FORMATS
+from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.sound_headers import plain_sound
+from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.skip import Skip
+from support.samples import sound, video
+
+av = pytest.importorskip("av", reason="sounds need PyAV")
+
+
+def encoded(num_samples: int, rate: int, container: str, codec: str, layout: str = "mono", **more: Any) -> bytes:
+    """A sound of noise in a file of any kind."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container, **more) as writer:
+        stream: Any = writer.add_stream(codec, rate=rate)
+        stream.layout = layout
+        values = np.random.default_rng(num_samples).uniform(-0.5, 0.5, (len(stream.layout.channels), num_samples))
+        frame = av.AudioFrame.from_ndarray(values.astype(np.float32), format="fltp", layout=layout)
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        writer.mux(stream.encode(frame))
+        writer.mux(stream.encode(None))
+    return file.getvalue()
+
+
+#: container, encoder, rate, extension of the content, whether its header tells
+KINDS = [
+    ("wav", "pcm_s16le", 11_025, "wav", True),
+    ("wav", "pcm_u8", 8000, "wav", True),
+    ("wav", "pcm_s24le", 44_100, "wav", True),
+    ("wav", "pcm_alaw", 8000, "wav", True),
+    ("wav", "pcm_f32le", 48_000, "wav", False),
+    ("wav", "adpcm_ima_wav", 16_000, "wav", False),
+    ("aiff", "pcm_s16be", 22_050, "aiff", True),
+    ("flac", "flac", 96_000, "flac", True),
+    ("ogg", "flac", 16_000, "ogg", False),
+    ("ogg", "libopus", 16_000, "ogg", True),
+    ("webm", "libopus", 48_000, "mka", False),
+    ("mp3", "libmp3lame", 22_050, "mp3", True),
+    ("mp3", "libmp3lame", 48_000, "mp3", True),
+    ("ipod", "aac", 44_100, "m4a", False),
+    ("mp4", "aac", 16_000, "m4a", False),
+    ("adts", "aac", 16_000, "aac", False),
+]
+
+
+@pytest.mark.parametrize(("container", "codec", "rate", "extension", "tells"), KINDS, ids=lambda value: str(value))
+@pytest.mark.parametrize("layout", ["mono", "stereo"])
+def test_as_many_samples_as_training_decodes(
+    container: str, codec: str, rate: int, extension: str, tells: bool, layout: str
+) -> None:
+    """Were the two not one, a sample would have another length in training than it was packed with."""
+    for num_samples in (2049, 20_011) if codec == "aac" else (1, 401, 20_011):
+        try:
+            data = encoded(num_samples, rate, container, codec, layout)
+        except av.FFmpegError:  # some encoders want more than one sample
+            continue
+        found = probe(io.BytesIO(data))
+        assert (found.kind, found.extension) == ("audio", extension)
+        assert len(decode_audio(data, found.rate)) == found.num_samples > 0
+        for wanted in (16_000, 24_000):
+            assert len(decode_audio(data, wanted)) == resampled_length(found.num_samples, found.rate, wanted)
+        assert (plain_sound(io.BytesIO(data), extension) is not None) == tells
+
+
+def test_a_wav_by_head() -> None:
+    assert probe(io.BytesIO(sound(22_051, 22_050, 2))) == Media("audio", 0, 0, "wav", num_samples=22_051, rate=22_050)
+    assert resampled_length(22_051, 22_050, 16_000) == 16_001  # 16,000.7
+    assert str(Media("audio", num_samples=8000, rate=16_000)) == "a sound of 8,000 samples at 16,000 a second"
+
+
+def test_channels_are_heard_alike() -> None:
+    """A sum of two would be twice as loud as one."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((2, 2, 16_000, 0, "NONE", ""))
+        writer.writeframes(np.array([[16384, 0], [-16384, -16384]], "<i2").tobytes())
+    assert decode_audio(file.getvalue(), 16_000).tolist() == [0.25, -0.5]
+
+
+def test_what_has_pictures_is_a_video() -> None:
+    """An mp4 and an mkv may hold a sound alone: only their streams tell."""
+    assert probe(io.BytesIO(video())).kind == "video"
+    assert probe(io.BytesIO(video(format="matroska"))).kind == "video"
+    assert probe(io.BytesIO(encoded(9000, 16_000, "mp4", "aac"))).kind == "audio"
+
+
+def hostile() -> Iterator[tuple[str, bytes, str]]:
+    wav, mp3 = sound(800), encoded(9000, 16_000, "mp3", "libmp3lame")
+    flac, opus = encoded(9000, 16_000, "flac", "flac"), encoded(9000, 16_000, "ogg", "libopus")
+    yield "no samples", sound(0), "a sound of 0 samples"
+    yield "cut", wav[:-100], "cut short: its header promises 1,600 bytes, 1,500 are there"
+    yield "4 GB declared", wav[:40] + struct.pack("<I", 0xFFFFFFF0) + wav[44:], "promises 4,294,967,280 bytes"
+    yield "only a header", wav[:30], "cut short"
+    yield "no rate", wav[:24] + bytes(4) + wav[28:], "a sound of 800 samples, 0 a second"
+    yield "an MP3 that lacks its end", mp3[: len(mp3) // 2], "cut short: its header promises"
+    yield "a bomb of ID3", b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f" + bytes(500), "not a readable sound"
+    yield "nothing", b"fLaC" + bytes(20), "not a readable sound"
+    yield "a FLAC of garbage", flac[:60] + bytes(400), "not a readable sound"
+    yield "an Ogg of garbage", opus[:100] + bytes(400), "not a readable sound"
+    nan = np.full(64, np.nan, "<f4").tobytes()
+    head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, 16_000, 64_000, 4, 32) + b"data" + struct.pack("<I", 256)
+    yield "no numbers", b"RIFF" + struct.pack("<I", len(head) + 256) + head + nan, "samples that are no numbers"
+
+
+@pytest.mark.parametrize(("data", "detail"), [pytest.param(*of, id=name) for name, *of in hostile()])
+def test_a_bad_sound_costs_its_sample(data: bytes, detail: str) -> None:
+    with pytest.raises(Skip, match=f"unreadable_media: .*{detail}"):
+        probe(io.BytesIO(data))
+
+
+def test_a_sound_of_hours_is_none() -> None:
+    """Decoded, it would fill the memory of whoever trains on it."""
+    wav = io.BytesIO(sound(5 * 3600, 1))
+    with pytest.raises(Skip, match=r"a sound of 5\.0 hours: more than 4"):
+        probe_audio(wav, next(format for format in FORMATS if format.extension == "wav"))
+
+
+def test_what_is_no_sound_is_not_decoded() -> None:
+    with pytest.raises(UndecodableError, match="there is no sound in it"):
+        decode_audio(video(), 16_000)
+
+
+def test_what_a_header_does_not_know_is_decoded() -> None:
+    """Two streams in a chain, and one that lacks its end: a header would tell of one, or of more than there is."""
+    opus = encoded(9000, 16_000, "ogg", "libopus")
+    assert plain_sound(io.BytesIO(opus + opus), "ogg") is None
+    assert plain_sound(io.BytesIO(opus[:-10]), "ogg") is None
+    flac = encoded(9000, 16_000, "flac", "flac")
+    assert plain_sound(io.BytesIO(flac + b"TAG" + bytes(125)), "flac") is None
+    assert probe(io.BytesIO(flac + b"TAG" + bytes(125))).num_samples == 9000
