@@ -60,7 +60,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
     Raises:
         PackError: there is no such part, or no pack in it; a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
-        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than those of the packing.
+        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than the packing's.
     """
 
     #: each epoch has the same packs, and another order of them
@@ -88,7 +88,9 @@ class PackedDataset(Numbered, Dataset[Pack]):
         self._cost = CostModel.from_json(manifest["cost"])
         self._numbers, self._sums, prefix = self._in_split(split)
         if not len(self._numbers):
-            raise PackError(f"split={split}: {dataset} has no pack in it: output.splits.{split} of the packing fills it")
+            raise PackError(
+                f"split={split}: {dataset} has no pack in it: output.splits.{split} of the packing fills it"
+            )
         #: identifies these packs
         self.fingerprint = f"{prefix}-{split}-{len(self._numbers)}"
 

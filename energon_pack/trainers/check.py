@@ -102,7 +102,9 @@ def _collator(collate: Any) -> Collator:
         inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
     if inner is None:
         name = getattr(collate, "__qualname__", type(collate).__name__)
-        raise PackError(f"batches are made by {name}, without what keeps packs right: data_collator=packs.collator(model)")
+        raise PackError(
+            f"batches are made by {name}, without what keeps packs right: data_collator=packs.collator(model)"
+        )
     return inner
 
 
@@ -140,8 +142,7 @@ class Step:
         """
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
-        expected, means, added = summed / trained, total[4] / total[5], total[4] * total[1] / total[5]
-        added = total[4] / total[1]
+        expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
         same = _tolerance(trainer.model) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
         said = f"{loss:.5f}, its {samples} alone {expected:.5f}"
@@ -164,7 +165,7 @@ class Step:
 
 def _cure(trainer: Trainer) -> str:
     """Return the line that makes the denominator right."""
-    if type(trainer).__mro__ and any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
+    if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
@@ -216,7 +217,12 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
     before, training = getattr(trainer, name, None), model.training
     model.to(trainer.args.device)
     modules = [*model.modules()]
-    dropouts = [(module, key, vars(module)[key]) for module in modules for key in ("p", "attention_dropout") if key in vars(module)]
+    dropouts = [
+        (module, key, vars(module)[key])
+        for module in modules
+        for key in ("p", "attention_dropout")
+        if key in vars(module)
+    ]
     try:
         for module, key, value in dropouts:
             if isinstance(value, float):

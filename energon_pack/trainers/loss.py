@@ -31,8 +31,6 @@ class TokenMean:
             logits, labels = logits[:, :-1], labels[:, 1:]
         labels = labels.to(logits.device)
         total = (labels != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        summed = cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
-        )
+        summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
         loss: Tensor = summed / (total.to(logits.device) if isinstance(total, Tensor) else total)
         return loss

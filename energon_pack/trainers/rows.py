@@ -50,7 +50,9 @@ class PackRows(datasets.Dataset):  # type: ignore[misc]
         """Remove columns; raise PackError if a row would no longer name its pack."""
         names = [column_names] if isinstance(column_names, str) else list(column_names)
         if {PACK, EPOCH} & {*names}:
-            raise PackError(f"the columns {', '.join(names)} would be removed, which name packs: remove_unused_columns=False")
+            raise PackError(
+                f"the columns {', '.join(names)} would be removed, which name packs: remove_unused_columns=False"
+            )
         return super().remove_columns(names, *arguments, **more)
 
 
@@ -76,7 +78,7 @@ class StreamRows(datasets.IterableDataset):  # type: ignore[misc]
 
     @property
     def num_shards(self) -> int:
-        """One for each rank, so that Accelerate asks for a shard and does not have each rank skip packs of the others."""
+        """One for each rank: Accelerate then asks for a shard, and has no rank skip the packs of others."""
         return self._world_size
 
     n_shards = num_shards  # the name of older versions, which Accelerate asks

@@ -1,12 +1,12 @@
 """A plugin of axolotl that trains on packs: `plugins: [axolotl_packs.Packs]` in its YAML, beside
 
-    datasets: [{path: packed/demo, type: chat_template}]
-    remove_unused_columns: false    # the columns name packs
-    curriculum_sampling: true       # keeps their order: even steps
-    sample_packing: false
-    micro_batch_size: 1
+datasets: [{path: packed/demo, type: chat_template}]
+remove_unused_columns: false    # the columns name packs
+curriculum_sampling: true       # keeps their order: even steps
+sample_packing: false
+micro_batch_size: 1
 
-    PYTHONPATH=recipes/trainers axolotl train config.yaml
+PYTHONPATH=recipes/trainers axolotl train config.yaml
 """
 
 from axolotl.common.datasets import TrainDatasetMeta

@@ -1,6 +1,6 @@
 """LLaMA-Factory's SFT (its first workflow) on packs: its dataset and its collator are replaced.
 
-    python recipes/trainers/with_llama_factory.py packed/demo train.yaml
+python recipes/trainers/with_llama_factory.py packed/demo train.yaml
 """
 
 import sys

@@ -1,6 +1,6 @@
 """ms-swift's SFT on packs: its pipeline, with packs in place of its dataset.
 
-    python recipes/trainers/with_ms_swift.py packed/demo --model MODEL --max_steps 20 --learning_rate 1e-5
+python recipes/trainers/with_ms_swift.py packed/demo --model MODEL --max_steps 20 --learning_rate 1e-5
 """
 
 import sys

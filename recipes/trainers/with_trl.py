@@ -1,6 +1,6 @@
 """TRL's SFTTrainer on packs, of text or with images and videos.
 
-    python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
+python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
 """
 
 import sys
