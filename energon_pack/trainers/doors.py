@@ -96,7 +96,7 @@ class Streamed(ForTrainers):
         Raises:
             PackError: `datasets` is not installed.
         """
-        return _rows().StreamRows(self, *self.place)  # type: ignore[arg-type]
+        return _rows().StreamRows(self, *self.place)
 
 
 def _rows() -> Any:

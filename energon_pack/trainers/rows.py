@@ -22,7 +22,7 @@ _NUMBERS = (
 Rows = TypeVar("Rows", bound="PackRows")
 
 
-class PackRows(datasets.Dataset):  # type: ignore[misc]
+class PackRows(datasets.Dataset):
     """Rows `{pack, epoch, length}`, in the order in which all ranks read them."""
 
     @classmethod
@@ -56,7 +56,7 @@ class PackRows(datasets.Dataset):  # type: ignore[misc]
         return super().remove_columns(names, *arguments, **more)
 
 
-class StreamRows(datasets.IterableDataset):  # type: ignore[misc]
+class StreamRows(datasets.IterableDataset):
     """Rows `{pack}` of a stream: this rank's own packs.
 
     Args:

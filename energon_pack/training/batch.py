@@ -102,11 +102,9 @@ class PackedBatch(dict[str, Any]):
                 _warn_of_weights()
         elif "_packed_seq_ids" in self:  # labels are shifted already
             inputs["shift_labels"] = self["labels"]
-        mask = self.mask
-        if mask == "auto":
-            mask = outline.proven if outline else None
-            if mask is None:
-                raise ValueError(NOT_GUARDED)
+        mask = self.mask if self.mask != "auto" else outline.proven if outline else None
+        if mask is None:
+            raise ValueError(NOT_GUARDED)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
         if mask in ("dict4d", "prefix4d"):
