@@ -60,7 +60,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
     Raises:
         PackError: there is no such part, or no pack in it; a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
-        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than those of the packing.
+        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than the packing's.
     """
 
     #: each epoch has the same packs, and another order of them

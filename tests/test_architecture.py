@@ -29,8 +29,10 @@ views
 report
 verify stages
 pack online
-lazy streaming
-samplers automodel
+samplers
+trainers
+lazy streaming on_disk
+automodel
 unpack cli adopt convert metadataset simulate inspect recipes
 order try
 __main__
@@ -106,8 +108,8 @@ def test_training_imports_nothing_of_packing(room: str) -> None:
 
 
 FACES = (
-    "automodel", "flavors", "lazy", "loading", "packed_seq_params", "reading", "samplers", "streaming", "task_encoder",
-    "webdataset",
+    "automodel", "flavors", "lazy", "loading", "on_disk", "packed_seq_params", "reading", "samplers", "streaming",
+    "task_encoder", "webdataset",
 )  # fmt: skip
 
 

@@ -142,8 +142,7 @@ class Step:
         """
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
-        expected, means, added = summed / trained, total[4] / total[5], total[4] * total[1] / total[5]
-        added = total[4] / total[1]
+        expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
         same = _tolerance(trainer.model) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
         said = f"{loss:.5f}, its {samples} alone {expected:.5f}"
@@ -166,7 +165,7 @@ class Step:
 
 def _cure(trainer: Trainer) -> str:
     """Return the line that makes the denominator right."""
-    if type(trainer).__mro__ and any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
+    if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 

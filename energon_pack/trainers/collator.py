@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from energon_pack.errors import PackError
-from energon_pack.training.batch import PackedBatch
 from energon_pack.training.outline import Outline, outline_of
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refuse_trees
 
@@ -39,7 +38,7 @@ class Collator:
         self.packs = packs
         self._outline: Outline = outline_of(model).for_worker()
 
-    def __call__(self, rows: Sequence[Any], **_: Any) -> PackedBatch:
+    def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
         """Lay the packs of some rows out, as the inputs of `model.forward`.
 
         Args:
@@ -65,7 +64,7 @@ class Collator:
         named = row[PACK]
         return named if isinstance(named, Pack) else self.packs[int(row[EPOCH]), int(named)]
 
-    def of_packs(self, packs: Sequence[Pack]) -> PackedBatch:
+    def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out; raises as a call."""
         refuse_trees(packs, "a trainer's own loss")
         batch = self.packs.encoder.batch(packs)

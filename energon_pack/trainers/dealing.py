@@ -1,6 +1,5 @@
 """Find out which rows a trainer's loader deals to which rank, without reading a pack."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from energon_pack.samplers import PackSampler
 
 #: rows of an epoch that are looked at
 _MOST = 1_000_000
+_CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
 
 def dealing_of(trainer: Any, loader: Any) -> str:
@@ -22,72 +22,55 @@ def dealing_of(trainer: Any, loader: Any) -> str:
         loader: its loader, as it came from `get_train_dataloader`.
 
     Raises:
-        PackError: packs are dealt twice, or to one rank alone; or batches are cut by dispatching.
+        PackError: packs are dealt twice, or reach no rank; or batches are cut by dispatching.
     """
     ranks = trainer.accelerator.num_processes
     if type(loader).__name__.endswith("Dispatcher"):
         raise PackError(
-            "rank 0 reads all batches and cuts them for the others, positions [4, B, S] as well:"
+            "one rank reads all batches and cuts each tensor for the others, positions [4, B, S], too:"
             ' accelerator_config={"dispatch_batches": False}'
         )
-    sampler = getattr(loader, "batch_sampler", None)
-    if sampler is None:
-        return f"a stream, {amount(ranks, 'rank')}"
-    if ranks > 1 and _has_pack_sampler(loader):
-        raise PackError(
-            "PackSampler deals packs to ranks, and Accelerate deals its share once more:"
-            " train on packs.as_dataset() with the trainer's own sampler"
-        )
-    try:
-        num = len(trainer.train_dataset)
-    except TypeError:
-        return f"a stream, {amount(ranks, 'rank')}"
-    if num > _MOST:
-        return f"{num:,} packs, {amount(ranks, 'rank')}"
+    sampler, data = getattr(loader, "batch_sampler", None), trainer.train_dataset
+    if sampler is None or not hasattr(data, "__len__"):
+        return f"a stream for {amount(ranks, 'rank')}"
+    if ranks > 1 and _knows_ranks(sampler):
+        raise PackError(f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_CURE}")
+    if len(data) > _MOST:
+        return f"{len(data):,} packs for {amount(ranks, 'rank')}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         own = [[int(row) for row in batch] for batch in sampler]
-    return _said(_gathered(own, ranks), num)
+    return told(_gathered(own, ranks), len(data))
 
 
-def _said(dealt: Sequence[Sequence[Sequence[int]]], num: int) -> str:
+def told(dealt: Sequence[Sequence[Sequence[int]]], num: int) -> str:
     """Say how rows are dealt.
 
     Args:
-        dealt: of each rank its batches of rows.
+        dealt: the batches of rows of each rank.
         num: rows of the dataset.
+
+    Raises:
+        PackError: more rows come twice, or never, than the end of an epoch explains.
     """
-    counts = Counter(row for batches in dealt for batch in batches for row in batch)
-    twice = sum(1 for count in counts.values() if count > 1)
-    over = max(len(batch) for batches in dealt for batch in batches) * len(dealt)
-    if twice >= over:
-        raise PackError(
-            f"{twice} of {num} packs are dealt to several ranks: a rank-aware sampler is dealt to none twice"
-        )
-    if num - len(counts) >= over:
-        raise PackError(
-            f"{num - len(counts)} of {num} packs reach no rank: a sampler that knows ranks is dealt to ranks once more;"
-            " train on packs.as_dataset() with the trainer's own sampler"
-        )
-    together = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
-    in_order = together == sorted(together)
-    order = (
-        "in the order of as_dataset, so steps are even"
-        if in_order
-        else (
-            'shuffled by the trainer, so steps are even by chance alone (train_sampling_strategy="sequential" keeps the order)'
-        )
-    )
+    rows = [row for batches in dealt for batch in batches for row in batch]
+    of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
+    twice, never = len(rows) - len({*rows}), num - len({*rows})
+    if twice >= of_turn:
+        raise PackError(f"{twice} of {num} packs are dealt twice: {_CURE}")
+    if never >= of_turn:
+        raise PackError(f"{never} of {num} packs reach no rank: {_CURE}")
+    in_turn = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
+    order = "in the order of as_dataset, so steps are even"
+    if in_turn != sorted(in_turn):
+        order = 'shuffled by the trainer, so steps are even by chance alone: train_sampling_strategy="sequential"'
     return f"{num} packs are dealt once to {amount(len(dealt), 'rank')}, {order}"
 
 
-def _has_pack_sampler(loader: Any) -> bool:
-    """Whether a sampler inside Accelerate's wrappers is one that knows ranks."""
-    sampler = loader.batch_sampler
-    while sampler is not None:
-        if isinstance(sampler, PackSampler):
-            return True
+def _knows_ranks(sampler: Any) -> bool:
+    """Whether a sampler, or one inside Accelerate's wrappers, deals packs to ranks by itself."""
+    while sampler is not None and not isinstance(sampler, PackSampler):
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return False
+    return sampler is not None
 
 
 def _gathered(own: list[list[int]], ranks: int) -> list[list[list[int]]]:

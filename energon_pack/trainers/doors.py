@@ -54,7 +54,7 @@ class Numbered(ForTrainers):
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
 
         A trainer that reads it in this order (`train_sampling_strategy="sequential"`), with one pack a batch, has even
-        steps; one that shuffles it has each pack once all the same. Columns are `pack`, `epoch` and `length`, in tokens.
+        steps; one that shuffles it has each pack once all the same. Columns: `pack`, `epoch`, and `length` in tokens.
 
         Args:
             epochs: of packs, one after another; train one epoch of this dataset then. Lazy packs are others in each.
@@ -96,7 +96,7 @@ class Streamed(ForTrainers):
         Raises:
             PackError: `datasets` is not installed.
         """
-        return _rows().StreamRows(self, *self.place)  # type: ignore[arg-type]
+        return _rows().StreamRows(self, *self.place)
 
 
 def _rows() -> Any:

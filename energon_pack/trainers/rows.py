@@ -22,7 +22,7 @@ _NUMBERS = (
 Rows = TypeVar("Rows", bound="PackRows")
 
 
-class PackRows(datasets.Dataset):  # type: ignore[misc]
+class PackRows(datasets.Dataset):
     """Rows `{pack, epoch, length}`, in the order in which all ranks read them."""
 
     @classmethod
@@ -56,7 +56,7 @@ class PackRows(datasets.Dataset):  # type: ignore[misc]
         return super().remove_columns(names, *arguments, **more)
 
 
-class StreamRows(datasets.IterableDataset):  # type: ignore[misc]
+class StreamRows(datasets.IterableDataset):
     """Rows `{pack}` of a stream: this rank's own packs.
 
     Args:
@@ -78,7 +78,7 @@ class StreamRows(datasets.IterableDataset):  # type: ignore[misc]
 
     @property
     def num_shards(self) -> int:
-        """One for each rank, so that Accelerate asks for a shard and does not have each rank skip packs of the others."""
+        """One for each rank: Accelerate then asks for a shard, and has no rank skip the packs of others."""
         return self._world_size
 
     n_shards = num_shards  # the name of older versions, which Accelerate asks

@@ -2,22 +2,19 @@
 
 from typing import Any
 
-#: names of a trainer's arguments → (what is harmless, what goes wrong, the cure)
-_KNOWN: dict[str, tuple[tuple[Any, ...], str]] = {
-    "packing": ((False, None), "the trainer would pack packs again: packing=False"),
-    "padding_free": ((False, None), "the trainer would flatten packs with positions of its own: padding_free=False"),
-    "sample_packing": ((False, None), "the trainer would pack packs again: sample_packing: false"),
-    "neat_packing": ((False, None), "the trainer would pack packs again: neat_packing: false"),
-    "label_smoothing_factor": ((0.0, 0, None), "the loss is smoothed and divided batch by batch: label_smoothing_factor=0"),
-    "use_asft_loss": (
-        (False, None), "its reference model gets no positions, so that members see each other: use_asft_loss: false"
-    ),
-    "shift_attn": ((False, None), "LongLoRA's shifted attention crosses members: shift_attn: false"),
-    "context_parallel_size": ((1, 0, None), "members of a pack are cut over ranks: context_parallel_size=1"),
-    "sequence_parallel_size": ((1, 0, None), "members of a pack are cut over ranks: sequence_parallel_size=1"),
-    "cp_size": ((1, 0, None), "members of a pack are cut over ranks: cp_size=1"),
-}  # fmt: skip
-_PARALLEL = ("cp_size", "sp_size")
+_CUT = "members of a pack would be cut over ranks, and see each other"
+#: argument of a trainer → what a value that asks for anything does to packs
+_BREAKS = {
+    "packing": "the trainer would pack packs again",
+    "padding_free": "the trainer would flatten packs, with positions of its own",
+    "sample_packing": "the trainer would pack packs again",
+    "neat_packing": "the trainer would pack packs again",
+    "label_smoothing_factor": "the loss is smoothed, and divided batch by batch",
+    "use_asft_loss": "its reference model gets no positions, so that members see each other",
+    "shift_attn": "LongLoRA's shifted attention crosses members",
+}
+#: argument of a trainer, or of Accelerate's parallelism → the same of a value above 1
+_CUTS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
 
 
 def refused(args: Any, accelerator: Any = None) -> str:
@@ -25,16 +22,16 @@ def refused(args: Any, accelerator: Any = None) -> str:
 
     Args:
         args: a trainer's arguments.
-        accelerator: Accelerate's, whose parallelism cuts sequences.
+        accelerator: Accelerate's.
     """
-    for name, (harmless, told) in _KNOWN.items():
-        value = getattr(args, name, None)
-        if value not in harmless and told:
-            return f"{name}={value}: {told}"
-    if getattr(accelerator, "num_processes", 1) > 1 and getattr(args, "average_tokens_across_devices", True) is False:
-        return "each rank divides by its own trained tokens: average_tokens_across_devices=True"
+    for name, told in _BREAKS.items():
+        if value := getattr(args, name, None):
+            return f"{name}={value}: {told}: {name}={0 if isinstance(value, float) else False}"
     parallelism = getattr(accelerator, "parallelism_config", None)
-    for name in _PARALLEL:
-        if (size := getattr(parallelism, name, 1) or 1) > 1:
-            return f"{name}={size}: a sequence is cut over ranks, and masks are dropped, so that members see each other: {name}=1"
+    for name in _CUTS:
+        if (size := max(getattr(owner, name, None) or 1 for owner in (args, parallelism))) > 1:
+            return f"{name}={size}: {_CUT}: {name}=1"
+    is_apart = getattr(args, "average_tokens_across_devices", True) is False
+    if is_apart and getattr(accelerator, "num_processes", 1) > 1:
+        return "each rank divides by its own trained tokens: average_tokens_across_devices=True"
     return ""

@@ -117,11 +117,9 @@ class PackedBatch(dict[str, Any]):
                 del inputs[name]
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        mask: str | None = self.mask
-        if mask == "auto":
-            mask = outline.proven if outline else None
-            if mask is None:
-                raise ValueError(NOT_GUARDED)
+        mask = self.mask if self.mask != "auto" else outline.proven if outline else None
+        if mask is None:
+            raise ValueError(NOT_GUARDED)
         if mask == "hybrid":
             inputs["seq_idx"] = seq_idx(self["cu_seq_lens_q"])
         if mask in ("dict4d", "prefix4d"):

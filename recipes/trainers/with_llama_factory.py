@@ -4,14 +4,15 @@ python recipes/trainers/with_llama_factory.py packed/demo train.yaml
 """
 
 import sys
+from pathlib import Path
 
 import llamafactory.train.sft.workflow as workflow
+import yaml
 from llamafactory.train.tuner import run_exp
-from omegaconf import OmegaConf
 
 from energon_pack import PackedDataset, check_trainer, guard
 
-dataset, settings = sys.argv[1], OmegaConf.to_container(OmegaConf.load(sys.argv[2]))
+dataset, settings = sys.argv[1], yaml.safe_load(Path(sys.argv[2]).read_text())
 packs = PackedDataset(dataset, settings["model_name_or_path"])  # or LazyPackedDataset([…])
 rows = packs.as_dataset(micro_batches=settings.get("gradient_accumulation_steps", 8))
 

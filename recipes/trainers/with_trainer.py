@@ -17,7 +17,7 @@ from transformers import (
 from energon_pack import PackedDataset, check_trainer, guard
 
 dataset, name = sys.argv[1:3]
-parser = HfArgumentParser(TrainingArguments)
+parser = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
 parser.set_defaults(remove_unused_columns=False)  # the columns name packs
 parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
 (args,) = parser.parse_args_into_dataclasses(sys.argv[3:])

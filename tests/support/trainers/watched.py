@@ -112,7 +112,8 @@ def main() -> None:
     out, recipe = Path(sys.argv[1]), sys.argv[2]
     Collator.__call__ = lay_out  # type: ignore[method-assign]
     checks.check_trainer = check
-    theirs.Trainer.__init__ = init
+    vars_of: Any = theirs.Trainer
+    vars_of.__init__ = init
     sys.argv = sys.argv[2:]
     sys.path.insert(0, str(Path(recipe).parent))
     runpy.run_path(recipe, run_name="__main__")

@@ -1,0 +1,60 @@
+"""Virtual environments with a trainer's real code and what this package needs beside it, each made once."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support.labels.environments import HOME
+from support.running import ROOT
+
+_TORCH = ("torch==2.13.0", "torchvision==0.28.0")
+_BESIDE = ("pillow", "av", "qwen_vl_utils", "accelerate", "datasets", "peft")
+#: axolotl pins CUDA kernels, and another parser than Hydra's: what it imports on a CPU
+_OF_AXOLOTL = (
+    "addict", "fire", "einops", "colorama", "evaluate==0.4.1", "scipy", "art", "python-dotenv", "zstandard", "fastcore",
+    "langdetect", "immutabledict", "schedulefree", "openenv-core==0.1.0", "axolotl-contribs-lgpl==0.0.7",
+    "axolotl-contribs-mit==0.0.6", "posthog==6.7.11", "optimum==1.16.2", "sentencepiece", "numba", "trackio", "wandb",
+)  # fmt: skip
+#: of each trainer what pip installs, call by call
+PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "trl": (("trl==1.16.0", "transformers==5.23.0"),),
+    "llamafactory": (("llamafactory==0.9.5",),),
+    "swift": (("ms-swift==4.6.0",),),
+    "axolotl": (
+        ("transformers==5.16.1", "trl==1.9.0", *_OF_AXOLOTL),
+        ("--no-deps", "axolotl==0.19.0", "bitsandbytes", "triton"),
+    ),
+}
+
+
+def needed_here() -> list[str]:
+    """What this package needs, without torch and transformers, of which each trainer has its own."""
+    text = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("\n]")[0]
+    names = re.findall(r'^    "([^"]+)"', text, re.MULTILINE)
+    return [name for name in names if not re.match("torch|transformers|tokenizers|huggingface_hub|numpy", name)]
+
+
+def python_of(trainer: str) -> Path:
+    """The interpreter of a trainer's environment, made where it is not there.
+
+    Raises:
+        OSError: pip can't install it.
+    """
+    folder = HOME / "trainers" / trainer
+    python = folder / "bin" / "python"
+    if not (folder / "whole").exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        for packages in (_TORCH, *PACKAGES[trainer], (*_BESIDE, *needed_here())):
+            done = subprocess.run(
+                [python, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True, timeout=1800
+            )
+            if done.returncode:
+                raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
+        if trainer == "llamafactory":  # it imports torchaudio, of which there is a CUDA build alone, and hears nothing
+            subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torchaudio"], check=True)
+            site = next(folder.glob("lib/python*/site-packages"))
+            (site / "torchaudio").mkdir()
+            (site / "torchaudio" / "__init__.py").touch()
+        (folder / "whole").touch()
+    return python

@@ -1,0 +1,66 @@
+"""Packs on disk by number: the packs that other readers give, for any loader that wants a map-style dataset."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from energon_pack import PackError, PackSampler
+from energon_pack.on_disk import PackedDataset
+from energon_pack.task_encoder import inputs_of
+from support.alone import pack_demo
+from support.packed import train
+from support.running import need_torchvision
+
+
+@pytest.fixture(scope="module")
+def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_torchvision()
+    return pack_demo(demo, cache, tmp_path_factory.mktemp("on_disk"))
+
+
+@pytest.fixture(scope="module")
+def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
+    return PackedDataset(folder, str(demo[1]))
+
+
+def test_they_are_the_packs_that_energon_reads(packs: PackedDataset, folder: Path) -> None:
+    """Another order, or a pack of another shard under a number, and `length` would be another pack's."""
+    theirs = {pack.__key__: [member.sample_id for member in inputs_of(pack)] for pack in train(folder)}
+    assert len(packs) == len(theirs)
+    for number in range(len(packs)):
+        pack = packs[number]
+        assert [member.sample_id for member in pack.members] == theirs[pack.key]
+        assert [member.sample_id for member in packs.members(0, number)] == theirs[pack.key]
+        assert sum(len(member.tokens) for member in pack.members) == packs.lens()[number]
+
+
+def test_a_copy_in_a_worker_reads_the_same(packs: PackedDataset) -> None:
+    copied = pickle.loads(pickle.dumps(packs))
+    (batch,) = DataLoader(copied, 2, sampler=[3, 1], collate_fn=copied.collate)
+    assert batch["__key__"] == [packs[3].key, packs[1].key]
+
+
+def test_ranks_share_each_epoch_in_another_order(packs: PackedDataset) -> None:
+    """With one rank, too: the packs are the same in each epoch."""
+    for ranks in (1, 2):
+        first, second = (
+            PackSampler(packs, 0, ranks).of_all_ranks(2 * len(packs))[start : start + len(packs)]
+            for start in (0, len(packs))
+        )
+        assert {number for _, number in first} == {number for _, number in second} == {*range(len(packs))}
+        assert [number for _, number in first] != [number for _, number in second]
+
+
+def test_a_part_or_a_folder_that_is_not_there_is_named(
+    packs: PackedDataset, folder: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(PackError, match=r"split=val: .* has no pack in it"):
+        PackedDataset(folder, str(demo[1]), split="val")
+    with pytest.raises(FileNotFoundError, match="no dataset that energon_pack packed"):
+        PackedDataset(tmp_path)
+    with pytest.raises(IndexError, match=f"pack {len(packs)} of {len(packs)}"):
+        packs[len(packs)]
+    assert torch.equal(packs[-1].members[0].tokens.ids, packs[len(packs) - 1].members[0].tokens.ids)

@@ -1,0 +1,251 @@
+"""Packs in a trainer with a loader of its own: what it is given, and what `check_trainer` sees of its way with it.
+
+The trainers here are stand-ins, with one way each; `test_frameworks.py` runs the real ones.
+"""
+
+import importlib.util
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from energon_pack import PackError, guard
+from energon_pack.on_disk import PackedDataset
+from energon_pack.trainers.check import check_trainer
+from energon_pack.trainers.collator import Collator
+from energon_pack.trainers.dealing import told
+from energon_pack.trainers.settings import refused
+from energon_pack.training.batch import total_weight, weighted_loss
+from energon_pack.training.pack_encoder import BadPack
+from support.alone import demo_model, pack_demo
+from support.running import need_torchvision
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_torchvision()
+    return pack_demo(demo, cache, tmp_path_factory.mktemp("doors"))
+
+
+@pytest.fixture(scope="module")
+def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
+    return PackedDataset(folder, str(demo[1]))
+
+
+@pytest.fixture(scope="module")
+def model(packs: PackedDataset) -> Any:
+    made = demo_model(packs.encoder.template)
+    guard(made, packs.encoder)
+    return made
+
+
+def rows(packs: PackedDataset) -> list[dict[str, int]]:
+    """What `as_dataset` gives, without `datasets`."""
+    return [{"pack": number, "epoch": 0, "length": int(length)} for number, length in enumerate(packs.lens())]
+
+
+# ------------------------------------------------------------------------------------------------------- the collator
+
+
+def test_a_collator_makes_the_inputs_of_the_model_and_holds_no_weights(packs: PackedDataset, model: Any) -> None:
+    """A forked worker would copy the weights, and could not make masks on their device."""
+    collate = packs.collator(model)
+    batch = collate(rows(packs)[:2], padding_to=8)
+    expected = packs.collate([packs[0], packs[1]]).model_inputs(model)
+    assert batch.keys() == expected.keys()
+    assert torch.equal(batch["position_ids"], expected["position_ids"])
+    assert torch.equal(collate([packs[0], packs[1]])["labels"], expected["labels"])
+    kept = pickle.dumps(collate)
+    assert len(kept) < len(pickle.dumps(packs)) + 2000
+    assert torch.equal(pickle.loads(kept)(rows(packs)[:2])["input_ids"], batch["input_ids"])
+
+
+def test_rows_that_name_no_pack_are_refused(packs: PackedDataset, model: Any) -> None:
+    """As after a trainer removed columns, or tokenised something."""
+    with pytest.raises(PackError, match=r"columns input_ids, and none names a pack.*remove_unused_columns=False"):
+        packs.collator(model)([{"input_ids": [1, 2]}])
+    with pytest.raises(PackError, match="a row has a str"):
+        packs.collator(model)(["text"])
+
+
+def test_weights_and_other_layouts_are_refused(folder: Path, demo: tuple[Path, Path], model: Any) -> None:
+    """A trainer's own loss would ignore them in silence."""
+    with pytest.raises(PackError, match="layout=thd: models of transformers take layout=neat"):
+        PackedDataset(folder, str(demo[1]), layout="thd").collator(model)
+    weighted = PackedDataset(folder, str(demo[1]), loss_weight="sample")
+    with pytest.raises(BadPack, match=r"weights other than 1.*recipes/train_trainer\.py"):
+        weighted.collator(model)(rows(weighted)[:1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
+def test_rows_need_datasets(packs: PackedDataset) -> None:
+    with pytest.raises(PackError, match="pip install datasets"):
+        packs.as_dataset()
+
+
+@pytest.mark.parametrize("labels", ["unshifted", "shifted"])
+def test_losses_of_a_step_add_up(folder: Path, demo: tuple[Path, Path], labels: str, model: Any) -> None:
+    packs = PackedDataset(folder, str(demo[1]), labels=labels)
+    batches = [packs.collate([packs[number]]) for number in (0, 1)]
+    total = torch.stack([total_weight(batch) for batch in batches]).sum()
+    assert total_weight(batches[0]) != total_weight(batches[1])
+    for batch in batches:
+        logits = torch.randn(*batch["input_ids"].shape, 1100)
+        found = packs.loss_func()(SimpleNamespace(logits=logits), batch["labels"], total)
+        assert float(found) == pytest.approx(float(weighted_loss(logits, batch, total)), rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- the check
+
+
+class Trainer:
+    """A trainer of one process, with transformers' names."""
+
+    accepts = True
+
+    def __init__(self, model: Any, packs: PackedDataset, **settings: Any):
+        self.model, self.train_dataset, self.collate = model, rows(packs), packs.collator(model)
+        self.args = SimpleNamespace(device=torch.device("cpu"), **settings)
+        self.accelerator = SimpleNamespace(num_processes=1, process_index=0, reduce=lambda value, _: value)
+        self.current_gradient_accumulation_steps = 1
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, collate_fn=self.collate)  # type: ignore[arg-type]
+
+    def get_batch_samples(self, batches: Iterator[Any], num: int, device: Any) -> tuple[list[Any], Any]:
+        found = [next(batches) for _ in range(num)]
+        return found, torch.stack([(batch["labels"] != -100).sum() for batch in found]).sum()
+
+    def loss(self, batch: Any, total: Any) -> Any:
+        """The mean over the step's trained tokens."""
+        labels = batch.pop("labels")
+        return self.collate.packs.loss_func()(self.model(**batch), labels, total)  # type: ignore[attr-defined]
+
+    def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
+        model.train()
+        loss = self.loss(batch, total)
+        loss.backward()
+        return loss.detach()
+
+
+class MeanOfMeans(Trainer):
+    def loss(self, batch: Any, total: Any) -> Any:
+        return self.model(**batch).loss / self.current_gradient_accumulation_steps
+
+
+class SumOfMeans(Trainer):
+    def loss(self, batch: Any, total: Any) -> Any:
+        return self.model(**batch).loss
+
+
+class Mixing(Trainer):
+    """Drops what keeps members apart, as ms-swift does where the config leaves the cache on."""
+
+    def loss(self, batch: Any, total: Any) -> Any:
+        del batch["use_cache"]
+        return super().loss(batch, total)
+
+
+def test_a_trainer_that_is_right_is_said_to_be(packs: PackedDataset, model: Any) -> None:
+    """And nothing is left behind: gradients, modes, random numbers."""
+    model.eval()
+    state = torch.get_rng_state()
+    line = check_trainer(Trainer(model, packs))
+    assert line.startswith("✓ Trainer: a step of packs with ")
+    assert f"{len(packs)} packs are dealt once to 1 rank, in the order of as_dataset" in line
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (MeanOfMeans, r"the mean of the packs' means; compute_loss_func=packs\.loss_func\(\)"),
+        (SumOfMeans, "the packs' means are added up"),
+        (Mixing, "use_cache"),
+    ],
+)
+def test_what_is_lost_is_named_with_its_cure(packs: PackedDataset, model: Any, kind: Any, said: str) -> None:
+    """With one pack a step all of these but the last have the right loss."""
+    with pytest.raises(PackError, match=said):
+        check_trainer(kind(model, packs))
+
+
+def test_a_collator_that_is_not_ours_is_named(packs: PackedDataset, model: Any) -> None:
+    trainer = Trainer(model, packs)
+    trainer.collate = dict  # type: ignore[assignment]
+    with pytest.raises(PackError, match=r"made by dict.*data_collator=packs\.collator\(model\)"):
+        check_trainer(trainer)
+
+
+def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(packs: PackedDataset, model: Any) -> None:
+    class Shuffling(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(
+                self.train_dataset,  # type: ignore[arg-type]
+                sampler=RandomSampler(self.train_dataset, generator=torch.Generator().manual_seed(0)),
+                collate_fn=self.collate,
+            )
+
+    assert 'train_sampling_strategy="sequential"' in check_trainer(Shuffling(model, packs))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"packing": True}, "packing=True: the trainer would pack packs again: packing=False"),
+        ({"padding_free": True}, "padding_free=False"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0"),
+        ({"neat_packing": True}, "neat_packing=False"),
+        ({"use_asft_loss": True}, "no positions"),
+        ({"sequence_parallel_size": 2}, "cut over ranks, and see each other: sequence_parallel_size=1"),
+        ({"packing": False, "label_smoothing_factor": 0.0, "sequence_parallel_size": 1}, ""),
+    ],
+)
+def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
+    found = refused(SimpleNamespace(**settings))
+    assert said in found
+    assert bool(said) is bool(found)
+
+
+def test_parallelism_and_ranks_apart_are_named() -> None:
+    two = SimpleNamespace(num_processes=2, parallelism_config=SimpleNamespace(cp_size=2, sp_size=1))
+    assert refused(SimpleNamespace(), two).startswith("cp_size=2")
+    apart = SimpleNamespace(average_tokens_across_devices=False)
+    assert refused(apart, SimpleNamespace(num_processes=2)).endswith("average_tokens_across_devices=True")
+    assert refused(apart, SimpleNamespace(num_processes=1)) == ""
+
+
+def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
+    batches = [[*range(start, start + size)] for start in range(0, num, size)]
+    return [batches[rank::ranks] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
+def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
+    assert told(deal(num, ranks, size), num).endswith("in the order of as_dataset, so steps are even")
+
+
+def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
+    """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
+    with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
+        told([[[0]], [[2]]], 8)
+    with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
+        told([deal(8, 1)[0], deal(8, 1)[0]], 8)
+
+
+def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
+    from energon_pack import LazyPackedDataset, StreamingPackedDataset
+
+    makers: list[Callable[..., Any]] = [LazyPackedDataset, StreamingPackedDataset, PackedDataset]
+    for kind in makers:
+        assert all(hasattr(kind, name) for name in ("as_dataset", "collator", "loss_func"))
+    assert Collator.__doc__
