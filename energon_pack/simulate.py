@@ -21,7 +21,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
-from energon_pack.dataset.ordered import opened
+from energon_pack.dataset.order_parts import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import count, parser, run

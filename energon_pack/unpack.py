@@ -25,7 +25,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.ordered import opened
+from energon_pack.dataset.order_parts import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles

@@ -26,6 +26,7 @@ from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, ORDER
+from energon_pack.dataset.order_parts import digest
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
@@ -34,7 +35,6 @@ from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import flavor_written
-from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts", "output_shard")
@@ -155,7 +155,6 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
     np.save(data, order)
     manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs")}
     manifest |= {
-        "format": FORMAT,
         "topology": dict(topology),
         "turns": num_turns,
         "splits": _splits(parts),
@@ -178,26 +177,3 @@ def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
             for name, number in counts.items():
                 of_split[name] += number
     return found
-
-
-def parts_of(folder: DatasetFolder) -> list[str]:
-    """Return the paths of the datasets that a folder is an order over; empty: it is no order."""
-    if not folder.has(f"{META_FOLDER}/{ORDER}"):
-        return []
-    try:
-        return [str(part["path"]) for part in folder.read_object(f"{META_FOLDER}/{MANIFEST}")["parts"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
-def opened(place: str | Path) -> DatasetFolder:
-    """Open a folder of packs; raises PackError for an order over several, which holds none."""
-    folder = DatasetFolder(place)
-    if parts := parts_of(folder):
-        raise PackError(f"{folder} is an order over datasets, and holds no packs: name {' or '.join(parts)}")
-    return folder
-
-
-def digest(folder: DatasetFolder) -> str:
-    """Return a hash of how a dataset was packed, which changes when it is packed again."""
-    return hashlib.sha256(folder.read(f"{META_FOLDER}/{MANIFEST}")).hexdigest()[:16]

@@ -11,7 +11,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
-from energon_pack.dataset.ordered import opened
+from energon_pack.dataset.order_parts import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import flavor_written

@@ -76,17 +76,20 @@ def pack_strip(view: PackView) -> Html | None:
 
 
 def members_table(members: Sequence[MemberView]) -> Html:
-    """Build a table with one row for each member."""
+    """Build a table with one row for each member; one that shares its beginning is a branch of the one before."""
+    is_shared = any(member.shared_len for member in members)
     rows = [
         (
-            tag("code", f"#{number} {member.sample_id}"),
+            tag("code", f"{'└ ' if member.shared_len else ''}#{number} {member.sample_id}"),
             member.media_type,
             *(_count(value) for value in (len(member.turns), member.token_len, member.num_visual_tokens)),
             _count(member.num_supervised),
+            *([_count(member.shared_len)] if is_shared else []),
         )
         for number, member in enumerate(members)
     ]
-    return table(("member", "medium", "turns", "tokens", "visual", "trained on"), rows, num_words=2)
+    header = ("member", "medium", "turns", "tokens", "visual", "trained on", *(["shared"] if is_shared else []))
+    return table(header, rows, num_words=2)
 
 
 def _count(number: int | None) -> str:

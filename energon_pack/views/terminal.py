@@ -121,7 +121,10 @@ def _columns(members: Sequence[Sequence[Piece]], total: float, width: int) -> It
 
 
 def members_table(members: Sequence[MemberView], width: int) -> Table:
-    """Build a table with one row for each member; ids are cut at their beginning, where they are alike."""
+    """Build a table with one row for each member; ids are cut at their beginning, where they are alike.
+
+    A member that shares its beginning with the one before it is a branch below it.
+    """
     rows = [
         (
             str(number),
@@ -130,21 +133,27 @@ def members_table(members: Sequence[MemberView], width: int) -> Table:
             _count(member.token_len),
             _count(member.num_supervised),
             _count(member.num_visual_tokens),
+            f"{member.shared_len:,}" if member.shared_len else "",
             _media(member.media, 3 if width >= 110 else 1),
         )
         for number, member in enumerate(members)
     ]
-    header = ("#", "medium", "turns", "tokens", "trained", "visual", "media")
+    header = ("#", "medium", "turns", "tokens", "trained", "visual", "shared", "media")
     columns = list(zip(header, *rows, strict=True))
-    if not any(member.media for member in members):
-        columns = columns[:5]
+    left_out = set() if any(member.media for member in members) else {5, 7}
+    left_out |= set() if any(member.shared_len for member in members) else {6}
+    kept = [number for number in range(len(columns)) if number not in left_out]
+    columns = [columns[number] for number in kept]
     taken = sum(max(map(len, column)) + 2 for column in columns)
     room = max(12, width - taken)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, column in enumerate((columns[0], ("sample",), *columns[1:])):
-        table.add_column(column[0], justify="left" if index in (1, 2, 7) else "right", no_wrap=True)
+        is_text = index == 1 or column[0] in ("medium", "media")
+        table.add_column(column[0], justify="left" if is_text else "right", no_wrap=True)
     for member, row in zip(members, rows, strict=True):
-        table.add_row(row[0], _cut_left(printable(member.sample_id), room), *row[1 : len(columns)])
+        mark = "└ " if member.shared_len else ""
+        name = mark + _cut_left(printable(member.sample_id), room - len(mark))
+        table.add_row(row[0], name, *(row[number] for number in kept[1:]))
     return table
 
 
