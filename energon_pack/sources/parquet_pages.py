@@ -12,10 +12,12 @@ import numpy as np
 
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import Content, Snappy, content_of
+from energon_pack.sources.parquet_footer import Chunk
+from energon_pack.sources.thrift import read_struct, varint
 
-_CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "GZIP": "gzip", "ZSTD": "zstd", "BROTLI": "brotli"}
+_CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
-_PLAIN, _INDEXES = 0, (2, 8)  # Encoding
+_PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
 _HEADER = 1 << 16  # statistics in it are cut at 4 KB each
 
 
@@ -66,20 +68,25 @@ class Value(NamedTuple):
         return self.page.read(file, self.start + offset, max(0, min(size, self.size - offset)))
 
 
-def column_of(file: Bytes, of: tuple[str, str], chunk: Any, leaf: Any) -> Column | None:
+def is_read_by_pages(chunk: Chunk) -> bool:
+    """Tell whether the values of a column of bytes are found by their places, by its footer."""
+    return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
+
+
+def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
 
     Args:
         of: path and version of the file.
-        chunk: pyarrow's ColumnChunkMetaData.
+        chunk: of the footer.
         leaf: pyarrow's ColumnSchema.
 
     Raises:
         ArrowException, OSError, ValueError, LookupError, TypeError: it is damaged.
     """
-    if chunk.compression not in _CODECS:
+    if chunk.codec not in _CODECS:
         return None
-    codec = _CODECS[chunk.compression]
+    codec = _CODECS[chunk.codec]
     pages: list[Content] = []
     starts: list[np.ndarray] = []  # of the entries at which rows begin
     found: list[np.ndarray] = []  # of each page: page, start and length of its entries
@@ -131,13 +138,11 @@ def column_of(file: Bytes, of: tuple[str, str], chunk: Any, leaf: Any) -> Column
     return Column(pages, first, *every.astype(np.int32).T)
 
 
-def _pages(file: Bytes, chunk: Any) -> Iterator[_Page]:
-    begin = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        begin = min(begin, chunk.dictionary_page_offset)
-    end = begin + chunk.total_compressed_size
+def _pages(file: Bytes, chunk: Chunk) -> Iterator[_Page]:
+    begin = min(chunk.data_offset, chunk.dictionary_offset or chunk.data_offset)
+    end = begin + chunk.size
     while begin < end:
-        header, size = _struct(file.read(begin, min(_HEADER, end - begin)), 0)
+        header, size = read_struct(file.read(begin, min(_HEADER, end - begin)), 0)
         yield _Page(begin + size, header[3], header[2], header)
         begin += size + header[3]
 
@@ -176,7 +181,7 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
     runs: list[np.ndarray] = []
     at = have = 0
     while have < number and width:
-        header, at = _varint(data, at)
+        header, at = varint(data, at)
         if header & 1:
             size = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data[at : at + size], np.uint8), bitorder="little")
@@ -189,56 +194,3 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
         at += size
         have += len(runs[-1])
     return np.concatenate(runs)[:number] if runs else np.zeros(number, np.int64)
-
-
-# ---------------------------------------------------------------------------------- Thrift's compact protocol
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-
-
-def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct by their numbers, and where it ends."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while data[at]:
-        delta, kind = data[at] >> 4, data[at] & 15
-        at += 1
-        if delta:
-            number += delta
-        else:
-            value, at = _varint(data, at)
-            number = (value >> 1) ^ -(value & 1)
-        fields[number], at = (kind == 1, at) if kind in (1, 2) else _value(data, at, kind)
-    return fields, at + 1
-
-
-def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
-    if kind in (4, 5, 6):
-        value, at = _varint(data, at)
-        return (value >> 1) ^ -(value & 1), at
-    if kind == 8:
-        size, at = _varint(data, at)
-        return None, at + size
-    if kind == 12:
-        return _struct(data, at)
-    if kind in (9, 10):
-        size, inner = data[at] >> 4, data[at] & 15
-        at += 1
-        if size == 15:
-            size, at = _varint(data, at)
-        for _ in range(size):
-            _, at = (None, at + 1) if inner in (1, 2) else _value(data, at, inner)
-        return None, at
-    sizes = {1: 0, 2: 0, 3: 1, 7: 8}
-    if kind not in sizes:
-        raise ValueError(f"no page header: a field of type {kind}")
-    return None, at + sizes[kind]

@@ -7,6 +7,7 @@ A row becomes the JSON of a sample. Bytes in it, and images in base64, become na
 
 import json
 import os
+import shlex
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,18 +22,21 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from energon_pack.errors import PackError, one_line
+from energon_pack.errors import PackError, one_line, sized
 from energon_pack.run.recent import Recent
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
-from energon_pack.sources.parquet_pages import Column, Value, column_of
+from energon_pack.sources.parquet_footer import Chunk, read_chunks
+from energon_pack.sources.parquet_pages import Column, Value, column_of, is_read_by_pages
 from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 _BUFFER = 1 << 20
+_GROUP = 1024  # rows of a table that has no groups
+_LARGEST = 1 << 30  # bytes of a group that are read at once
 _SMALL_BUFFER = 1 << 14  # between columns of text there are columns of images
 
 
@@ -46,6 +50,7 @@ class Table:
     read: Callable[[int], pa.Table]  # a group by its number
     bad: list[str] = field(default_factory=list)  # what is no row
     parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
+    chunks: list[list[Chunk]] = field(default_factory=list)  # of Parquet: the columns of each group
 
     @cached_property
     def starts(self) -> list[int]:
@@ -61,12 +66,33 @@ class Table:
 
 def _parquet(path: str, file: File) -> Table:
     parquet = pq.ParquetFile(as_file(file, _SMALL_BUFFER))
-    groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+    chunks = read_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
-    texts = [sum(group.column(number).total_uncompressed_size for number in leaves) for group in groups]
-    lens = [group.num_rows for group in groups]
+    texts = [sum(group[number].plain_size for number in leaves) for group in chunks]
+    lens = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+    if sum(lens) != parquet.metadata.num_rows or min(lens, default=0) < 0:
+        raise ValueError(f"its row groups do not have its {parquet.metadata.num_rows} rows")
+    _check_sizes(path, chunks, {*leaves}, [way.count(LIST) > 1 for way in ways_of(parquet.schema_arrow)])
     read = partial(parquet.read_row_group, use_threads=False)
-    return Table(file, lens, _means(texts, lens), read, parquet=parquet)
+    return Table(file, lens, _means(texts, lens), read, parquet=parquet, chunks=chunks)
+
+
+def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
+    """Refuse a file with a group of rows that would take all memory, because its texts or all of it are read at once.
+
+    Args:
+        texts: numbers of the columns of text.
+        are_deep: of each column, whether it is in two or more lists.
+    """
+    for number, group in enumerate(groups):
+        of_bytes = {*range(len(group))} - texts
+        is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
+        size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
+        if size > _LARGEST:
+            raise PackError(
+                f"{path}: row group {number} has {sized(size)} that are read at once: write it in groups of 200 rows:"
+                f" python -c {shlex.quote(_ANEW)} {shlex.quote(path)} NEW.parquet"
+            )
 
 
 def _is_text(leaf: Any) -> bool:
@@ -76,7 +102,7 @@ def _is_text(leaf: Any) -> bool:
 def _arrow(path: str, file: File) -> Table:
     source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
     is_stream = file.read(0, 6) != b"ARROW1"
-    return _of_one_group((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
+    return _in_memory((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
 
 
 def _csv(path: str, file: File) -> Table:
@@ -95,7 +121,7 @@ def _csv(path: str, file: File) -> Table:
     as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
     parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
     read = pa.csv.read_csv(_text(path, file), reading, parsing, as_bytes)
-    table = _of_one_group(_in_utf8(read, bad), file)
+    table = _in_memory(_in_utf8(read, bad), file)
     table.bad = bad
     return table
 
@@ -125,14 +151,22 @@ def _is_utf8(value: bytes | None) -> bool:
     return True
 
 
-def _of_one_group(table: pa.Table, file: File) -> Table:
-    return Table(file, [len(table)], _means([table.nbytes], [len(table)]), lambda number: table)
+def _in_memory(table: pa.Table, file: File) -> Table:
+    """Make groups of a table that is there whole, so that the texts of few rows at a time are made."""
+    starts = range(0, max(1, len(table)), _GROUP)
+    lens = [min(_GROUP, len(table) - start) for start in starts]
+    texts = _means([table.nbytes], [len(table)]) * len(lens)
+    return Table(file, lens, texts, lambda number: table.slice(starts[number], _GROUP))
 
 
 def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
     return [max(1, total // max(1, num)) for total, num in zip(sums, lens, strict=True)]
 
 
+_ANEW = (
+    "import pyarrow.parquet as p, sys; f = p.ParquetFile(sys.argv[1]);"
+    " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
+)
 #: by `kind_of_table`
 _READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
 
@@ -290,9 +324,8 @@ def _column(table: Table, group: _Key, leaf: int) -> Column | None:
     """Find the values of a column of bytes; None: only pyarrow can read it."""
     kept = _columns.get((group, leaf))
     if kept is None:
-        chunk = table.parquet.metadata.row_group(group[2]).column(leaf)
         try:
-            column = column_of(table.file, group[:2], chunk, table.parquet.schema.column(leaf))
+            column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], table.parquet.schema.column(leaf))
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):  # damaged: pyarrow says what it is
             column = None
         if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
@@ -331,10 +364,12 @@ def _opened(path: str, version: str | None) -> Table:
 def _named(path: str) -> Iterator[None]:
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError, IndexError, OSError) as error:  # ValueError: no UTF-8, or a footer
+        if isinstance(error, PackError):
+            raise
+        if isinstance(error, OSError) and error.strerror:
+            raise PackError(f"{path}: {error.strerror}") from None
         what = kind_of_table(path).removeprefix(".")
         raise PackError(
             f"{path} is no whole {what} file: {one_line(error)}; get it again, or name the others by a glob"
         ) from None
-    except OSError as error:
-        raise PackError(f"{path}: {error.strerror or one_line(error)}") from None

@@ -256,6 +256,9 @@ class Store(Objects):
         STEPPER.saw(tuple(names))
         yield from ((key, Found(len(self.objects[key]), "")) for key in names)
 
+    def names(self, prefix: str) -> Iterator[str]:
+        raise NotImplementedError
+
     def put(self, key: str, data: bytes) -> None:
         self._begin("put", "look")
         self.objects[key] = data

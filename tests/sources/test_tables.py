@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -420,3 +421,41 @@ def test_a_csv_in_gzip_is_what_it_holds(config: Make, tmp_path: Path, ending: st
     zipped.write_bytes(zipped.read_bytes()[:-30])
     with pytest.raises(PackError, match=rf"a\.{ending}\.gz( is no whole|:)"):
         pack(config(zipped.parent, source__format="auto", output__name="broken"))
+
+
+def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
+    """pyarrow ended the process at some: it throws across C where it is asked for a column of a row group."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": pa.array([b"1"] * 9, pa.binary()), "text": ["t"] * 9}), path, row_group_size=4)
+    whole = path.read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    drawn, refused = random.Random(0), list[str]()
+    for version in range(400):
+        data = bytearray(whole)
+        for _ in range(drawn.choice([1, 2, 4])):
+            data[drawn.randrange(start, len(data) - 8)] = drawn.randrange(256)
+        path.write_bytes(data)
+        os.utime(path, ns=(version, version))
+        try:
+            tables.table_of(str(path))
+        except PackError as error:
+            refused.append(str(error))
+    assert 50 < len(refused) < 400
+    assert [line for line in refused if not line.startswith(f"{path} is no whole parquet file: ")] == []
+
+
+def test_a_group_that_would_take_all_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row group of many GB of texts, or of bytes that only pyarrow reads, took as much memory, several times."""
+    monkeypatch.setattr(tables, "_LARGEST", 10_000)
+    images, texts = pa.array([bytes(20_000)] * 4, pa.binary()), ["t"] * 4
+    deep = pa.array([[[bytes(20_000)]]] * 4, pa.list_(pa.list_(pa.binary())))
+    for name, column in (("flat", images), ("deep", deep), ("text", pa.array(["t" * 20_000] * 4))):
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"x": column, "text": texts}), path, use_dictionary=False)
+        if name == "flat":
+            assert tables.table_of(str(path)).group_lens == [4]
+            continue
+        with pytest.raises(
+            PackError, match=r"row group 0 has .* that are read at once: write it in groups of 200 rows"
+        ):
+            tables.table_of(str(path))
