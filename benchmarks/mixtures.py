@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from billion import MILLION, fill_cache, shards_of
 from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from rich.console import Console
 from rich.table import Table
@@ -28,11 +30,17 @@ from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.ordered import Part, members_of_parts
 from energon_pack.loading import train_arguments
 from energon_pack.order import main as order
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.made import packs_of
+from energon_pack.plan.mix import draw, mixture_figures
 from energon_pack.plan.packs import costs_of_packs
+from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.settings import PackingConfig
 from energon_pack.reading import PacksInOrder
+from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.cost import CostModel
+from energon_pack.sources.mixture import Entry, Mixture
+from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology
 
@@ -136,11 +144,37 @@ class Packs:
         return off
 
 
+def plan_again(num: int) -> None:
+    """Plan a mixture of so many samples whose lengths are in the cache: what other weights take."""
+    cost, packing = cost_model(None), PackingConfig()
+    with tempfile.TemporaryDirectory() as folder:
+        fill_cache(Path(folder) / "cache", min(num, MILLION))
+        measured = shards_of(Path(folder) / "cache", num, min(num, MILLION))
+        entries = tuple(Entry(name, name, float(weight), None, None, {}) for name, (_, weight) in SETS.items())
+        mixture = Mixture(entries, {item.shard.name: n % len(entries) for n, item in enumerate(measured)})
+        start = time.process_time()
+        lengths = Lengths(measured, scratch=Scratch(Path(folder)))
+        read = time.process_time()
+        lengths = draw(lengths, mixture, packing, 0)
+        drawn = time.process_time()
+        plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
+        planned = time.process_time()
+        shares = ", ".join(f"{item['share']:.4f}" for item in mixture_figures(lengths, plan, packing.max_token_len))
+    times = f"lengths {read - start:.1f}, draws {drawn - read:.1f}, packs {planned - drawn:.1f}"
+    print(
+        f"{num:,} samples, {plan.num_packs:,} packs, shares {shares}; CPU seconds: {times}, all {planned - start:.1f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=16, help="of the whole mixture: about 1,000 packs each (16)")
     parser.add_argument("--topologies", type=int, help="only the first so many")
+    parser.add_argument("--samples", type=int, help="only plan so many samples, whose lengths are in the cache")
     args = parser.parse_args()
+    if args.samples:
+        plan_again(args.samples)
+        return
     console = Console(width=150)
     table = Table("", "ranks×workers, packs a step", "packs", "LM", "vision", "both", box=None)
     table.add_column("shares off, of steps: rms · worst")

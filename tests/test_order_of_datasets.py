@@ -3,25 +3,26 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_val_dataset
 
 from energon_pack.config import MediaIn, PackConfig, SplitsConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
-from energon_pack.loading import Journal, train_arguments
+from energon_pack.loading import train_arguments
 from energon_pack.order import main
 from energon_pack.pack import pack
 from energon_pack.plan.made import passes
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
+from support.loaders import Training
 from support.packed import demo_config
 from support.running import command
 from support.samples import chat, noise, write_tar
@@ -57,32 +58,6 @@ def given(made: Path) -> list[str]:
 def order_of(folder: Path) -> np.ndarray:
     found: np.ndarray = np.load(folder / ".nv-meta/order.npy")
     return found
-
-
-class Training:
-    """All ranks of a training, which reads packs of an order."""
-
-    def __init__(self, folder: Path, processor: Path, ranks: int, states: Sequence[Any] = (), workers: int = 0):
-        self.ranks = []
-        for rank in range(ranks):
-            worker = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers)
-            encoder = PackedTaskEncoder(folder, str(processor))
-            packs = get_train_dataset(folder, **train_arguments(folder, encoder, worker, states))
-            self.ranks.append((iter(get_savable_loader(packs)), Journal(packs, states)))
-
-    def read(self, num: int) -> list[tuple[str, ...]]:
-        """The samples of the packs of so many turns, turn by turn, and of each by rank."""
-        found = []
-        for _ in range(num):
-            for loader, journal in self.ranks:
-                batch = next(loader)
-                journal.add(batch)
-                found.append(tuple(batch["sample_ids"][0]))
-        return found
-
-    @property
-    def states(self) -> list[Any]:
-        return [journal.state() for _, journal in self.ranks]
 
 
 def packs_of(made: Path) -> list[tuple[str, ...]]:

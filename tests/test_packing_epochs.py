@@ -24,6 +24,7 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.spread import max_over_mean
 from energon_pack.steps.topology import Topology, stream
+from support.loaders import Training
 from support.packed import Make, files, json_lines, packed
 from support.plans import items, packs
 from support.running import command
@@ -200,3 +201,24 @@ def test_a_dataset_that_packs_in_training_has_epochs_of_its_own(config: Make, tm
     run = config(write_set(tmp_path / "sets/a.jsonl", 3, 9), source__format=Format.auto, packing__epochs=2)
     with pytest.raises(PackError, match=r"packing\.epochs=2 is for packs on disk"):
         LazyPackedDataset(run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_six_kills_lose_no_pack(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Three epochs of a mixture, stopped at six places and gone on with by 4, 3 and 8 ranks in turn."""
+    for name in ("a", "b"):
+        write_set(tmp_path / f"sets/{name}.jsonl", 90, 60)
+    mix = tmp_path / "sets/mix.yaml"
+    mix.write_text(json.dumps({"mixture": [{"path": "a.jsonl", "weight": 30}, {"path": "b.jsonl", "weight": 70}]}))
+    run = config(str(mix), source__format=Format.auto, packing__max_token_len=512, packing__epochs=3)
+    folder = packed(run)
+    planned = Counter(tuple(pack_) for pack_ in packs_of(folder))
+    num, found, states = planned.total(), list[tuple[str, ...]](), list[Any]()
+    for turn, ranks in enumerate((4, 3, 8, 4, 3, 8, 1)):
+        training = Training(folder, demo[1], ranks, states)
+        found += training.read(num - len(found) if turn == 6 else num // 7 // ranks)
+        states = training.states
+    ids = [tuple(name.partition("@")[0] for name in pack_) for pack_ in found]
+    assert Counter(ids) == planned
+    assert len(found) == num > 80

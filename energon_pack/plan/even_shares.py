@@ -13,6 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 _TURNS = 6
 _TRIED = 24  # packs of each step that are tried for a swap
+_MANY = 500_000  # packs: of more, half as many are tried
 _TOTAL = 0.3  # how much it counts that steps train as many tokens, beside their shares
 _PAIRS = 512  # of steps that are looked at together
 
@@ -33,10 +34,11 @@ def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
     total = amounts.sum(axis=1)
     mean = max(1e-9, float(total.mean()))
     off = (amounts - np.outer(total, amounts.sum(axis=0) / max(1e-9, float(total.sum())))) / mean
+    tried = min(size, _TRIED if len(order) <= _MANY else _TRIED // 2)
     off = np.column_stack((off, _TOTAL * (total - mean) / mean))
     for turn in range(_TURNS):
         first = np.arange(turn % 2, num - 1, 2)
-        places = (np.arange(min(size, _TRIED)) * max(1, size // _TRIED) + turn * 5) % size
+        places = (np.arange(tried) * max(1, size // tried) + turn * 5) % size
         for start in range(0, len(first), _PAIRS):
             _swap(steps, first[start : start + _PAIRS], places, off)
     return np.concatenate((steps.ravel(), order[num * size :]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from energon_pack.loading import train_arguments
 from energon_pack.steps.topology import Topology
@@ -123,11 +123,10 @@ def test_they_add_up_over_ranks(config: Make, demo: tuple[Path, Path], tmp_path:
     for ranks in (1, 2, 4):
         results, meeting = tmp_path / f"{ranks}.json", tmp_path / f"meet{ranks}"
         arguments = (ranks, str(folder), str(demo[1]), str(meeting), str(results))
-        multiprocessing.spawn(rank_of_training, arguments, nprocs=ranks)
+        spawn(rank_of_training, arguments, nprocs=ranks)  # type: ignore[no-untyped-call]
         of_ranks.append(json.loads(results.read_text()))
     for found in of_ranks:
         for weight in WEIGHTS:
             whole, summed, *entries = found[weight]
             assert summed == pytest.approx(whole, rel=1e-6)
             assert entries == pytest.approx(of_ranks[0][weight][2:], rel=1e-6)
-    print({weight: [abs(found[weight][0] / found[weight][1] - 1) for found in of_ranks] for weight in WEIGHTS})
