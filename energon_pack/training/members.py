@@ -254,8 +254,8 @@ class MemberEncoder:
                 self._pixels.check_split(draft.whole, draft.given)
         if isinstance(self._rope, OwnRope):
             each = [self._pixels([draft.given]) for draft in drafts]
-            wholes = [draft.whole and self._pixels([draft.whole]) for draft in drafts]
-            return self.join(each), [whole or own for whole, own in zip(wholes, each, strict=True)]
+            pairs = zip(drafts, each, strict=True)
+            return self.join(each), [self._pixels([one.whole]) if one.whole else own for one, own in pairs]
         media = self._pixels([draft.given for draft in drafts])
         images = _shares(media, _GRIDS[:1], [len(draft.given.images) for draft in drafts])
         videos = _shares(media, _GRIDS[1:], [len(draft.given.clips) for draft in drafts])
