@@ -159,7 +159,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
 
 def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]) -> None:
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
-    mask, kind = inputs.get("attention_mask"), mask_of(inputs)
+    mask, kind = inputs["attention_mask"], mask_of(inputs)
     if kind == "tree_plan":
         if attention != TREE:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
@@ -168,12 +168,10 @@ def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, 
             raise MixingError("position_ids jump where no segment of the tree_plan begins")
         return
     if kind == "blocks":
-        places = torch.tensor([[number, 0, place, place - 1] for number, place in forks], device=row.device).reshape(
-            -1, 4
-        )
-        for one in mask.values() if isinstance(mask, dict) else [mask]:
-            if bool(one.mask_mod(*places.T).any()):
-                raise MixingError("attention_mask lets a branch see its sibling")
+        for number, place in forks:
+            at = [torch.tensor(index, device=row.device) for index in (number, 0, place, place - 1)]
+            if any(bool(one.mask_mod(*at)) for one in (mask.values() if isinstance(mask, dict) else [mask])):
+                raise MixingError(f"attention_mask lets token {place} see the branch before it")
         return
     masks = mask if isinstance(mask, dict) else {"prefix4d": mask}
     if attention and "flash" in attention:

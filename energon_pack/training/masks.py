@@ -6,7 +6,7 @@ transformers' own recognition of packs.
 
 import inspect
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,23 +102,25 @@ def additive_masks(
     return _by_kind(causal, _same_block(types) & same, _positions(doc_ids), sliding_window, chunk_size, sight, dtype)
 
 
+class TreeRows(NamedTuple):
+    """The tensors [B, S] of a batch of trees on which its masks depend."""
+
+    tree_end: Tensor
+    tree_index: Tensor
+    doc_ids: Tensor
+    types: Tensor
+
+
 def tree_masks(
-    tree_end: Tensor,
-    tree_index: Tensor,
-    doc_ids: Tensor,
-    types: Tensor,
+    rows: TreeRows,
     sliding_window: int | None,
     chunk_size: int | None,
     sight: Sight,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample.
-
-    Args:
-        tree_end, tree_index, doc_ids: [B, S], of a batch of trees.
-    """
-    causal = tree_causal(tree_end)
-    return _by_kind(causal, _same_block(types, cuts_of(doc_ids)), tree_index, sliding_window, chunk_size, sight, dtype)
+    """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample."""
+    block = _same_block(rows.types, cuts_of(rows.doc_ids))
+    return _by_kind(tree_causal(rows.tree_end), block, rows.tree_index, sliding_window, chunk_size, sight, dtype)
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:

@@ -76,21 +76,22 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     first, *others = [member for member in members if member.media] or texts[:1]
     some, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
-    asked, said, other = _part(text, 0, answer), _part(text, answer), _turned(_part(text, answer))
-    asked = [asked] if len(asked.tokens) else []
+    asked = [_part(text, 0, answer)] if answer else []
+    said, other = _part(text, answer), _turned(_part(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
         ([first, *asked, said], 0.5),
         ([first, *asked, other], 1.0),
         ([first, some], 1.0),
-        ([first, some, first], 2.0),
+        ([first, some, (others or [first])[0]], 2.0),
         ([first, some, *asked, other], 3.0),
         ([first, some, *asked, other], 1.0),
     ]
     for one in others:
         listed += [([one, *asked, said], 1.0), ([one, *asked, other], 1.0)]
     before: list[Encoded] = []
-    samples, added = [], []
+    samples: list[Encoded] = []
+    added: list[Mapping[str, Tensor]] = []
     for parts, factor in listed:
         num = next(
             (i for i, (a, b) in enumerate(zip(before, parts, strict=False)) if a is not b), min(len(before), len(parts))

@@ -128,8 +128,8 @@ def tree_attention(
     found = []
     for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
         mask = _bottom_right(b - a, end - start, sliding_window, query.device)
-        parts = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
-        found.append(_attend(*parts, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
+        q, k, v = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
+        found.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
     return torch.cat(found).view(batch, length, heads, -1), None
 
 

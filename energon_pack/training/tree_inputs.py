@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.inputs import MixingError, attention_of
-from energon_pack.training.masks import Sight, blocks_of, cuts_of, reads_prefix_whole, sight_of, tree_masks
+from energon_pack.training.masks import Sight, TreeRows, blocks_of, cuts_of, reads_prefix_whole, sight_of, tree_masks
 from energon_pack.training.tree_attention import TREE, TREE_FLEX, TreePlan, register
 from energon_pack.training.wrapped import class_of
 
@@ -128,17 +128,17 @@ def _sizes(model: Any) -> tuple[int | None, int | None]:
 
 
 def _dense_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Tensor]:
-    tensors, sight = _tensors(batch, model)
-    return tree_masks(*tensors, *_sizes(model), sight, model.dtype)
+    rows, sight = _rows(batch, model)
+    return tree_masks(rows, *_sizes(model), sight, model.dtype)
 
 
-def _tensors(batch: Mapping[str, Any], model: Any) -> tuple[list[Tensor], Sight]:
-    """Return tree_end, tree_index, doc_ids and types on the model's device, and how it sees images."""
+def _rows(batch: Mapping[str, Any], model: Any) -> tuple[TreeRows, Sight]:
+    """Return what masks are made of, on the model's device, and how it sees images."""
     sight = sight_of(model)
     if sight is not Sight.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
-    return [batch[name].to(model.device) for name in names], sight
+    return TreeRows(*(batch[name].to(model.device) for name in names)), sight
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
@@ -155,9 +155,9 @@ def _block_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     register()
-    (end, index, docs, types), sight = _tensors(batch, model)
+    (end, index, docs, types), sight = _rows(batch, model)
     block = blocks_of(types, cuts_of(docs))
-    window, chunk = _sizes(model)
+    window, chunk = (size or 0 for size in _sizes(model))
 
     def image(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (block[b, q] == block[b, k]) & (block[b, k] > 0)

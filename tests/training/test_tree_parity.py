@@ -221,9 +221,9 @@ def test_the_kernel_of_flash_attention_gets_what_it_needs(name: str, monkeypatch
         expected = model(**batch.model_inputs(model, labels=False)).logits
         called = []
 
-        def kernel(*parts: Tensor, **settings: Any) -> Tensor:
+        def kernel(q: Tensor, k: Tensor, v: Tensor, **settings: Any) -> Tensor:
             called.append(settings["window_size"])
-            return flash_attn_varlen_func(*parts, **settings)
+            return flash_attn_varlen_func(q, k, v, **settings)
 
         monkeypatch.setattr(attentions, "_flash_for", lambda *_: kernel)
         found = model(**batch.model_inputs(model, labels=False)).logits
