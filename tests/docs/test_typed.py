@@ -59,6 +59,10 @@ def _a_script(line: str) -> bool:
     return all(f'"{option}"' in (ROOT / script).read_text() for option in options)
 
 
+def _there(line: str) -> bool:
+    return (ROOT / line.split()[1]).is_file()
+
+
 def _on_nodes(line: str) -> bool:
     """What each node starts is the command of a page, and has settings that there are."""
     settings = re.findall(r"executor\.(\w+)=", line)
@@ -80,6 +84,7 @@ def _tests(line: str) -> bool:
 #: Commands of these are not run. Each with the reason, and what is looked at in its place.
 NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"python recipes/train_trainer.py": ("Accelerate is not installed; tests/training/test_trainer.py", _a_script),
+    r"python recipes/trainers/": ("no trainer is installed; tests/trainers/test_trainer_recipes.py", _there),
     r"(\S+/)?pip install ": ("it changes the environment that the tests run in", _an_extra),
     r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
     r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
@@ -97,7 +102,10 @@ def is_not_run(line: str) -> bool:
 
 
 #: Snippets with these are compiled alone. Where the package is, the test that is named runs the same.
-NOT_INSTALLED = {"import datasets\n": "tests/online/test_given.py"}
+NOT_INSTALLED = {
+    "import datasets\n": "tests/online/test_given.py",
+    "from trl import": "tests/trainers/test_trainer_recipes.py",
+}
 
 
 # -------------------------------------------------------------------------------------------------- a page is run

@@ -1,6 +1,6 @@
 """Packs in a trainer with a loader of its own: what it is given, and what `check_trainer` sees of its way with it.
 
-The trainers here are stand-ins, with one way each; `test_real_trainers.py` runs the real ones.
+The trainers here are stand-ins, with one way each; `test_trainer_recipes.py` runs the real ones.
 """
 
 import importlib.util
