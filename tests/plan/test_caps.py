@@ -38,7 +38,13 @@ def test_a_pack_to_check_by_head() -> None:
     broken = ["24 > packing.max_token_len=23", "3 > packing.max_images=2", "7 > packing.max_visual_tokens=6"]
     broken += ["2 > packing.max_audios=1", "2 > packing.max_members=1", "106 > packing.max_attention_cost=105"]
     assert verified(members, packing) == broken
-    wider = {"max_token_len": 24, "max_images": 3, "max_visual_tokens": 7, "max_audios": 2, "max_members": 2}
+    wider: dict[str, Any] = {
+        "max_token_len": 24,
+        "max_images": 3,
+        "max_visual_tokens": 7,
+        "max_audios": 2,
+        "max_members": 2,
+    }
     assert verified(members, replace(packing, **wider, max_attention_cost=106)) == []
 
 
