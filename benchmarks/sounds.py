@@ -107,9 +107,9 @@ def of_speech(rng: random.Random, rate: int) -> Any:
     if shutil.which("espeak-ng") is None:
         return of_tones(rng, rate, rate)
     words = ["packs", "hold", "samples", "of", "many", "lengths", "and", "none", "sees", "another"]
-    words = " ".join(rng.sample(words, len(words)))
+    said = " ".join(rng.sample(words, len(words)))
     with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        subprocess.run(["espeak-ng", "-w", file.name, words], check=True)
+        subprocess.run(["espeak-ng", "-w", file.name, said], check=True)
         return decode_audio(Path(file.name).read_bytes(), rate)
 
 

@@ -137,14 +137,15 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
         positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
         for name in placed.position_names
     ]
+    sounds = [parts[chosen[i].name] for i in placed.order if kinds[i] == "audio"]
     return {
         "messages": placed.timed(arrays),
         "image": [image_of(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
         "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
-        "audio": [parts[chosen[i].name] for i in placed.order if kinds[i] == "audio"] or None,
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
+        **({"audio": sounds} if sounds else {}),
     }
 
 

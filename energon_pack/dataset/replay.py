@@ -34,6 +34,8 @@ from energon_pack.templates.template import Template
 _STREAM = 0x5E9
 _LEAST_SAMPLES = 100
 _SHARE = 50  # one sample of so many: reading again costs little beside measuring
+#: columns that draw nothing where no sample has any: without sounds, the draw is the one that it was before them
+_OF_SOUNDS = ("num_audios", "num_audio_tokens")
 _EXTREMES = 8  # samples at each end of each number
 _MOST_MS = 1500.0  # for a loader to expand the media of all kept samples, by `MediaRules.expand_ms`
 
@@ -83,7 +85,9 @@ def _first(items: Items, keys: npt.NDArray[np.uint64], most: int) -> Ints:
     """
     by_key = np.argsort(keys)
     ends: list[Ints] = []
-    for counts in items.counts.values():
+    for name, counts in items.counts.items():
+        if name in _OF_SOUNDS and not counts.any():
+            continue
         order = by_key[np.argsort(counts[by_key], kind="stable")]
         ends += [order[::-1][:_EXTREMES], order[:_EXTREMES]]
     has_media = items.media[by_key] > MEDIA_TYPES.index("text")

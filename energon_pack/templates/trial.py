@@ -224,7 +224,7 @@ def _expanded(template: Template, medium: Media) -> str:
 
 def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) -> Media:
     if kind == "audio":
-        seconds = math.exp(rng.uniform(*map(math.log, _SECONDS)))
+        seconds = math.exp(rng.uniform(math.log(_SECONDS[0]), math.log(_SECONDS[1])))
         return Media(kind, num_samples=round(seconds * _RATE), rate=_RATE)
     least, most = _SIDES[kind]
     width = round(math.exp(rng.uniform(math.log(least), math.log(most))))

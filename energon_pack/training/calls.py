@@ -64,8 +64,10 @@ class Calls:
         given = media_inputs(self._template, every.images, every.clips, every.sounds)
         processor, alone = self._loaded
         if alone is not None:
-            if every.clips or every.sounds:
-                raise ImportError("training on videos and sounds needs torchvision: pip install 'energon-pack[train]'")
+            if every.sounds:
+                raise ImportError("training on sounds needs torchvision: pip install 'energon-pack[train]'")
+            if every.clips:
+                raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
             return _tensors(alone(every.images, return_tensors="pt", **given["images_kwargs"]))
         placeholder = self._template.rules.placeholder
         if as_rows and self._template.rules.nests_images and every.images:

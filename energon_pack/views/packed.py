@@ -127,8 +127,8 @@ def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: b
     medium = Medium(kind, name, 0, 0, num_bytes=part.size)
     try:
         found = probe(as_file(Range(file, part.offset, part.size)))
-        sizes = {"width": found.width, "height": found.height, "num_frames": found.num_frames, "seconds": found.seconds}
-        medium = replace(medium, kind=found.kind, **sizes)
+        medium = replace(medium, kind=found.kind, width=found.width, height=found.height, num_frames=found.num_frames)
+        medium = replace(medium, seconds=found.seconds)
         if has_picture and found.kind != "audio":
             medium = replace(medium, data=thumbnail(file.read(part.offset, part.size), found.kind))
     except Skip as skip:

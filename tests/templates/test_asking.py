@@ -19,6 +19,12 @@ class Sizes:
     def clip(self, num_frames: int, width: int, height: int) -> Any:
         return num_frames, width, height
 
+    def sound(self, num_samples: int) -> Any:
+        raise NotImplementedError
+
+    def hearing(self, extractor: Any) -> Any:
+        raise NotImplementedError
+
     def running(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -34,7 +34,7 @@ class MultiMixQA(Flavor):
             sample.video_frames,
             None,
             options_of(sample.options or {}),
-            sample.audio or [],
+            getattr(sample, "audio", None) or [],
         )
 
 
@@ -86,17 +86,18 @@ class PackedMultiMixQA(PackedFlavor):
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         media = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         members = self.conversations(value, kinds)
+        sounds = [[parts.get(name, b"") for name, kind in member if kind == "audio"] for member in media]
         return {
             "messages": [member["messages"] for member in members],
             "images": [[image_of(parts, name) for name, kind in member if kind == "image"] for member in media],
             "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
-            "audios": [[parts.get(name, b"") for name, kind in member if kind == "audio"] for member in media],
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
             "sample_ids": value["_meta"]["sample_ids"],
             "media_type": value["media_type"],
             **{name: value["_meta"][name] for name in self.stated},
+            **({"audios": sounds} if any(sounds) else {}),  # classes of other stacks know of none
         }
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
@@ -108,12 +109,13 @@ class PackedMultiMixQA(PackedFlavor):
         return self.members(value)
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        sounds = getattr(sample, "audios", None)
         for index, messages in enumerate(sample.messages):
             sample_id, token_len = self.measured(sample, index)
             media = sample.images[index], sample.videos[index]
             frames = sample.video_frames[index] if sample.video_frames else None
             options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
-            audios = sample.audios[index] if sample.audios else []
+            audios = sounds[index] if sounds else []
             yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options, audios)
 
     def defects(self, fields: Fields) -> Iterator[str]:

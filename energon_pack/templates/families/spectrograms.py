@@ -21,10 +21,11 @@ def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
         extractor: of a processor.
     """
     own = getattr(extractor, _METHOD, None)
-    hop, size, window = (getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft"))
-    if own is None or not all(isinstance(number, int) and number > 0 for number in (hop, size, window)):
+    sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
+    numbers = [size for size in sizes if isinstance(size, int) and size > 0]
+    if own is None or len(numbers) < len(sizes):
         return {}
-    stand_in = partial(_of_shape, own, hop, size, window)
+    stand_in = partial(_of_shape, own, *numbers)
     return {_METHOD: stand_in} if all(_are_alike(stand_in, own, length) for length in _LENGTHS) else {}
 
 
