@@ -72,7 +72,7 @@ def made(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPath
     write_tar(source / "video-000000.tar", clips)
     shutil.copytree(demo[1], model)
     (model / "config.json").write_text(json.dumps({"vision_config": {"tokens_per_second": 2}}))
-    settings = {"model__rope": Rope.qwen2_5_vl, "packing__max_token_len": 1024}
+    settings: dict[str, Any] = {"model__rope": Rope.qwen2_5_vl, "packing__max_token_len": 1024}
     packs = packed(demo_config((source, model), cache, folder, **settings))
     tiny_model(PackedDataset(packs, str(model)).encoder).save_pretrained(model)
     return packs, model
