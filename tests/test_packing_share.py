@@ -124,6 +124,7 @@ def test_nothing_shared_is_todays_output(config: Make, source: Path) -> None:
         (["packing=thd"], "packing.share=media with packing.layout=thd"),
         ([f"output.flavor={Flavor.packed_captioning.value}"], "packing.share=media with output.flavor=packed_capt"),
         (["labels.prompt_weight=0.1"], "packing.share=media with labels.prompt_weight=0.1: a prompt that is trained"),
+        (["model.mask=hybrid"], "packing.share=media with model.mask=hybrid: such a model can't keep samples apart"),
     ],
 )
 def test_what_can_share_nothing_is_refused(settings: list[str], said: str, tmp_path: Path) -> None:

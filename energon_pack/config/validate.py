@@ -15,7 +15,7 @@ from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
-from energon_pack.templates.settings import Expand, Think, TrainOn
+from energon_pack.templates.settings import Expand, Mask, Think, TrainOn
 
 #: Settings that went, and what is there instead.
 _GONE = {
@@ -141,16 +141,21 @@ def _check_parts(config: PackConfig) -> None:
 
 def _check_share(config: PackConfig) -> None:
     """Refuse what packs of samples that share their beginnings can't be."""
-    share, output = config.packing.share, config.output
+    share, output, mask = config.packing.share, config.output, config.model.mask
     if share is Share.none:
         return
     asked = {
         f"output.flavor={output.flavor}": output.flavor != Flavor.packed_multi_mix_qa.value,
         f"output.sample_type={output.sample_type}": output.sample_type is not None,
         f"labels.prompt_weight={config.labels.prompt_weight}": config.labels.prompt_weight > 0,
+        f"model.mask={mask.value}": mask in (Mask.hybrid, Mask.prefix4d),
     }
     if name := next((name for name, is_asked in asked.items() if is_asked), None):
-        why = "a prompt that is trained can't be shared" if "weight" in name else "only packed_multi_mix_qa has a form"
+        why = "only packed_multi_mix_qa has a form"
+        if "labels" in name:
+            why = "a prompt that is trained can't be shared"
+        elif "mask" in name:
+            why = "such a model can't keep samples apart that share a beginning"
         raise PackError(f"packing.share={share.value} with {name}: {why}; packing.share=none packs whole samples")
 
 

@@ -178,7 +178,8 @@ def _alike(found: Beginnings, items: Items) -> Beginnings:
     """Keep the beginnings that several items have, of items that have one; numbers take the place of keys.
 
     An item whose first beginning nobody else has shares no later one. A beginning of very many items that is only a
-    small part of each, as a system turn is, joins nothing: it would put all of them side by side.
+    small part of each, as a system turn is, joins nothing: it would put all of them side by side. No tree forks where
+    one of the items trains the next token: the branch may begin with a token that two items have, and one trains.
     """
     first = np.flatnonzero(np.diff(found.item, prepend=-1))
     end = np.append(first[1:], len(found.item))
@@ -195,8 +196,11 @@ def _alike(found: Beginnings, items: Items) -> Beginnings:
         first, end = first[goes_on] + 1, end[goes_on]
     found = found.take(np.sort(np.concatenate(kept)))
     number, num = _numbered(found.key, found.low)
+    goes_on = found.counts["token_len"] < items.lens[found.item]
+    is_trained = np.bincount(number, goes_on & ~found.may_fork, len(num)) > 0
     is_alike = num[number] > 1
-    return found.take(np.flatnonzero(is_alike))._replace(key=number[is_alike].astype(np.uint64))
+    found = found._replace(key=number.astype(np.uint64), may_fork=found.may_fork & ~is_trained[number])
+    return found.take(np.flatnonzero(is_alike))
 
 
 def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:

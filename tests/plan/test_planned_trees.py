@@ -59,6 +59,14 @@ def test_no_fork_before_a_trained_token() -> None:
     assert as_shown(samples, made(samples)) == [["abcX", "..cY"]]
 
 
+def test_no_fork_before_a_token_that_any_sample_trains() -> None:
+    """Two samples have the same third token, and one trains it (B): neither may part before it from the first."""
+    samples = ["pqax", "pqby", "pqBz"]
+    alike = found_in([sample.lower() for sample in samples])._replace(may_fork=found_in(samples).may_fork)
+    trees = trees_of(alike, items_of(samples), PACKING, np.zeros(3, np.int64))
+    assert sorted(trees.shared["token_len"].tolist()) == [0, 1, 3]
+
+
 def test_samples_of_two_groups_share_nothing() -> None:
     samples = ["abx", "aby", "abz"]
     assert as_shown(samples, made(samples, group=np.array([0, 1, 0]))) == [["abx", "..z"], ["aby"]]
