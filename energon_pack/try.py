@@ -7,6 +7,7 @@ Some thousand samples are measured, spread over the source. Nothing is published
 
 import argparse
 import math
+import re
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -32,8 +33,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.sources.described import read_as
+from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
 from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of
@@ -198,11 +201,23 @@ def _advice(gains: Gains, chosen: Choice) -> list[str]:
 
 
 def _print_next(given: argparse.Namespace, chosen: Choice) -> None:
-    words = [f"source.path={given.path}", *given.overrides, f"packing.max_token_len={chosen.max_token_len}"]
-    say(f"energon-pack {shlex.join(words)}")
+    said = dict(override.split("=", 1) for override in given.overrides)
+    name = said.get("output.name") or _named(given.path)
+    named = [] if "output.name" in said else [f"output.name={name}"]
+    length = f"packing.max_token_len={chosen.max_token_len}"
+    say(f"energon-pack {shlex.join([f'source.path={given.path}', *given.overrides, *named, length])}")
+    dataset = path_in(said.get("output.dir", "packed"), name)
+    processor = said.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")
+    words = ["recipes/train_ddp.py", dataset, "--processor", processor, "--save", "checkpoints", "--max-steps", "1"]
+    say(f"torchrun {shlex.join(words)}")
     for trainer, name in _RECIPES.items():
         say(f"  {trainer:24}recipes/{name}")
+
+
+def _named(path: str) -> str:
+    """Name the dataset of a source."""
+    return re.sub(r"\W+", "_", stem_of(path.rstrip("/"))).strip("_") or "mine"
 
 
 def _heading(text: str) -> None:

@@ -28,6 +28,10 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     chosen = next(line for line in lines if line.startswith("packing.max_token_len="))
     assert chosen == "packing.max_token_len=2048: the shortest that drops at most 0.1% of samples"
     assert any(line.startswith(f"energon-pack source.path={source} ") and line.endswith("=2048") for line in lines)
+    named = source.name
+    assert any(
+        line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
+    )
     assert not any(tmp_path.iterdir())
 
 
