@@ -123,7 +123,7 @@ def test_they_add_up_over_ranks(config: Make, demo: tuple[Path, Path], tmp_path:
     for ranks in (1, 2, 4):
         results, meeting = tmp_path / f"{ranks}.json", tmp_path / f"meet{ranks}"
         arguments = (ranks, str(folder), str(demo[1]), str(meeting), str(results))
-        spawn(rank_of_training, arguments, nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(rank_of_training, arguments, nprocs=ranks)
         of_ranks.append(json.loads(results.read_text()))
     for found in of_ranks:
         for weight in WEIGHTS:
