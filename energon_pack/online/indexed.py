@@ -97,15 +97,16 @@ class Indexed:
         read, shard = self._read(number)
         name = self.sample_id(number)
         images: list[LazyImage] = []
-        videos: list[bytes] = []
+        files: dict[str, list[bytes]] = {"video": [], "audio": []}
         for part in read.parts:
             data = self._open.read(shard, part)
             if part.kind == "image":
                 images.append(LazyImage(data, f"{name}: {part.name}"))
             else:
-                videos.append(data)
+                files[part.kind].append(data)
+        frames = read.fields.get("video_frames")
         return MemberInput(
-            name, read.timed, images, videos, read.tools, read.fields.get("video_frames"), None, read.options
+            name, read.timed, images, files["video"], read.tools, frames, None, read.options, files["audio"]
         )
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.joining import Join, JoinError, join, prove
+from energon_pack.training.joining import Join, JoinError, Proven, join, prove
 
 #: by member, the tiles of each image, or the frames of each clip
 SIZES = ([2], [5], [1, 3])
@@ -152,3 +152,26 @@ def test_without_rules_media_follow_each_other() -> None:
     joined = join([{"pixel_values": torch.ones(4, 6), "image_grid_thw": torch.tensor([[1, 2, 2]])}] * 2 + [{}])
     assert joined["pixel_values"].shape == (8, 6)
     assert joined["image_grid_thw"].tolist() == [[1, 2, 2]] * 2
+
+
+def test_sounds_are_padded_where_their_mask_hides_it() -> None:
+    """Qwen3-Omni pads features to the longest sound of a call, and the last of a shorter one see the padding."""
+
+    def call(lengths: Sequence[int], as_rows: bool) -> dict[str, Tensor]:
+        longest = max(lengths)
+        features = torch.zeros(len(lengths), 2, longest)
+        mask = torch.zeros(len(lengths), longest, dtype=torch.int64)
+        for row, length in enumerate(lengths):
+            features[row, :, :length] = torch.arange(1, length + 1)
+            features[row, :, length:] = -7
+            if length < longest:
+                features[row, :, length - 1] = -8
+            mask[row, :length] = 1
+        return {"input_features": features, "feature_attention_mask": mask}
+
+    shown = prove(call, [30, 12, 21], [12, 12])
+    names = ("feature_attention_mask", "input_features")
+    assert shown == Proven(dict.fromkeys(names, Join(0, fill=0.0)), at_once=False)
+    joined = join([call([length], False) for length in (30, 12)], shown.joins)
+    assert joined["input_features"].shape == (2, 2, 30)
+    assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
