@@ -11,12 +11,14 @@ from energon_pack.config import Flavor, MediaIn
 from energon_pack.config.schema import SplitsConfig
 from energon_pack.errors import PackError
 from energon_pack.loading import make_sample_loader
+from energon_pack.pack import pack
 from energon_pack.plan.settings import Share
 from energon_pack.unpack import unpack
 from support.damage import found, lines
 from support.packed import Make, files, packed, samples, train
 from support.running import run_here
 from support.samples import chat, picture, write_tar
+from support.stores import Bucket
 
 _QUESTIONS = 4
 
@@ -97,6 +99,20 @@ def test_the_same_bytes_however_many_measure(config: Make, source: Path, tmp_pat
     other = config(source, packing__max_token_len=1024, packing__share=Share.prefix, output__name="two")
     other.executor.num_workers, other.cache_dir = 2, str(tmp_path / "other")
     assert files(packed(other)) == one
+
+
+@pytest.mark.slow
+def test_a_source_and_a_dataset_in_a_bucket_have_the_same_bytes(
+    config: Make, source: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    """The content of media is read through the store while it is measured."""
+    address = bucket.put_folder(source, "data")
+    settings = {"packing__max_token_len": 1024, "packing__share": Share.prefix, "cache_dir": str(tmp_path / "cache")}
+    here = packed(config(address, output__dir=str(tmp_path / "out"), **settings))
+    pack(config(address, output__dir=f"{bucket.address}/out", **settings))
+    there = {name: data for name, data in bucket.files("out/packed").items() if not name.startswith("report")}
+    assert there == files(here)
+    assert lines(found(here, source=[address], lengths=100)) == ""
 
 
 def test_a_picture_is_in_one_split(config: Make, source: Path) -> None:
