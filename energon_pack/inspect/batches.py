@@ -44,7 +44,7 @@ def batch_section(batch: PackedBatch) -> Html:
             tag("h3", "Where members begin"),
             bounds_table(bounds, batch),
             tag("h3", "Which tokens see which"),
-            mask_drawing(bounds, batch.mask),
+            mask_drawing(bounds, batch.mask, batch["tree_end"][0].tolist() if "tree_end" in batch else None),
             *weights_section(batch),
             tag("h3", "Keys of the batch"),
             keys_table(batch),
@@ -148,8 +148,12 @@ def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
     return join((values, details(f"{len(rows):,} members and paddings", whole, more)))
 
 
-def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
-    """Draw the blocks of the attention mask: each token sees the earlier tokens of its own member."""
+def mask_drawing(bounds: Sequence[int], mask: str, tree_end: Sequence[int] | None = None) -> Html:
+    """Draw the blocks of the attention mask: each token sees the earlier tokens of its own member.
+
+    Args:
+        tree_end: of each token of a row with trees: the first later token that does not see it; None: there are none.
+    """
     total = bounds[-1] or 1
     blocks = []
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
@@ -159,9 +163,17 @@ def mask_drawing(bounds: Sequence[int], mask: str) -> Html:
         corners = f"{a:.1f},{a:.1f} {a:.1f},{b:.1f} {b:.1f},{b:.1f}"
         tip = tag("title", f"#{number}: tokens {start:,} to {end:,} see one another")
         blocks.append(tag("polygon", tip, points=corners, class_="of-text"))
+        for last, tokens in itertools.groupby(range(start, end), key=tree_end.__getitem__) if tree_end else ():
+            run = list(tokens)
+            if last > end:  # branches behind the member see these tokens, too
+                x, y = run[0] / total * _EDGE, last / total * _EDGE
+                z = (run[-1] + 1) / total * _EDGE
+                tip = tag("title", f"tokens {end:,} to {last:,} see tokens {run[0]:,} to {run[-1] + 1:,} of #{number}")
+                corners = f"{x:.1f},{b:.1f} {z:.1f},{b:.1f} {z:.1f},{y:.1f} {x:.1f},{y:.1f}"
+                blocks.append(tag("polygon", tip, points=corners, class_="of-text"))
     frame = tag("rect", x=0, y=0, width=_EDGE, height=_EDGE, class_="frame")
     drawn = tag("svg", frame, *blocks, viewBox=f"0 0 {_EDGE} {_EDGE}", role="img", class_="mask")
-    ways = _WAYS.get(mask, mask)
+    ways = "by masks, or a plan, made from tree_end" if tree_end else _WAYS.get(mask, mask)
     return join((tag("p", f"Members are kept apart {ways}.", class_="faint"), drawn))
 
 

@@ -1,6 +1,6 @@
 """Build the page of a pack: its content, and the batch that training gets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.lookup import Found
@@ -29,7 +29,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
         processor: to make batches with; None: see `load_template`.
         how: `trust_remote_code` and `model` of `loading.pack_encoder`.
     """
-    titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _LAYOUTS)]
+    titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _layouts_of(found))]
     links = [part for title in titles for part in (tag("a", title, href=f"#{anchor(title)}"), " · ")][:-1]
     return page(
         f"Pack {view.number:,} of {opened.folder.name}",
@@ -47,7 +47,7 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
     """Yield a section for each layout; where no batch can be made, it says why."""
     from energon_pack.inspect.batches import batch_section
 
-    for layout in _LAYOUTS:
+    for layout in _layouts_of(found):
         title = f"{_TITLE}: {layout}"
         try:
             yield section(title, batch_section(batch_of(opened, found, layout, processor, how)), says=_SAYS)
@@ -55,6 +55,11 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
             yield section(title, tag("p", f"No batch: {' '.join(str(error).split())[:400]}", class_="bad"))
         except (KeyError, TypeError, AttributeError) as error:  # the manifest or the pack is damaged
             yield section(title, tag("p", f"No batch: {one_line(error)}", class_="bad"))
+
+
+def _layouts_of(found: Found) -> Sequence[str]:
+    """Return the layouts that a pack has: members that share their beginnings lie in a row of `neat` alone."""
+    return _LAYOUTS[:1] if any(found.pack.shared_lens) else _LAYOUTS
 
 
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
