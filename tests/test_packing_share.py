@@ -184,3 +184,20 @@ def test_a_pack_of_a_later_version_ends_the_training(config: Make, source: Path)
     with pytest.raises(FatalSampleError, match="its format is 2, a packed_multi_mix_qa of this version"):
         make_sample_loader("packed_multi_mix_qa")(parts)
     assert make_sample_loader("packed_trees")(parts)["shared_lens"][0] == 0
+
+
+# ------------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_the_mask_of_a_tree_is_drawn() -> None:
+    """The tree of docs/trees.md, 12 wide: drawn as blocks of members, the root's tokens would seem to be seen by none."""
+    pytest.importorskip("torch")
+    from energon_pack.inspect.batches import mask_drawing
+
+    page = str(mask_drawing([0, 5, 8, 9, 12], "positions", [9, 9, 9, 5, 5, 9, 8, 8, 9, 12, 12, 12]))
+    for said in ("tokens 5 to 9 see tokens 0 to 3 of #0", "tokens 8 to 9 see tokens 5 to 6 of #1"):
+        assert page.count(said) == 1
+    assert page.count("<polygon") == 4 + 2
+    unit = 220 / 12
+    corners = f"0.0,{5 * unit:.1f} {3 * unit:.1f},{5 * unit:.1f} {3 * unit:.1f},{9 * unit:.1f} 0.0,{9 * unit:.1f}"
+    assert corners in page
