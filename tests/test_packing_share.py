@@ -190,7 +190,7 @@ def test_a_pack_of_a_later_version_ends_the_training(config: Make, source: Path)
 
 
 def test_the_mask_of_a_tree_is_drawn() -> None:
-    """The tree of docs/trees.md, 12 wide: drawn as blocks of members, nobody else would seem to see the root's tokens."""
+    """The tree of docs/trees.md, 12 wide: as blocks of members, nobody else would seem to see the root's tokens."""
     pytest.importorskip("torch")
     from energon_pack.inspect.batches import mask_drawing
 
