@@ -136,7 +136,7 @@ def test_what_is_not_to_be_adopted(config: Make, llava: Path, tmp_path: Path) ->
     ("arguments", "said"),
     [
         ({}, "For packs of another tool give a model and its processor"),
-        ({"model": "qwen9"}, "model=qwen9: there are auto, aya_vision, "),
+        ({"model": "qwen9"}, "model=qwen9: there are audio_flamingo3, auto, aya_vision, "),
         ({"model": "qwen2_5_vl", "pad_to": "max_token_len"}, "does not say how long its packs are"),
     ],
 )

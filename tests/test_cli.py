@@ -257,7 +257,14 @@ def test_every_choice_of_groups_composes() -> None:
 def test_help_names_what_there_is(tmp_path: Path) -> None:
     code, out, _ = run_alone("--help", cwd=tmp_path)
     assert code == 0
-    for word in ("+model=NAME", "source.path", "packing: neat, thd", "model: auto", "qwen2_5_vl", "Exit codes"):
+    for word in (
+        "+model=NAME",
+        "source.path",
+        "packing: neat, thd",
+        "model: audio_flamingo3, auto",
+        "qwen2_5_vl",
+        "Exit codes",
+    ):
         assert word in out
 
 

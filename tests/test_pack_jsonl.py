@@ -136,11 +136,14 @@ def test_losing_all_images_is_losing_a_modality(config: Make, tmp_path: Path) ->
 
 
 def test_a_lost_medium_without_an_extension_is_no_text(config: Make, tmp_path: Path) -> None:
-    """One key of an LMDB that is missing, or a URL, among images would be every text sample, and nothing published."""
+    """One key of an LMDB that is missing, or a URL, among images would be every text sample, and nothing published.
+
+    What the line calls it says what it is: `images`.
+    """
     (tmp_path / "a.jpg").write_bytes(picture())
     lines = [line(["a.jpg"]), line(["gone"]), line(["https://host/a"])]
     figures, _ = packed(config, write_lines(tmp_path / "s.jsonl", *lines), max_skipped=0.9)
-    assert {name: of["samples_in"] for name, of in figures["by_media"].items()} == {"image": 1, "unknown": 2}
+    assert {name: of["samples_in"] for name, of in figures["by_media"].items()} == {"image": 3}
 
 
 def test_the_same_bytes_wherever_it_lies(config: Make, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def read_replays(dataset: str | Path) -> "list[Replay | None]":
     Raises:
         ValueError: a file of samples was cut or damaged.
     """
-    return [_replay(folder) for folder in folders_of(dataset)]
+    return [read_replay(folder) for folder in folders_of(dataset)]
 
 
 def folders_of(dataset: str | Path) -> list[str | Path]:
@@ -74,7 +74,8 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
     return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
-def _replay(folder: str | Path) -> "Replay | None":
+def read_replay(folder: str | Path) -> "Replay | None":
+    """Read the samples kept with one packed dataset; raises ValueError as `read_replays`."""
     from energon_pack.templates.replay import Replay
 
     data = _of(folder, REPLAY)

@@ -17,6 +17,7 @@ from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
+from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor_inputs import prepared_media
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
@@ -162,13 +163,13 @@ class MemberEncoder:
         """
         members: list[Encoded] = []
         for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), ""):
-            draft = self._noise(kind, len(members))
             try:
+                draft = self._noise(kind, len(members))
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), shares)
             except RowsError:
                 raise
-            except (ImportError, ValueError) as error:  # training can't use such media here, either
+            except (ImportError, ValueError, Skip) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))

@@ -12,7 +12,7 @@ import yaml
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replays
+from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replay
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
@@ -114,13 +114,12 @@ def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mappin
 def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
     """Check that the samples kept for other versions can be read, and belong to these packs."""
     try:
-        replays = read_replays(folder.path)
+        replay = read_replay(folder.path)
     except (OSError, ValueError):
         yield f"{REPLAY} can't be read"
         return
-    for replay in replays:
-        if replay is not None and replay.fingerprint != fingerprint:
-            yield f"{REPLAY} has fingerprint={short(replay.fingerprint)}, the manifest {short(fingerprint)}"
+    if replay is not None and replay.fingerprint != fingerprint:
+        yield f"{REPLAY} has fingerprint={short(replay.fingerprint)}, the manifest {short(fingerprint)}"
 
 
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,14 @@ from support.packed import demo_config, packed, train
 from support.running import ROOT
 
 #: files that import more of Energon than `megatron.energon` itself gives
-INSIDE = {"reading.py", "task_encoder.py", "dataset/energon.py", "dataset/referenced.py", "verify/videos.py"}
+INSIDE = {
+    "loading.py",
+    "reading.py",
+    "task_encoder.py",
+    "dataset/energon.py",
+    "dataset/referenced.py",
+    "verify/videos.py",
+}
 
 
 def test_energons_inside_is_asked_in_few_files() -> None:

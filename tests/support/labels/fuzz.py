@@ -26,7 +26,11 @@ from support.labels.tracker_keys import KEYS, PART, SAMPLE, TURN, Key, values_of
 from support.labels.truth import render
 
 #: sizes of the files that records name
-FILES = {"a.png": Media("image", 112, 84, "png"), "v.mp4": Media("video", 112, 84, "mp4", 40, 10.0)}
+FILES = {
+    "a.png": Media("image", 112, 84, "png"),
+    "v.mp4": Media("video", 112, 84, "mp4", 40, 10.0),
+    "a.wav": Media("audio", extension="wav", num_samples=16_000, rate=16_000),
+}
 #: read by templates, or beside marks in texts that none of these records has
 _OF_NO_WEIGHT = {(TURN, "name"), (TURN, "tool_call_id"), (SAMPLE, "objects")}
 FILES_OF = {"image": "a.png", "video": "v.mp4"}
