@@ -188,11 +188,12 @@ def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
 
 
 def _advice(gains: Gains, chosen: Choice) -> list[str]:
-    per_pack = gains.samples_per_pack
+    per_pack, share = gains.samples_per_pack, gains.padded_share
+    tokens = f"{share:.2f} times fewer tokens" if share > 1 else f"{1 / share:.2f} times as many tokens"
     return [
         f"packing.max_token_len={chosen.max_token_len}: the shortest that drops at most {_MOST_DROPPED:.1%} of samples",
         f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
-        f" {max(1, round(per_pack)):,} padded to their longest: {gains.padded_share:.2f} times fewer tokens",
+        f" {max(1, round(per_pack)):,} padded to their longest: {tokens}",
         f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
         f" accumulation by {per_pack:.1f}",
         f"or keep the packs a step and multiply Adam's learning rate by {math.sqrt(per_pack):.1f} (square root rule,"
