@@ -21,7 +21,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import FORMS, PART_OF, Cut
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.tar import BLOCK, TarScan
@@ -99,7 +99,7 @@ class PlanFile:
     def shared_columns(self) -> list[str]:
         """Return the columns that only a plan with `packing.share` has; empty: this one has none."""
         with self.opened() as file:
-            return [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
+            return _shared_columns(file.schema_arrow)
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """Yield the same as `tables`, each column as a list."""
@@ -159,12 +159,16 @@ class PlanRows:
             groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
             if groups != self._groups:
                 with self._plan.opened(self._metadata) as file:
-                    shared = [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
-                    self._table, self._groups = file.read_row_groups(groups, [*PLAN_SCHEMA.names, *shared]), groups
+                    names = [*PLAN_SCHEMA.names, *_shared_columns(file.schema_arrow)]
+                    self._table, self._groups = file.read_row_groups(groups, names), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))
         return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
+
+
+def _shared_columns(schema: pa.Schema) -> list[str]:
+    return [name for name in SHARED_SCHEMA.names if name in schema.names]
 
 
 def _refuse_other(schema: pa.Schema) -> None:
@@ -206,6 +210,6 @@ def _is_possible(cut: Cut) -> bool:
         and PART_OF.fullmatch(cut.part) is not None
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
         and isinstance(kinds, str)
-        and set(kinds) <= {"i", "v"}
+        and set(kinds) <= BY_LETTER.keys()
         and (cut.form is None or cut.form in FORMS)
     )
