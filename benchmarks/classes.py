@@ -31,7 +31,7 @@ from class_page import page
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import plain_logits
+from energon_pack.training.probe import Finding, plain_logits
 from energon_pack.training.proof import Proof, prove
 from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
@@ -130,7 +130,7 @@ def _run(model: Any, given: Sequence[Encoded]) -> None:
         plain_logits(model, member)
 
 
-def _verdict(proofs: Sequence[Proof]) -> Row:
+def _verdict(proofs: Sequence[Proof[Finding]]) -> Row:
     """What was shown; of the masks that fail, the one that came nearest."""
     best = proofs[-1] if proofs[-1].is_exact else min(proofs, key=_distance)
     found: Row = {"verdict": "refused", "by": best.mask, "why": best.error}
@@ -144,7 +144,7 @@ def _verdict(proofs: Sequence[Proof]) -> Row:
     return found
 
 
-def _distance(proof: Proof) -> float:
+def _distance(proof: Proof[Finding]) -> float:
     return max(proof.finding.others, proof.finding.alone) if proof.finding else float("inf")
 
 

@@ -30,10 +30,11 @@ from energon_pack.training.layout import Member
 from energon_pack.training.makeup import replaced_in
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
-from energon_pack.training.probe_tree import ProbeTree
+from energon_pack.training.probe import Finding
+from energon_pack.training.probe_tree import ProbeTree, TreeFinding
 from energon_pack.training.proof import Proof, kept_proofs, way_out
 from energon_pack.training.tree_inputs import form_of, refuse
-from energon_pack.training.tree_proof import TreeProof, kept_tree_proof, way_out_of_trees
+from energon_pack.training.tree_proof import kept_tree_proof, way_out_of_trees
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -74,8 +75,8 @@ class Guard:
 
     def __init__(
         self,
-        proofs: Sequence[Proof],
-        trees: TreeProof | None,
+        proofs: Sequence[Proof[Finding]],
+        trees: Proof[TreeFinding] | None,
         trials: Sequence[Trial],
         handles: Sequence[RemovableHandle],
         model: Module,
@@ -165,7 +166,7 @@ def _shown_trees(
     longest: int | None,
     device: torch.device,
     is_trusted: bool,
-) -> TreeProof:
+) -> Proof[TreeFinding]:
     """Test the class with trees.
 
     Raises:

@@ -11,11 +11,11 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -35,15 +35,27 @@ _ATTENTIONS = ("sdpa", "eager")
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
 
+class Comparable(Protocol):
+    """What a comparison of packs with samples alone gives: `Finding`, or `TreeFinding` of trees."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the packs differ from the samples alone."""
+
+
+F = TypeVar("F", bound=Comparable)
+
+
 @dataclass(frozen=True)
-class Proof:
+class Proof(Generic[F]):
     """The result for a model class with one mask and one attention implementation."""
 
     model: str
     attention: str
+    #: empty: trees, which have no choice of masks
     mask: str
     #: the worst of all members; None: it could not be tried
-    finding: Finding | None
+    finding: F | None = None
     #: why not: what was raised
     error: str = ""
     seconds: float = 0.0
@@ -52,13 +64,40 @@ class Proof:
 
     @property
     def is_exact(self) -> bool:
-        """Whether members are kept apart, and each has the same logits as alone."""
+        """Whether packs train as their samples alone."""
         return self.finding is not None and not self.finding.mixes
 
     def __str__(self) -> str:
         limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
-        tried = f"{self.model} ({self.attention}, mask={self.mask}{limit})"
+        mask = f", mask={self.mask}" if self.mask else ""
+        tried = f"{self.model} ({self.attention}{mask}{limit})"
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
+
+
+def attempt(
+    proof: Proof[F], small: Callable[[int | None], Any], compare: Callable[[Any], F], longest: int | None
+) -> Proof[F]:
+    """Compare a small model's packs with its samples alone, and note the result in a proof.
+
+    The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that
+    begin beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
+
+    Args:
+        proof: of nothing yet.
+        small: makes the small model for packs of so many tokens at most; None: of any length.
+        compare: gives the finding for a model.
+        longest: tokens of the longest pack; None: not known.
+    """
+    start = time.perf_counter()
+    try:
+        with full_precision():
+            model = small(None)
+            proof = replace(proof, finding=compare(model))
+            if longest and not proof.is_exact and (other := small(longest)).config != model.config:
+                proof = replace(proof, finding=compare(other), longest=longest)
+    except Exception as error:  # foreign code, with inputs it may not be made for
+        proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
 def prove(
@@ -70,11 +109,10 @@ def prove(
     longest: int | None = None,
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
-) -> list[Proof]:
-    """Probe a small model of a class with some members; if a proof is exact, it is the last one.
+) -> list[Proof[Finding]]:
+    """Probe a small model of a class with a few members; if a proof is exact, it is the last one.
 
-    The first probe is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that
-    begin beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
+    See `attempt` for the part of `longest`.
 
     Args:
         make: the class.
@@ -89,24 +127,20 @@ def prove(
     Returns:
         A proof for each mask that was tried.
     """
-    proofs: list[Proof] = []
-    small = cache(lambda longest: small_model(make, config, attention, longest, members, device))
+
+    @cache
+    def small(longest: int | None) -> Any:
+        needed = _kinds(make, config, attention) if kinds is None else kinds
+        model = small_model(make, config, attention, longest, members, device)
+        if lost := sorted(needed - kinds_of(model)):
+            raise ValueError(f"a small copy of it has no {lost[0]}")
+        return model
+
+    proofs: list[Proof[Finding]] = []
     for name in _masks_for(make, config) if mask == "auto" else (mask,):
-        start = time.perf_counter()
-        proof = Proof(make.__name__, attention or "default", name, None)
-        try:
-            with full_precision():
-                model = small(None)
-                kinds = _kinds(make, config, attention) if kinds is None else kinds
-                if lost := sorted(kinds - kinds_of(model)):
-                    raise ValueError(f"a small copy of it has no {lost[0]}")
-                proof = replace(proof, finding=probe_all(model, members, name))
-                if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                    proof = replace(proof, finding=probe_all(other, members, name), longest=longest)
-        except Exception as error:  # foreign code, with inputs it may not be made for
-            proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        proofs.append(replace(proof, seconds=round(time.perf_counter() - start, 2)))
-        if proof.is_exact:
+        proof = Proof[Finding](make.__name__, attention or "default", name)
+        proofs.append(attempt(proof, small, partial(probe_all, members=members, mask=name), longest))
+        if proofs[-1].is_exact:
             break
     return proofs
 
@@ -143,7 +177,7 @@ def kept_proofs(
     attention: str | None,
     longest: int | None,
     device: torch.device | str = "cpu",
-) -> list[Proof]:
+) -> list[Proof[Finding]]:
     """Return `prove`'s result, from the user's cache if code, config, versions, media and positions are the same.
 
     A model that could not be run is tried again each time: memory may have been short.
@@ -161,7 +195,7 @@ def kept_proofs(
     return proofs
 
 
-def _parsed(values: Any) -> list[Proof]:
+def _parsed(values: Any) -> list[Proof[Finding]]:
     proofs = [Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])}) for value in values]
     if not proofs:
         raise ValueError("it holds nothing")
@@ -174,7 +208,7 @@ def way_out(
     members: Sequence[Encoded],
     attention: str | None,
     longest: int | None,
-    tried: Sequence[Proof],
+    tried: Sequence[Proof[Finding]],
 ) -> str:
     """Say which mask or attention implementation keeps the members apart; it is probed before it is named."""
     masks, seen = {proof.mask for proof in tried}, [*tried]

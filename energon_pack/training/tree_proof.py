@@ -1,51 +1,26 @@
 """Prove that a model class trains on trees as on their samples alone, with one attention implementation.
 
-guard(model, encoder) ─prove_trees─► a small model ─compare─► TreeProof, kept for the next start
+guard(model, encoder) ─prove_trees─► a small model ─compare─► Proof, kept for the next start
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 
 from energon_pack.run.user_cache import keep, read_kept
 from energon_pack.training.probe_tree import ProbeTree, TreeFinding, compare
-from energon_pack.training.proof import full_precision, key_of
+from energon_pack.training.proof import Proof, attempt, key_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.tree_attention import TREE
 from energon_pack.training.wrapped import class_of
 
 #: raised when the same input would give another proof
-_VERSION = 1
+_VERSION = 2
 #: what is tried where another attention implementation fails; None: the class's own choice
 _ATTENTIONS = (TREE, "sdpa", "eager")
-
-
-@dataclass(frozen=True)
-class TreeProof:
-    """The result for a model class with one attention implementation."""
-
-    model: str
-    attention: str
-    #: None: it could not be tried
-    finding: TreeFinding | None
-    #: why not: what was raised
-    error: str = ""
-    seconds: float = 0.0
-    #: it holds for packs of so many tokens at most; None: for any
-    longest: int | None = None
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether each sample of a tree has the loss and the gradients that it has alone."""
-        return self.finding is not None and not self.finding.mixes
-
-    def __str__(self) -> str:
-        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
-        tried = f"{self.model} ({self.attention}{limit})"
-        return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
 def prove_trees(
@@ -55,37 +30,27 @@ def prove_trees(
     attention: str | None = None,
     longest: int | None = None,
     device: torch.device | str = "cpu",
-) -> TreeProof:
+) -> Proof[TreeFinding]:
     """Train a small model of a class on a tree, and on its samples alone.
-
-    As in `prove`, the second try is for packs of `longest` tokens.
 
     Args:
         make: the class.
         config: its config, of any size; it stays as it is.
         tree: with each kind of media that packs have.
         attention: attention implementation; None: the class's own choice.
-        longest: tokens of the longest pack; None: not known.
+        longest: tokens of the longest pack, for the second try of `attempt`; None: not known.
         device: where its kernels run.
     """
-    start = time.perf_counter()
-    proof = TreeProof(make.__name__, attention or "default", None)
-    try:
-        with full_precision():
-            model = small_model(make, config, attention, None, tree.samples, device)
-            proof = replace(proof, finding=compare(model, tree))
-            if longest and not proof.is_exact:
-                other = small_model(make, config, attention, longest, tree.samples, device)
-                if other.config != model.config:
-                    proof = replace(proof, finding=compare(other, tree), longest=longest)
-    except Exception as error:  # foreign code, with inputs it may not be made for
-        proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return replace(proof, seconds=round(time.perf_counter() - start, 2))
+
+    def small(longest: int | None) -> Any:
+        return small_model(make, config, attention, longest, tree.samples, device)
+
+    return attempt(Proof(make.__name__, attention or "default", ""), small, partial(compare, tree=tree), longest)
 
 
 def kept_tree_proof(
     model: Any, tree: ProbeTree, attention: str | None, longest: int | None, device: torch.device | str = "cpu"
-) -> TreeProof:
+) -> Proof[TreeFinding]:
     """Return `prove_trees`'s result, from the user's cache if code, config, versions and the tree are the same.
 
     Args:
@@ -101,8 +66,8 @@ def kept_tree_proof(
     return proof
 
 
-def _parsed(value: Any) -> TreeProof:
-    return TreeProof(**{**value, "finding": TreeFinding(**value["finding"])})
+def _parsed(value: Any) -> Proof[TreeFinding]:
+    return Proof[TreeFinding](**{**value, "finding": TreeFinding(**value["finding"])})
 
 
 def way_out_of_trees(
