@@ -107,8 +107,11 @@ def test_the_packs_hold_what_was_asked_for(config: Make, sets: Path, tmp_path: P
     assert set(left.values()) == {"not_drawn"}
     assert len(times) + len(left) == 560
     assert times.keys().isdisjoint(left)
-    verified = command("-m", "energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    for source in ((), (str(path),)):  # where it was, and the YAML named by hand
+        verified = command(
+            "-m", "energon_pack.verify", str(packed), "--source", *source, "--num-workers", "1", cwd=tmp_path
+        )
+        assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 def test_other_weights_measure_nothing(config: Make, sets: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def find_source(
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
-    path: str | list[str] = list(given)
+    path: str | list[str] = given[0] if len(given) == 1 else list(given)  # the YAML of a mixture is a single path
     mixture = _mixture_now(folder, report, settings.get("mixture"))
     if mixture is not None and given:
         raise PackError("--source PATH: a mixture of the config has several; put them back where they were")
