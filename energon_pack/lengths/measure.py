@@ -160,11 +160,6 @@ def _measure(
     return [*todo]
 
 
-def measured_by(indexed: list[IndexedShard], method: Method, run: Run) -> tuple[list[MeasuredShard], Method]:
-    """Do `measure_shards`; return also the method that measured all in the end: see `without_wrong_shortcut`."""
-    return without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
-
-
 def without_wrong_shortcut(measure: Callable[[Method], Lengths], method: Method) -> tuple[Lengths, Method]:
     """Measure, and again without the shortcut if a chat template turns out to look at texts; return lengths and method.
 

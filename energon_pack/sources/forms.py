@@ -64,7 +64,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
     entries: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in [path] if isinstance(path, str) else path:
-        looked = _look(entry)
+        looked = look(entry)
         stems |= looked.stems
         for form in looked.forms:
             entries.setdefault(form, []).append(entry)
@@ -153,21 +153,17 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
     return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
 
 
-def forms_of(entry: str) -> list[Format]:
+class Looked(NamedTuple):
+    forms: list[Format]
+    stems: set[str]  # paths of tars in folders, without their extensions
+
+
+def look(entry: str) -> Looked:
     """Tell the forms of the files that an entry of `source.path` stands for; a file of no known name is lines.
 
     Raises:
         PackError: it has none; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
     """
-    return _look(entry).forms
-
-
-class _Looked(NamedTuple):
-    forms: list[Format]
-    stems: set[str]  # paths of tars in folders, without their extensions
-
-
-def _look(entry: str) -> _Looked:
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
@@ -190,7 +186,7 @@ def _look(entry: str) -> _Looked:
         forms |= {*islice(there, 1)}
     if not forms:
         raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv, *.tsv or media there")
-    return _Looked([form for form in _KINDS if form in forms], stems)
+    return Looked([form for form in _KINDS if form in forms], stems)
 
 
 def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:

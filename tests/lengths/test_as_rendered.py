@@ -10,7 +10,7 @@ import pytest
 from energon_pack.config import PackConfig
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.lengths.index import index_shards
-from energon_pack.lengths.measure import measured_by
+from energon_pack.lengths.measure import measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.loading import load_template as load_dataset_template
@@ -56,7 +56,8 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
         run = Run(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
         method = prepare(settings, ReadSettings(), "auto", run)
-        measured, method = measured_by(index_shards(find_shards(str(source)).shards, False, run), method, run)
+        indexed = index_shards(find_shards(str(source)).shards, False, run)
+        measured, method = without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
         [chunk] = in_chunks(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
 

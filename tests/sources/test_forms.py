@@ -8,7 +8,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import find_source, format_of, forms_of
+from energon_pack.sources.forms import find_source, format_of, look
 from energon_pack.sources.settings import Format, SourceConfig
 from support.packed import Make, json_lines, samples
 from support.running import command
@@ -31,7 +31,7 @@ def a_file_of_lines(path: Path) -> Path:
 def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> None:
     """Without it each first run on JSONL ended with "damaged tar"."""
     path = a_tar(tmp_path / name) if form == "wds" else a_file_of_lines(tmp_path / name)
-    assert forms_of(str(path)) == [form]
+    assert look(str(path)).forms == [form]
     source = find_source(AUTO, str(path))
     assert format_of(source) == form
     expected = {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, messages: role/content, 1 file"}
@@ -139,7 +139,7 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
     """What `convert` writes could not be packed: its ledger lies beside the tars."""
     a_tar(tmp_path / "a.tar")
     (tmp_path / "skipped.jsonl").touch()
-    assert forms_of(str(tmp_path)) == [Format.wds]
+    assert look(str(tmp_path)).forms == [Format.wds]
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:

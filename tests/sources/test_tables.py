@@ -22,7 +22,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
 from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import find_source, format_of, forms_of
+from energon_pack.sources.forms import find_source, format_of, look
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
 from energon_pack.sources.reader import Reader
@@ -206,11 +206,11 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     assert read_as(source, SourceConfig().reading) == "Parquet, texts: user/assistant, images inside, 1 file"
     write_arrow(tmp_path / "saved/train/data-00000-of-00001.arrow", the_cauldron())
     (tmp_path / "saved/train/state.json").write_text('{"_format_type": null}')
-    assert forms_of(str(tmp_path / "saved")) == [Format.table]
+    assert look(str(tmp_path / "saved")).forms == [Format.table]
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())
-    assert forms_of(str(tmp_path / "tars")) == [Format.wds]
+    assert look(str(tmp_path / "tars")).forms == [Format.wds]
     write_parquet(tmp_path / "tars/more.parquet", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "tars"))
     assert [shard.name for shard in source.shards] == ["00000.tar", "more.parquet"]
