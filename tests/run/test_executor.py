@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -22,46 +21,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.workers import Busy, work_of
+from support import jobs
 from support.jobs import hold, sleep
 from support.running import ROOT
-
-
-def _double(number: int) -> int:
-    return 2 * number
-
-
-def _busy(seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
-    return True
-
-
-def _late_error(_: int) -> None:
-    time.sleep(0.3)
-    raise TimeoutError("the disk")
-
-
-def _nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-def _pid(_: int) -> int:
-    return os.getpid()
-
-
-def _half_a_result(_: int) -> None:
-    """Ends in the middle of writing its result, as a worker that is killed may."""
-    frame: Any = sys._getframe()
-    while "result_queue" not in frame.f_locals:
-        frame = frame.f_back
-    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _die(_: int) -> None:
-    os._exit(9)
 
 
 @pytest.fixture
@@ -74,36 +36,26 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_come_in_the_order_of_the_jobs(num_workers: int) -> None:
     """Else lengths would stand beside other samples."""
     with LocalExecutor(num_workers) as executor:
-        assert list(executor.map(_double, range(20))) == [2 * number for number in range(20)]
-
-
-def _process(_: int) -> int:
-    time.sleep(0.01)
-    return os.getpid()
+        assert list(executor.map(jobs.double, range(20))) == [2 * number for number in range(20)]
 
 
 def test_no_process_without_work_for_it() -> None:
     """Without it a small set pays for processes that take longer to start than all of its work takes."""
     with LocalExecutor(8) as executor:
-        assert set(executor.map(_process, range(6), are_short=True)) == {os.getpid()}
+        assert set(executor.map(jobs.process, range(6), are_short=True)) == {os.getpid()}
         assert not executor._context.started
-        [beside] = executor.map(_process, range(1))
-        assert executor.result(executor.start(_process, 0)) == beside != os.getpid()
+        [beside] = executor.map(jobs.process, range(1))
+        assert executor.result(executor.start(jobs.process, 0)) == beside != os.getpid()
         assert len(executor._context.started) == 1
-        assert len(set(executor.map(_process, range(2)))) <= 2
+        assert len(set(executor.map(jobs.process, range(2)))) <= 2
         assert len(executor._context.started) <= 3
 
 
 def test_work_that_is_not_short_after_all_is_shared() -> None:
     with LocalExecutor(2) as executor:
-        begun = list(executor.map(_slow, range(6), are_short=True))
+        begun = list(executor.map(jobs.slow, range(6), are_short=True))
         assert begun[0] == os.getpid()
         assert os.getpid() not in begun[1:]
-
-
-def _slow(_: int) -> int:
-    time.sleep(0.4)
-    return os.getpid()
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -111,12 +63,12 @@ def test_one_job_does_not_wait_for_a_long_one_beside(tmp_path: Path) -> None:
     """The shard of a small set is written while its samples are verified."""
     with LocalExecutor(2) as executor:
         executor.start(sleep, tmp_path / "began")
-        assert list(executor.map(_process, range(1))) == [os.getpid()]
+        assert list(executor.map(jobs.process, range(1))) == [os.getpid()]
 
 
 def test_one_worker_is_this_process(tmp_path: Path) -> None:
     with LocalExecutor(1) as executor:
-        assert executor.result(executor.start(_process, 0)) == os.getpid()
+        assert executor.result(executor.start(jobs.process, 0)) == os.getpid()
         with pytest.raises(ZeroDivisionError):
             executor.result(executor.start(_fail, 0))
 
@@ -134,7 +86,7 @@ def _wait_for(began: Path) -> int:
 def _fail_beside_work(executor: LocalExecutor, work: Callable[[Path], None], began: Path) -> None:
     with executor:
         executor.start(work, began)
-        next(executor.map(_double, range(2)))
+        next(executor.map(jobs.double, range(2)))
         _wait_for(began)
         raise ValueError("mistake")
 
@@ -194,28 +146,20 @@ def test_half_a_result_of_a_killed_worker_is_not_waited_for() -> None:
     """Without it the run, or the interpreter at its exit, waits for the other half for ever."""
     before = set(threading.enumerate())
     with LocalExecutor(2, patience=1.0) as executor, pytest.raises(PackError, match="was killed"):
-        executor.result(executor.start(_half_a_result, 0))
+        executor.result(executor.start(jobs.half_a_result, 0))
     with pytest.raises(PackError, match="was killed"), LocalExecutor(2, patience=1.0) as executor:
-        executor.result(executor.start(_half_a_result, 0))
+        executor.result(executor.start(jobs.half_a_result, 0))
     assert set(threading.enumerate()) <= before
-
-
-def _half_of_the_second(job: tuple[int, bytes]) -> int:
-    """The job behind it waits in the pool, as its thread waits for the other half."""
-    if job[0] == 1:
-        time.sleep(0.5)
-        _half_a_result(0)
-    return job[0]
 
 
 def test_an_interrupt_while_a_worker_is_killed_in_half_a_result() -> None:
     """A cancelled job behind it stopped Python 3.11's pool half way: the interpreter's exit waited for a full pipe."""
     before = set(threading.enumerate())
-    jobs = ((number, bytes(1 << 20)) for number in itertools.count())  # larger than a pipe
+    work = ((number, bytes(1 << 20)) for number in itertools.count())  # larger than a pipe
 
     def interrupted() -> None:
         with LocalExecutor(2) as executor:
-            results = executor.map(_half_of_the_second, jobs)
+            results = executor.map(jobs.half_of_the_second, work)
             assert next(results) == 0
             time.sleep(1)
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -231,21 +175,21 @@ def test_an_interrupt_while_a_worker_is_killed_in_half_a_result() -> None:
 def test_a_worker_at_work_is_waited_for() -> None:
     """A long job is no deadlock, and an error of its own stays that."""
     with LocalExecutor(2, patience=0.5) as executor:
-        assert list(executor.map(_busy, [1.5])) == [True]
+        assert list(executor.map(jobs.busy, [1.5])) == [True]
         with pytest.raises(TimeoutError, match="the disk"):
-            list(executor.map(_late_error, range(1)))
+            list(executor.map(jobs.late_error, range(1)))
 
 
 def test_a_killed_worker_is_an_error_that_names_the_knob() -> None:
     """Without it the run would hang or show a traceback."""
     with LocalExecutor(2) as executor, pytest.raises(PackError, match=r"executor\.num_workers"):
-        list(executor.map(_die, range(2)))
+        list(executor.map(jobs.die, range(2)))
 
 
 def test_a_worker_killed_while_a_result_is_used_is_that_error(tmp_path: Path) -> None:
     """The next job then meets a broken pool before any wait does; it was a traceback."""
     with LocalExecutor(2) as executor:
-        pids = executor.map(_pid, range(100))
+        pids = executor.map(jobs.pid, range(100))
         victim = psutil.Process(next(pids))
         victim.kill()
         psutil.wait_procs([victim], timeout=60)
@@ -258,7 +202,7 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
     """To the kernel that thread is their parent: it killed them, and the error told of memory."""
     results: list[float] = []
     with LocalExecutor(2) as executor:
-        naps = executor.map(_nap, [0.05] * 20)
+        naps = executor.map(jobs.nap, [0.05] * 20)
         thread = Thread(target=lambda: results.append(next(naps)))
         thread.start()
         thread.join()
@@ -269,7 +213,7 @@ def test_workers_that_answer_at_once_are_not_looked_at(monkeypatch: pytest.Monke
     """Two thirds of the parent's time went into looking, more with more workers."""
     monkeypatch.setattr(psutil, "Process", None)
     with LocalExecutor(2) as executor:
-        assert list(executor.map(_double, range(20))) == [2 * number for number in range(20)]
+        assert list(executor.map(jobs.double, range(20))) == [2 * number for number in range(20)]
 
 
 def test_a_suspended_job_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +221,7 @@ def test_a_suspended_job_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = count(step=3600.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with LocalExecutor(2, patience=1.0) as executor:
-        assert executor.result(executor.start(_nap, 1.2)) == 1.2
+        assert executor.result(executor.start(jobs.nap, 1.2)) == 1.2
 
 
 def test_reading_a_mapped_file_is_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import struct
 import sys
 import time
 from pathlib import Path
@@ -94,6 +95,54 @@ def large(number: int) -> bytes:
 
 def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+def busy(seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return True
+
+
+def late_error(_: int) -> None:
+    time.sleep(0.3)
+    raise TimeoutError("the disk")
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def pid(_: int) -> int:
+    return os.getpid()
+
+
+def half_a_result(_: int) -> None:
+    """Ends in the middle of writing its result, as a worker that is killed may."""
+    frame: Any = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def process(_: int) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def slow(_: int) -> int:
+    time.sleep(0.4)
+    return os.getpid()
+
+
+def half_of_the_second(job: tuple[int, bytes]) -> int:
+    """The job behind it waits in the pool, as its thread waits for the other half."""
+    if job[0] == 1:
+        time.sleep(0.5)
+        half_a_result(0)
+    return job[0]
 
 
 class SlowImage:
