@@ -71,11 +71,18 @@ def _takes_little_cpu_time(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"{seconds:.1f} CPU s, more than {MOST_CPU_SECONDS:g}: mark it long(WHY), or slow")
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of pytest-xdist have in common; runs of many machines share caches like this, too."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is shown of classes of models is kept for the tests alone."""
+def _no_cache_of_the_user(shared_folder: Path) -> Iterator[None]:
+    """Proofs about classes of models are kept for the tests alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
+        patch.setenv("XDG_CACHE_HOME", str(shared_folder / "xdg"))
         yield
 
 
@@ -87,9 +94,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that all tests share, so that the template is built once."""
-    return tmp_path_factory.mktemp("cache")
+def cache(shared_folder: Path) -> Path:
+    """A cache that all tests share, so that each template is built once."""
+    return shared_folder / "cache"
 
 
 @pytest.fixture(scope="session")
