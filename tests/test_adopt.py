@@ -16,7 +16,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from support.damage import found, lines, read_shard, set_at
 from support.packed import Make, pack_into, train
 from support.peers import NAMES, Damage, as_under_energon_7, changed, in_json, write_llava_onevision, write_loongforge
-from support.running import command
+from support.running import command_here
 from support.samples import chat, picture, video, write_tar
 
 
@@ -64,7 +64,7 @@ def test_llava_onevisions_packs_are_adopted_measured_and_trained_on(
     """Its own dataset.yaml names a class that no Energon 7 imports; what its finalizing leaves there is not loaded."""
     damage(llava)
     before = {path: path.read_bytes() for path in llava.rglob("*") if path.is_file() and path.name != "split.yaml"}
-    done = command("-m", "energon_pack.adopt", "llava", cwd=llava.parent)
+    done = command_here("energon_pack.adopt", "llava", cwd=llava.parent)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'get_train_dataset("llava", dataset_config="typed.yaml", ...)' in done.stdout.replace("\n", " ")
     assert {path: path.read_bytes() for path in before} == before

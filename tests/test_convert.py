@@ -13,7 +13,7 @@ from energon_pack.errors import PackError
 from energon_pack.flavors import MultiMixQASample
 from energon_pack.pack import pack
 from support.packed import json_lines, train
-from support.running import command
+from support.running import command_here
 from support.samples import picture
 
 
@@ -86,7 +86,7 @@ def test_what_is_there_is_kept(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine" / "a.txt").write_text("mine")
     with pytest.raises(PackError, match="mine exists, and nothing is replaced"):
         convert([str(source)], tmp_path / "mine")
-    result = command("-m", "energon_pack.convert", source, source.parent, cwd=tmp_path)
+    result = command_here("energon_pack.convert", source, source.parent, cwd=tmp_path)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
     assert source.exists()
 

@@ -28,7 +28,7 @@ from energon_pack.loading import cookers
 from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
 from support.packed import demo_config
-from support.running import command, command_here
+from support.running import command_here
 from support.samples import chat, write_tar
 
 ODD_NAME = "a: #1 é {x}"
@@ -245,6 +245,6 @@ def test_it_is_a_module_with_a_version(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = command("-m", "energon_pack.metadataset", "blend.yaml", "nowhere", cwd=tmp_path)
+    done = command_here("energon_pack.metadataset", "blend.yaml", "nowhere", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines() == ["energon_pack.metadataset: nowhere is not a dataset that energon_pack packed"]

@@ -23,7 +23,7 @@ from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from support.packed import Make, json_lines, samples
-from support.running import command
+from support.running import command, command_here
 from support.samples import chat, noise, write_tar
 
 NAMES = ("charts", "chat", "maths")
@@ -108,8 +108,8 @@ def test_the_packs_hold_what_was_asked_for(config: Make, sets: Path, tmp_path: P
     assert len(times) + len(left) == 560
     assert times.keys().isdisjoint(left)
     for source in ((), (str(path),)):  # where it was, and the YAML named by hand
-        verified = command(
-            "-m", "energon_pack.verify", str(packed), "--source", *source, "--num-workers", "1", cwd=tmp_path
+        verified = command_here(
+            "energon_pack.verify", str(packed), "--source", *source, "--num-workers", "1", cwd=tmp_path
         )
         assert verified.returncode == 0, verified.stdout + verified.stderr
 
@@ -144,8 +144,8 @@ def test_tars_and_lines_with_images_are_drawn_again(config: Make, sets: Path, tm
     report = pack(run)
     assert [item["samples"] for item in report["mixture"]] == [15, 60]
     packed = Path(run.output.dir) / "packed"
-    verified = command(
-        "-m", "energon_pack.verify", str(packed), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
+    verified = command_here(
+        "energon_pack.verify", str(packed), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
@@ -256,7 +256,7 @@ def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Pa
     for folder in folders:
         report = json.loads((folder / "report.json").read_text())
         asked |= {item["asked"] for item in report["mixture"] if item["name"] == "chat"}
-        verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=sets)
+        verified = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=sets)
         assert verified.returncode == 0, verified.stdout + verified.stderr
     assert asked == {1 / 3, 6 / 8}
 

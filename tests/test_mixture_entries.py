@@ -15,7 +15,7 @@ from energon_pack.sources.settings import SourceConfig
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.packed import Make, lengths, packed, samples, train
-from support.running import command
+from support.running import command_here
 from support.samples import noise
 
 TURNS = [{"role": role, "content": f"{role} says {'word ' * 9}"} for role in ("user", "assistant") * 2]
@@ -78,8 +78,8 @@ def test_each_is_packed_as_it_would_be_alone(config: Make, sets: Path, tmp_path:
             one.source = SourceConfig(format="auto", path=one.source.path, **names)
         alone[name] = {of[:2] for of in lengths(packed(one)).values()}
     assert found == alone
-    verified = command(
-        *("-m", "energon_pack.verify", str(folder), "--source", "--decode", "--lengths", "20", "--num-workers", "1"),
+    verified = command_here(
+        *("energon_pack.verify", str(folder), "--source", "--decode", "--lengths", "20", "--num-workers", "1"),
         cwd=tmp_path,
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -24,7 +24,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 from support.loaders import Training
 from support.packed import demo_config
-from support.running import command
+from support.running import command_here
 from support.samples import chat, noise, write_tar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,5 +204,5 @@ def test_what_makes_no_sense_is_one_line(
     main([out, *given, "--overwrite"])
     with pytest.raises(PackError, match="is an order itself"):
         main([str(tmp_path / "nested"), out])
-    line = command("-m", "energon_pack.verify", out, cwd=tmp_path).stderr
+    line = command_here("energon_pack.verify", out, cwd=tmp_path).stderr
     assert "is an order over datasets" in line

@@ -27,7 +27,7 @@ from energon_pack.steps.topology import Topology, stream
 from support.loaders import Training
 from support.packed import Make, files, json_lines, packed
 from support.plans import items, packs
-from support.running import command
+from support.running import command_here
 from support.samples import chat, picture, write_tar
 
 
@@ -79,7 +79,7 @@ def test_each_epoch_has_every_sample_in_other_packs(config: Make, tmp_path: Path
     assert len(set().union(*as_sets)) > 0.97 * sum(map(len, as_sets))  # of so few samples some meet again by chance
     lines = json_lines(folder / "skipped.jsonl")
     assert lines == []
-    verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -108,7 +108,7 @@ def test_half_of_an_entry_comes_every_other_time(config: Make, tmp_path: Path) -
     twice = [{sample for sample, times in of.items() if times == 2} for of in had]
     assert not twice[0] & twice[1]
     assert all(times in (2, 6) for times in sum(had, Counter()).values())
-    verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -133,7 +133,7 @@ def test_parts_of_a_cut_sample_come_as_often_as_it_does(config: Make, tmp_path: 
     report = json.loads((folder / "report.json").read_text())
     assert report["samples_cut"] == 2 * once["samples_cut"]
     assert report["parts"] == 2 * once["parts"] + (12 if is_mixture else 0)
-    verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

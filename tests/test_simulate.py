@@ -15,7 +15,7 @@ from energon_pack.simulate import main, simulate
 from energon_pack.steps.cost import cost_model
 from energon_pack.steps.topology import Topology, stream
 from support.packed import demo_config, packed
-from support.running import command
+from support.running import command_here
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
         (str(tmp_path),): "is no dataset that energon_pack packed",
         (str(dataset), "--model", str(tmp_path)): f"--model {tmp_path}: there is no config.json in it",
     }.items():
-        result = command("-m", "energon_pack.simulate", *arguments, cwd=tmp_path)
+        result = command_here("energon_pack.simulate", *arguments, cwd=tmp_path)
         assert (result.returncode, result.stdout) == (1, "")
         assert said in result.stderr
         assert result.stderr.count("\n") == 1

@@ -11,7 +11,7 @@ from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source, format_of, look
 from energon_pack.sources.settings import Format, SourceConfig
 from support.packed import Make, json_lines, samples
-from support.running import command
+from support.running import command_here
 from support.samples import chat, picture, write_tar
 
 AUTO = SourceConfig()
@@ -111,7 +111,7 @@ def test_media_are_found_around_the_file(config: Make, tmp_path: Path, annotatio
     pack(run)
     (packed,) = Path(run.output.dir).glob("packed")
     assert [line["reason"] for line in json_lines(packed / "skipped.jsonl")] == ["missing_media"]
-    verified = command("-m", "energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -174,5 +174,5 @@ def test_one_plan_over_tars_and_lines(config: Make, tmp_path: Path) -> None:
     assert sorted(path.name for path in packed.glob("*.tar")) == ["packed-000000.tar"]
     assert all(text in parts["json"] for text in (b"from a tar", b"from a line"))
     assert json_lines(packed / "skipped.jsonl") == []
-    verified = command("-m", "energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(packed), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -32,7 +32,7 @@ from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import InMemory, counted
 from support.packed import Make, packed, samples
-from support.running import command
+from support.running import command_here
 from support.samples import picture
 
 PNG = picture(56, 56, "PNG")
@@ -167,7 +167,7 @@ def test_packs_are_those_of_jsonl(config: Make, tmp_path: Path) -> None:
                 *(json.loads(parts["json"])[key] for key in ("messages", "media_files")), strict=True
             )
         }
-        verified = command("-m", "energon_pack.verify", output(run), "--source", "--num-workers", "1", cwd=tmp_path)
+        verified = command_here("energon_pack.verify", output(run), "--source", "--num-workers", "1", cwd=tmp_path)
         assert verified.returncode == 0, verified.stdout + verified.stderr
     assert packed["lines"] == packed["rows"]
     assert len(packed["rows"]) == number
@@ -181,8 +181,8 @@ def test_references_name_cells(config: Make, tmp_path: Path) -> None:
     (parts,) = samples(output(run)).values()
     refs = json.loads(parts["json"])["media_refs"]
     assert [ref for member in refs for ref in member] == [["a.parquet", "0/images/0/bytes"]]
-    verified = command(
-        "-m", "energon_pack.verify", output(run), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
+    verified = command_here(
+        "energon_pack.verify", output(run), "--source", "--decode", "--num-workers", "1", cwd=tmp_path
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 

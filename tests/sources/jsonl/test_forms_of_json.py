@@ -15,7 +15,7 @@ from energon_pack.sources.compressed import plain_copies
 from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Compressed, Format
 from support.packed import Make, json_lines, packed, samples
-from support.running import command
+from support.running import command_here
 from support.samples import picture
 
 SAMPLES = [{"question": f"what is {n}?", "answer": f'it is {n}: ]}}"[{{'} for n in range(3)]
@@ -159,7 +159,7 @@ def test_coco_captions_are_packed_with_their_images(
     left = {line["sample_id"]: (line["reason"], line["detail"]) for line in json_lines(folder / "skipped.jsonl")}
     assert left["captions_val2017.json:3"][0] == "missing_media"
     assert left["captions_val2017.json:4"] == ("missing_media", "image_id 9 is none of `images`")
-    verified = command("-m", "energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
+    verified = command_here("energon_pack.verify", str(folder), "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
