@@ -144,7 +144,7 @@ def test_an_interrupted_sweep_shows_what_is_done(tmp_path: Path, shared: str, mo
     assert swept(tmp_path / "packed") == ([0], [1])
 
 
-@pytest.mark.long("joblib's own processes")
+@pytest.mark.slow
 def test_jobs_of_a_parallel_launcher_fail_and_are_named_as_others(
     tmp_path: Path, demo: tuple[Path, Path], shared: str
 ) -> None:

@@ -302,6 +302,7 @@ def sampler(packs: Any, rank: int, ranks: int, **settings: Any) -> PackSampler:
     return PackSampler(packs, rank, ranks, **settings)
 
 
+@settings(max_examples=25)
 @given(num=st.integers(1, 40), ranks=st.integers(1, 5), micro_batches=st.integers(1, 3), epochs=st.integers(1, 4))
 def test_ranks_share_each_epoch_and_take_as_many_steps(num: int, ranks: int, micro_batches: int, epochs: int) -> None:
     """A pack lost or twice, or a rank with one step more, which would wait for ever."""
@@ -353,6 +354,7 @@ def repeat_call(one: PackSampler) -> Iterator[list[tuple[int, int]]]:
         yield from ([pack] for pack in one)
 
 
+@settings(max_examples=25)
 @given(num=st.integers(8, 40), ranks=st.integers(1, 4), after=st.integers(0, 100))
 def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> None:
     """From any place, also counted by the training where a loader reads ahead."""

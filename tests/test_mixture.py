@@ -23,7 +23,7 @@ from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
 from support.packed import Make, json_lines, samples
-from support.running import command, command_here
+from support.running import command_here, run_here
 from support.samples import chat, noise, write_tar
 
 NAMES = ("charts", "chat", "maths")
@@ -244,12 +244,12 @@ def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Pa
     conf.mkdir(parents=True)
     entries = {name: {"path": f"{name}.jsonl", "weight": 1} for name in NAMES}
     (conf / "mine.yaml").write_text(json.dumps({"defaults": ["auto", "_self_"], "mixture": entries}))
-    made = command(
-        *("-m", "energon_pack", "--config-dir", "conf", "-m", "+model=qwen2_5_vl", f"model.processor={demo[1]}"),
-        *("source=mine", "source.mixture.chat.weight=1,6", "executor.num_workers=1", "output.dir=out"),
+    code, said, errors = run_here(
+        *("--config-dir", "conf", "-m", "+model=qwen2_5_vl", f"model.processor={demo[1]}"),
+        *("source=mine", "source.mixture.chat.weight=1,6", "output.dir=out"),
         cwd=sets,
     )
-    assert made.returncode == 0, made.stdout + made.stderr
+    assert code == 0, said + errors
     folders = sorted(path for path in (sets / "out").iterdir() if path.name.startswith("mixture-"))
     assert len(folders) == 2
     asked = set()

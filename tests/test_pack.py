@@ -595,7 +595,8 @@ class Stuck:
 """
 
 
-@pytest.mark.parametrize("number", [slow(signal.SIGTERM), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_ends_whatever_its_children_do(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:

@@ -146,7 +146,7 @@ def test_slices_that_were_measured_are_kept(
     assert measured_rows == [10] * 10  # each sample once: three slices in the first run, seven in the second
 
 
-@pytest.mark.long("an interrupt is of a process, and the run after it goes on")
+@pytest.mark.slow
 def test_ctrl_c_while_one_file_is_measured(
     demo: tuple[Path, Path], config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.long("a cluster is started")
+@pytest.mark.slow
 def test_a_cluster_packs_the_same_bytes(
     config: Callable[..., PackConfig], settings: ExecutorConfig, tmp_path: Path
 ) -> None:
@@ -116,6 +116,7 @@ def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_pa
         assert list(executor.map(die_once, paths)) == [path.name for path in paths]
 
 
+@pytest.mark.slow
 def test_a_job_that_one_node_has_no_room_for_is_done_on_another(settings: ExecutorConfig, tmp_path: Path) -> None:
     """One node short of memory ended the run: its jobs came back to it until there were no tries left."""
     paths, settings.retries = [tmp_path / str(number) for number in range(4)], 1
@@ -123,6 +124,7 @@ def test_a_job_that_one_node_has_no_room_for_is_done_on_another(settings: Execut
         assert list(executor.map(die_where_first, paths)) == [path.name for path in paths]
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_holds_nobody_up(settings: ExecutorConfig, tmp_path: Path) -> None:
     """Results come in order, so one worker that was stopped, or waits for a dead disk, held up all others for ever."""
     paths = [tmp_path / str(number) for number in range(12)]
@@ -253,6 +255,7 @@ def test_a_process_that_ray_ends_has_a_last_word(tmp_path: Path, end: str, is_sa
     assert result.stderr.count("ended by Ray\n") == is_said
 
 
+@pytest.mark.slow
 def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lengths might be others."""
     here = {**admission.packages(), "tokenizers": "0.1"}
@@ -264,6 +267,7 @@ def test_another_version_on_a_node_is_refused(settings: ExecutorConfig, monkeypa
         list(executor.map(double, range(2)))
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_node_does_not_see_is_named(settings: ExecutorConfig, tmp_path: Path) -> None:
     """It was a FileNotFoundError deep in a worker."""
     with executor_of(settings) as executor:

@@ -26,6 +26,7 @@ def _chain(folder: Path, python: str = "python", **settings: object) -> Chain:
     return Chain(ExecutorConfig(ExecutorKind.slurm, **settings), folder, [python, "-m", "energon_pack"])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_chain_packs_the_same_bytes(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Users of a cluster have one command, as those of a laptop: its exit code says whether there is a dataset."""
