@@ -1,10 +1,11 @@
-"""Packs of like cost side by side, so that no rank of a step waits, and steps that train on about as many tokens.
+"""Put packs of like cost side by side, so that no rank of a step waits and steps train on about as many tokens.
 
     packs ──halved by cost, again and again──► blocks of like cost
           └─ halves trade packs where one would train on too few tokens ─┘
 
-Dear packs hold many visual tokens, and train on few: sorted by cost alone, steps would differ more in what they train
-on than by chance. The dear half then gives its cheapest packs, and the other half those that train on most.
+Expensive packs hold many visual tokens, and train on few. Sorted by cost alone, steps would differ more in trained
+tokens than in a random order. So the expensive half trades its cheapest packs for the packs of the other half that
+train on most tokens.
 """
 
 from math import inf
@@ -26,17 +27,17 @@ def alike(
     trained: Floats | None = None,
     most_off: float = inf,
 ) -> Ints:
-    """Packs in an order in which each `size` in a row are alike in all costs.
+    """Return packs in an order in which each `size` in a row are alike in all costs.
 
-    Halves the packs, at a multiple of `size`, by the cost of which a rank would wait longest for the largest, and each
-    half again. Source: Bentley, "Multidimensional binary search trees used for associative searching", 1975.
+    Halves the packs, at a multiple of `size`, by the cost for which ranks would wait longest, and then each half again.
+    Source: Bentley, "Multidimensional binary search trees used for associative searching", 1975.
 
     Args:
         costs: float64[num_costs, num_packs].
         packs: a multiple of `size`.
-        start: halve blocks of so many of them, each for itself; None: all.
-        trained: float64[num_packs] tokens, about 1.
-        most_off: how far the mean of `trained` of a half is from 1 at most, as far as a trade of packs can do it.
+        start: halve blocks of so many packs, each by itself; None: all packs.
+        trained: float64[num_packs] trained tokens of each pack, relative to their mean.
+        most_off: how far the mean of `trained` of a half may be from 1, if trading packs can achieve it.
     """
     edges = np.arange(0, len(packs) + 1, max(1, start or len(packs)))
     while np.diff(edges).max(initial=0) > size:
@@ -54,11 +55,13 @@ def alike(
 
 
 def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off: float) -> Ints:
-    """An order in which halves of blocks have traded as few packs as bring the mean of `trained` near enough to 1.
+    """Return an order in which the halves of blocks traded packs until the mean of `trained` is near enough to 1.
 
     Args:
-        cost, trained: of packs that lie by cost in each block.
-        edges, middles: of the blocks.
+    Each block trades as few packs as that takes.
+
+        cost, trained: of packs, which are sorted by cost in each block.
+        edges, middles: where the blocks begin and end, and their middles.
     """
     order = np.arange(len(cost))
     low, high = middles - edges[:-1], edges[1:] - middles
@@ -94,12 +97,12 @@ def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off:
 
 
 def _off(of_low: Floats, low: Ints, of_high: Floats, high: Ints) -> Any:
-    """How far the mean of either half is from 1."""
+    """Return how far the mean of a half is from 1, for the worse half."""
     return np.maximum(np.abs(of_low / low - 1), np.abs(of_high / high - 1))
 
 
 def _sorted_within(block: Ints, values: Floats) -> Ints:
-    """The order by value in each block: by one number, which takes half the time of two.
+    """Return the order by value in each block; sorting by one number takes half the time of sorting by two.
 
     Args:
         block: ascending.
@@ -110,7 +113,7 @@ def _sorted_within(block: Ints, values: Floats) -> Ints:
 
 
 def _ranges(starts: Ints, sizes: Ints) -> Ints:
-    """The numbers from each start on, so many of each."""
+    """Return `sizes` consecutive numbers from each start."""
     before = np.cumsum(sizes) - sizes
     numbers: Ints = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
     return numbers

@@ -1,4 +1,4 @@
-"""Rows of the cache, as they are drawn."""
+"""Rows of the cache, repeated or left out as samples are drawn."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ from energon_pack.sources.draws import drawn_keys
 
 @dataclass(frozen=True)
 class CachedRows:
-    """Rows of lengths that are read together, and which of them count."""
+    """Rows of lengths that are read together, and a choice among them."""
 
     chunk: Chunk
     rows: Ints | None  # None: all
-    start: int  # the first of them among the items
+    start: int  # number of the first row among the items
     num: int
-    copies: Ints | None = None  # of each row: how often it came before; -1: it is not drawn. None: all come once
+    copies: Ints | None = None  # for each row: how often it came before; -1: it is not drawn. None: all come once
 
     def take(self, table: pa.Table, numbers: Ints) -> tuple[Ints, pa.Table]:
-        """Return the shard and the columns of those rows in a chunk that count."""
+        """Return the shard and the columns of the chosen rows of a chunk."""
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
         numbers, table = numbers[: self.num], table.slice(0, self.num)
@@ -31,7 +31,7 @@ class CachedRows:
 
 
 def _as_drawn(table: pa.Table, copies: Ints) -> pa.Table:
-    """Name copies, and say of samples that are not drawn why they are in no pack."""
+    """Name copies, and give samples that are not drawn the reason why they are in no pack."""
     names = table.column_names
     if "key" in names:
         keys = drawn_keys(table["key"].to_pylist(), np.arange(len(copies)), copies.clip(0))

@@ -1,8 +1,8 @@
-"""The limits of a pack, in one table that planning, cutting, the ledger and verify share.
+"""Limits of a pack, in one table that planning, cutting, the ledger and verify share.
 
-A cap takes a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, where it is about something
-new, a column of the lengths (`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a pack
-has 8 + 16 tokens, 2 members, and an attention cost of 25 + 81.
+To add a cap, add a row of `CAPS`, a field of `PackingConfig` (with its line in conf/packing) and, if it counts
+something new, a column of the lengths (`lengths.counts`). With pad_to_multiple_of=8 and members of 5 and 9 tokens a
+pack has 8 + 16 tokens, 2 members, and an attention cost of 25 + 81.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +19,15 @@ class Cap(NamedTuple):
 
     #: the setting: `packing.<name>`
     name: str
-    #: what it is about, a column of the lengths
+    #: the column of the lengths that it limits
     column: str
-    #: what a member adds that has so much of it, and is padded to a multiple; for a number, or for an array of them
+    #: returns what a member adds, from its value in that column and the multiple that it is padded to; numbers or
+    #: arrays
     cost: Callable[[Any, int], Any]
 
 
 def padded(token_len: Any, multiple: int) -> Any:
-    """Return the tokens that a member takes of a pack, rounded up to a multiple; for a number or an array."""
+    """Return the tokens that a member takes in a pack, rounded up to a multiple; for a number or an array."""
     return -(-token_len // multiple) * multiple
 
 
@@ -40,21 +41,22 @@ CAPS = (
     Cap("max_members", "token_len", lambda token_len, _: np.ones_like(token_len)),
     Cap("max_attention_cost", "token_len", lambda token_len, _: token_len**2),
 )
-#: what is measured of a sample for these
+#: the columns of the lengths that caps need
 COLUMNS = tuple(dict.fromkeys(cap.column for cap in CAPS))
 
 
 def limits(packing: PackingConfig) -> list[tuple[Cap, int]]:
-    """The caps that are set, each with its limit."""
+    """Return the caps that are set, each with its limit."""
     given = [(cap, getattr(packing, cap.name)) for cap in CAPS]
     return [(cap, limit) for cap, limit in given if limit is not None]
 
 
 def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints]:
-    """Return the costs of n samples for each limit, and the limits of a pack, tokens first.
+    """Return the costs of n samples for each cap, and the limits of a pack, tokens first.
 
     Args:
-        counts: `COLUMNS`, int[n] each; a cost itself, under the name of its cap, goes before what it is made of.
+        counts: `COLUMNS`, int[n] each; a cost under the name of its cap is taken instead of computing it from its
+            column.
 
     Returns:
         int64[k, n] and int64[k].
@@ -68,7 +70,7 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
 
 
 def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
-    """The limits that one sample breaks alone, as `7 > packing.max_images=5`.
+    """List the limits that one sample breaks alone, as `7 > packing.max_images=5`.
 
     Args:
         counts: `COLUMNS`, a number each.

@@ -25,7 +25,7 @@ class Choice:
 
     max_token_len: int
     dropped: int  # samples
-    dropped_share: float  # of the samples that were measured
+    dropped_share: float  # share of the measured samples
     dropped_tokens_share: float
     packs: int
     fill: float
@@ -48,7 +48,7 @@ class Choices:
     lens: list[Choice]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, as `pack` returns them."""
+        """Return the figures, as `pack` returns them."""
         return asdict(self)
 
 
@@ -58,8 +58,8 @@ def try_lens(
     """Return the spread of the samples' lengths, and the result of planning with each pack length.
 
     Args:
-        tried: pack lengths; each is taken down to a multiple of `pad_to_multiple_of`.
-        most_positions: of the model; None: not known.
+        tried: pack lengths; each is rounded down to a multiple of `pad_to_multiple_of`.
+        most_positions: the model's number of positions; None: not known.
     """
     lens = _measured(lengths.items)
     return Choices(
@@ -103,7 +103,7 @@ def choices_of(
 
 
 def _measured(items: Items) -> Tally:
-    """Lengths of those that have one."""
+    """Count the lengths of the samples that have one."""
     lens = Tally()
     for block in blocks(len(items)):
         some = items.lens[block]
@@ -112,7 +112,7 @@ def _measured(items: Items) -> Tally:
 
 
 def print_choices(choices: Choices) -> None:
-    """The table of `try_lens`."""
+    """Print the table of `try_lens`."""
     say = console().print
     lens = ", ".join(f"{name} {value:,}" for name, value in choices.token_len.items())
     counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"

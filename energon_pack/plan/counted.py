@@ -15,21 +15,21 @@ from energon_pack.steps.cost import CostModel
 
 @dataclass(frozen=True)
 class Counted:
-    """What is counted of items, many at a time. By medium: those of `MEDIA_TYPES`, then those that can't be told."""
+    """Counts of items; arrays are by medium: `MEDIA_TYPES`, then unknown."""
 
     samples: Ints
-    packed: Ints  # of these, whole or as their parts
+    packed: Ints  # samples in packs, whole or as their parts
     tokens: Ints  # of items in packs
-    left_out: Ints  # samples by index into LEFT_OUT
-    tokens_left_out: Ints  # of these samples
+    left_out: Ints  # samples that are left out, by index into LEFT_OUT
+    tokens_left_out: Ints  # the tokens of these samples
     num_cut: int  # samples that are packed as their parts
     num_parts: int  # in packs
-    num_parts_out: int  # in none, as their conversation is left out
+    num_parts_out: int  # in no pack, because their conversation is left out
     lens: Tally  # of samples that were measured
 
 
 def count(lengths: Lengths, plan: PackPlan) -> Counted:
-    """Count all of a plan."""
+    """Count all items of a plan."""
     items, num_samples = lengths.items, lengths.num_samples
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, len(MEDIA_TYPES) + 1), np.int64)
@@ -55,21 +55,21 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
 
 @dataclass
 class CountedPacks:
-    """What is counted of packs, by those of `MEDIA_TYPES` where it is several numbers."""
+    """Counts of packs; arrays are by `MEDIA_TYPES`."""
 
     packs: Ints
     tokens: Ints
-    room: Ints  # tokens: of a pack `max_token_len`, of one that is longer what it has
+    room: Ints  # tokens that packs have room for: `max_token_len`, or its tokens if a pack is longer
     num_supervised: int
     members: Tally
     visual_tokens: Tally
     attention_cost: Moments
-    lm: float  # by the cost model, as the next
+    lm: float  # cost of the language model; this and the next are by the cost model
     vision: float
 
 
 def count_packs(items: Items, plan: PackPlan, cost: CostModel, max_token_len: int) -> CountedPacks:
-    """Count tokens, members, costs and lengths of all packs of a plan, as the page shows them."""
+    """Count tokens, members, costs and lengths of all packs of a plan, for the page."""
     num = len(MEDIA_TYPES)
     count, tokens, room = np.zeros((3, num), np.int64)
     found = CountedPacks(count, tokens, room, 0, Tally(), Tally(), Moments(), 0.0, 0.0)

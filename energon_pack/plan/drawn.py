@@ -1,7 +1,7 @@
-"""Says how often each sample of a mixture is packed, by the trained tokens that its entry is to have. Pure.
+"""Decide how often each sample of a mixture is packed, by the trained tokens that its entry should have. Pure.
 
-weights 40, 60 ──► epochs of each entry, with as many trained tokens in all as the entries have
-epochs 2.3     ──► each sample twice, and those that hold 0.3 of the entry's trained tokens once more
+weights 40, 60 ──► epochs of each entry, with as many trained tokens in total as all entries have
+epochs 2.3     ──► each sample twice, and samples with 0.3 of the entry's trained tokens once more
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ MANY_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class Share:
-    """What an entry was asked to have, and what it has."""
+    """The share that an entry should have, and the draws that give it."""
 
     name: str
-    asked: float | None  # share; None: epochs were asked for
+    asked: float | None  # the requested share; None: epochs were requested
     epochs: float  # how often each of its samples comes
-    samples: int  # that may be drawn
-    tokens: int  # trained, of these
-    of: WeightOf = "tokens"  # what `asked` is a share of
+    samples: int  # samples that may be drawn
+    tokens: int  # their trained tokens
+    of: WeightOf = "tokens"  # whether `asked` is a share of the trained tokens or of the samples
 
 
 def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Share]:
-    """Say how often the samples of each entry come.
+    """Decide how often the samples of each entry come.
 
     Args:
         entry: int[num_samples] index into `entries`.
@@ -57,15 +57,15 @@ def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, 
     """Return how often each sample of an entry comes in each epoch.
 
     Args:
-        times: how often on the average.
+        times: how often a sample comes on average.
         trained: int[num_samples] trained tokens of each.
-        by_tokens: the average is one of tokens, else of samples.
-        stream: so that two entries do not draw alike.
+        by_tokens: average over tokens, else over samples.
+        stream: a number of the entry, so that two entries do not draw alike.
 
     Returns:
-        int64[num_epochs, num_samples]: `times` rounded down or up. Those that come once more hold the fraction of
-        `times` of the tokens, or of the samples, to the nearest sample. They take turns: in any number of epochs in a
-        row no sample comes two times more than another.
+        int64[num_epochs, num_samples]: `times` rounded down or up. The samples that are rounded up hold the fraction of
+        `times` of the tokens, or of the samples, to the nearest sample. They take turns: over any consecutive epochs
+        the counts of two samples differ by at most 1.
     """
     whole = int(times)
     by_chance = np.argsort(random_keys(len(trained), seed, stream), kind="stable")
@@ -78,7 +78,7 @@ def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, 
 
 
 def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
-    """Choose at most so many of some samples by chance: bool[num]."""
+    """Choose at most `most` of `num` samples at random: bool[num]."""
     is_in = np.ones(num, np.bool_)
     if most is not None and most < num:
         is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False

@@ -13,10 +13,10 @@ from energon_pack.run.seeded import random_keys, seed_of
 
 
 def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
-    """A plan of as many packs, each as full as before.
+    """Return a plan with as many packs, each as full as before.
 
-    Items that take the same of a pack (tokens, images, all that is limited) and may be in the same packs change places
-    by chance, so nothing is measured or packed again; then all packs are put in a new order. Epoch 0 is the plan.
+    Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
+    random, so nothing is measured or packed again. Then all packs are put in a new order. Epoch 0 is the plan itself.
     """
     if not epoch or not plan.num_packs:
         return plan

@@ -1,4 +1,4 @@
-"""Swaps packs between steps so that every step has about the shares of the whole, and trains as much. Pure.
+"""Swap packs between steps so that every step has about the shares of the whole, and trains as many tokens. Pure.
 
 step A  charts 45 %, chat 55 %  ──a pack of charts for one of chat──►  40 %, 60 %  both
 step B  charts 35 %, chat 65 %
@@ -13,21 +13,21 @@ Floats = npt.NDArray[np.float64]
 
 _TURNS = 6
 _TRIED = 24  # packs of each step that are tried for a swap
-_MANY = 500_000  # packs: of more, half as many are tried
-_TOTAL = 0.3  # how much it counts that steps train as many tokens, beside their shares
-_PAIRS = 512  # of steps that are looked at together
+_MANY = 500_000  # packs: if there are more, half as many are tried
+_TOTAL = 0.3  # weight of even numbers of trained tokens, relative to even shares
+_PAIRS = 512  # pairs of steps that are handled together
 
 
 def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
     """Return packs in an order in which every step has about the shares of the whole.
 
-    Steps beside each other are pairs, of one order and then of the other. Of each pair, two packs change places if both
-    steps are nearer to the shares then.
+    Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs
+    change places if that brings both steps nearer to the shares.
 
     Args:
         order: int64[num_packs].
         size: packs of a step.
-        amounts: float64[num_packs, num_kinds], as the trained tokens of each entry of a mixture.
+        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
     """
     num = len(order) // size
     steps = order[: num * size].reshape(num, size).copy()
@@ -45,12 +45,13 @@ def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
 
 
 def _swap(steps: Ints, first: Ints, places: Ints, off: Floats) -> None:
-    """Swap a pack of some steps with one of the step after, where that brings both nearer to the shares, in place."""
+    """Swap a pack of each step in `first` with a pack of the next step if that brings both nearer to the shares, in
+    place."""
     one, other = steps[first], steps[first + 1]
     gap = (off[one].sum(axis=1) - off[other].sum(axis=1)) / 2
     mine, theirs = one[:, places], other[:, places]
     left = np.zeros((len(first), len(places), len(places)))
-    for kind in range(off.shape[1]):  # without a sum over an axis, which rounds otherwise on other machines
+    for kind in range(off.shape[1]):  # a sum over an axis would round differently on other machines
         moved = off[mine, kind][:, :, None] - off[theirs, kind][:, None, :]
         left += (gap[:, kind, None, None] - moved) ** 2
     flat = left.reshape(len(first), -1)

@@ -1,12 +1,12 @@
-"""The order of packs in which every step is even over the ranks that train on it, for `packing.topology`.
+"""Order packs so that every step is even over the ranks that train on it, for `packing.topology`.
 
     packs ──alike──► rows of packs of like cost, one of each worker ──steps──► rows that train evenly much together
           ──evened──► each worker's sum alike ──order_packs──► steps in an order in which every stretch is alike
-          ──stream──► where Energon's loader reads them together ──limits──► or as they were, where that was more even
+          ──stream──► to where Energon's loader reads them together ──limits──► or unchanged, if that was more even
 
-A rank waits for the slowest of its step, twice where vision encoder and language model are apart, so both costs are to
-be even at once, a FLOP of one as much as one of the other. With one pack a rank in a step, alike packs are the best
-there is; how alike they may be is limited by what steps train on then.
+A rank waits for the slowest rank of its step, twice if vision encoder and language model run one after the other. So
+both costs have to be even at once, and a FLOP of either counts the same. With one pack per rank in a step, alike packs
+are the best possible; trained tokens of the steps limit how alike they may be.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.spread import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
 
-_TURNS = 32  # of swaps: after some twenty little changes
-_EVEN = 1.02  # waits that steps with the shares of a mixture may have; as near may their trained tokens be
-_TRIES = 8  # of a layout in which steps train on evenly much
-_NARROWER = 0.95  # each try than what the last one says
+_TURNS = 32  # rounds of swaps: after some twenty, little changes
+_EVEN = 1.02  # waits that steps with the shares of a mixture may have; their trained tokens may be as far off
+_TRIES = 8  # tries to find a layout in which steps train on evenly many tokens
+_NARROWER = 0.95  # each try has a limit narrower by this factor than the last result suggests
 
 
 def lay_out(
@@ -40,20 +40,20 @@ def lay_out(
     jitter: float = 0.0,
     amounts: Floats | None = None,
 ) -> Ints:
-    """The packs in the order in which they are written: with whole steps no less even, in nothing that counts, than as
-    they come.
+    """Return packs in the order in which they are written. In everything with a weight, whole steps are at least as
+    even as in the given order.
 
     Args:
-        costs: float64[2, num_packs], of the language model and of the vision encoder in one unit, each to be even over
-            the ranks of a step.
-        trained: int64[num_packs] tokens, to be even over the steps.
-        weights: how much each counts; None: alike.
-        amounts: float64[num_packs, num_kinds] of which steps have the shares of the whole, as near as even costs allow;
-            packs come in an order in which they do.
-        jitter: of the costs by which packs are compared: other packs of about the same cost meet with each seed.
+        costs: float64[2, num_packs] of the language model and of the vision encoder, in one unit; each is made even
+            over the ranks of a step.
+        trained: int64[num_packs] trained tokens, made even over the steps.
+        weights: how much each of these counts; None: alike.
+        amounts: float64[num_packs, num_kinds]; steps get the shares of the whole, as nearly as even costs allow. The
+            given order of packs has these shares.
+        jitter: relative noise added to costs, so that with each seed other packs of about the same cost meet.
 
     Returns:
-        int64[num_packs] numbers of packs. What is left over from whole steps is read last, and of middling cost.
+        int64[num_packs] numbers of packs. Packs left over from whole steps are read last, and have middling costs.
     """
     weights, num = weights or StepWeights(), len(trained)
     together = stream(num, topology)
@@ -78,10 +78,10 @@ def lay_out(
 
 
 class _Evenness:
-    """How even the whole steps of packs are, in the order in which they are read.
+    """How even the whole steps are, in the order in which packs are read.
 
-    waits: float64[2], of each cost the time of an epoch relative to even.
-    off: how far a step's trained tokens are from the mean at worst.
+    waits: float64[2], for each cost the time of an epoch relative to even steps.
+    off: the largest distance of a step's trained tokens from the mean.
     """
 
     def __init__(self, costs: Floats, trained: Ints, read: Ints, topology: Topology):
@@ -99,10 +99,10 @@ def _layouts(
     most_off: float,
     amounts: Floats | None,
 ) -> Iterator[Ints]:
-    """Orders in which packs are read, the best first.
+    """Yield orders in which packs are read, the best first.
 
     Args:
-        counted: float64[2, 1], how much each cost counts.
+        counted: float64[2, 1], the weight of each cost.
     """
     trains, each = _shares(trained[None]), _shares(costs) * counted
     if topology.rows_per_step > 1:
@@ -126,9 +126,9 @@ def _layouts(
 def _read(
     costs: Floats, trains: Floats, topology: Topology, seed: int, most_off: float, amounts: Floats | None
 ) -> Ints:
-    """The packs in the order in which all ranks together read them."""
+    """Return the packs in the order in which all ranks together read them."""
     num, unit = trains.shape[1], topology.unit
-    by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # equal costs say nothing of the data they are of
+    by_chance = np.argsort(random_keys(num, seed, 20), kind="stable")  # packs of equal cost may come from any data
     in_order = by_chance[np.argsort(costs.sum(axis=0)[by_chance], kind="stable")]
     over = _middling(trains[0, in_order], num % unit)
     size = min(topology.row, topology.data_parallel * topology.micro_batches)
@@ -143,10 +143,10 @@ def _read(
 
 
 def _middling(trains: Floats, num: int) -> slice:
-    """So many in a row out of the middle half of packs that lie by cost: those that train most nearly as all do.
+    """Choose `num` packs in a row from the middle half of packs sorted by cost: those nearest to the mean in `trains`.
 
     Args:
-        trains: float64[num_packs] about 1.
+        trains: float64[num_packs] trained tokens relative to their mean.
     """
     quarter = (len(trains) - num) // 4
     upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
@@ -155,7 +155,9 @@ def _middling(trains: Floats, num: int) -> slice:
 
 
 def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: int, most_off: float) -> Ints:
-    """Packs that make no whole unit: `size` of like cost in a row, these by chance, and of what is over each pack."""
+    """Return the packs that make no whole unit: rows of `size` packs of like cost in random order, then single
+    packs.
+    """
     rest = len(in_order) % size
     middle = slice((len(in_order) - rest) // 2, (len(in_order) + rest) // 2)
     rows, over = alike(costs, np.delete(in_order, middle), size, None, trains, most_off), in_order[middle]
@@ -167,7 +169,7 @@ def _left_over(costs: Floats, trains: Floats, in_order: Ints, size: int, seed: i
 
 
 def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
-    """Packs in the order in which they are read, those of each step dealt anew to its ranks."""
+    """Deal the packs of each step anew to its ranks; packs are in reading order."""
     step = topology.data_parallel * topology.micro_batches
     num = len(read) // step * step
     rounds = read[:num].reshape(-1, topology.micro_batches, topology.data_parallel).swapaxes(0, 1)
@@ -175,13 +177,13 @@ def _within_steps(costs: Floats, topology: Topology, read: Ints) -> Ints:
 
 
 def _shares(costs: npt.NDArray[Any]) -> Floats:
-    """Costs about 1."""
+    """Return costs relative to their mean."""
     shares: Floats = costs / np.maximum(costs.sum(axis=1, keepdims=True) / max(1, costs.shape[1]), 1e-9)
     return shares
 
 
 def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed: int, most_off: float) -> Ints:
-    """Packs as units of whole rows, each in the order in which it is read: int64[num_units, topology.unit]."""
+    """Group packs into units of whole rows, each in reading order: int64[num_units, topology.unit]."""
     if topology.rows_per_step == 1:
         rows = alike(costs, packs, topology.row, None, trains[0], most_off)
         packs = alike(costs, rows, topology.data_parallel, topology.row, trains[0], most_off)
@@ -192,24 +194,24 @@ def _units(costs: Floats, trains: Floats, packs: Ints, topology: Topology, seed:
 
 
 def _steps(trains: Floats, num_rows: int) -> Ints:
-    """Rows dealt to steps of `num_rows`, so that steps train about as many tokens: int64[num_rows, num_steps]."""
+    """Deal rows to steps of `num_rows`, so that steps train about as many tokens: int64[num_rows, num_steps]."""
     most_first = np.argsort(-trains[0], kind="stable")
     return evened(trains, most_first.reshape(num_rows, 1, -1), across=True)[:, 0]
 
 
 def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
-    """Items dealt to bins, one of each round to each, so that the bins' sums of all costs are even.
+    """Deal items to bins, one of each round to each bin, so that the bins' sums of all costs are even.
 
-    Round after round, of the cost in which bins and items differ most, the largest goes to the bin that has least; then
-    bins that have much and little swap what they have of a round, where that makes them more even.
+    In each round the cost in which bins and items differ most decides: the largest item goes to the bin that has least.
+    Then bins that have much and bins that have little swap their items of a round, if that makes them more even.
 
     Args:
-        costs: float64[num_costs, num_items], each about 1.
+        costs: float64[num_costs, num_items], each relative to its mean.
         rounds: int64[num_rounds, num_sets, num_bins] items; the bins of a set are made even.
-        across: an item may end in another round.
+        across: items may move to another round.
 
     Returns:
-        int64[num_rounds, num_sets, num_bins], the items of each round and set in another order.
+        int64[num_rounds, num_sets, num_bins]: the items of each round and set in a new order.
     """
     dealt = np.empty_like(rounds)
     total = np.zeros((len(costs), *rounds.shape[1:]))
@@ -227,10 +229,10 @@ def evened(costs: Floats, rounds: Ints, across: bool = False) -> Ints:
 
 
 def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> None:
-    """Swap items between bins that have much and bins that have little of the least even cost, in place.
+    """Swap items, in place, between bins that have much and bins that have little of the least even cost.
 
     Args:
-        later: what a bin has of a round for what the other has of one so many rounds later.
+        later: a bin's item of one round is swapped for the other bin's item of so many rounds later.
     """
     half = dealt.shape[2] // 2
     sets = np.arange(dealt.shape[1])
@@ -252,10 +254,10 @@ def _swap(costs: Floats, dealt: Ints, total: Floats, turn: int, later: int) -> N
 
 
 def _by_worker(packs: Ints, topology: Topology, seed: int) -> Ints:
-    """Rows in which the ranks' first workers have like packs, then their second, and so on: int64[num_rows, row].
+    """Make rows in which the ranks' first workers have like packs, then their second, and so on: int64[num_rows, row].
 
-    Halves of the workers have neighbours, so that ranks with half as many workers have like packs at a time, too. Which
-    rank has which is left to chance: a rank that has the dearest each time would train on other data.
+    The two halves of the workers get neighbouring packs, so ranks with half as many workers also have like packs at a
+    time. Which rank gets which pack is random: a rank that always got the most expensive would train on other data.
     """
     blocks = packs.reshape(-1, topology.workers, topology.data_parallel)
     by_chance = np.argsort(random_keys(blocks.size, seed, 22).reshape(blocks.shape), axis=2, kind="stable")

@@ -32,7 +32,7 @@ from energon_pack.sources.sample import ReadSample, read_again
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
-#: Raised when the same conversation becomes other samples.
+#: Raise this number when the same conversation becomes other samples.
 _VERSION = 1
 
 
@@ -64,14 +64,14 @@ class Expansion(NamedTuple):
     """The result of `labels.expand`."""
 
     how: str  # `turns` or `pairs`
-    conversations: int  # that became samples
-    samples: int  # that they became
+    conversations: int  # conversations that became several samples
+    samples: int  # the number of these samples
     whole_tokens: int  # of all samples, if all conversations stayed whole
     tokens: int  # of all samples
 
 
 def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
-    """Count what `expand` made; None: it was not asked.
+    """Count the samples that `expand` made; None: `labels.expand=none`.
 
     Args:
         lengths: as `expand` returned them.
@@ -81,7 +81,7 @@ def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
     num, whole, tokens = lengths.num_samples, 0, 0
     for block in blocks(len(lengths.items)):
         lens = lengths.items.lens[block].astype(np.int64)
-        here = max(0, min(block.stop, num) - block.start)  # then come parts
+        here = max(0, min(block.stop, num) - block.start)  # parts come after the samples
         tokens += int(lens.sum())
         whole += int(np.where(lengths.is_cut[block], lengths.sample_lens[block], lens[:here]).sum())
     conversations = int(np.count_nonzero(lengths.is_cut))
@@ -89,9 +89,9 @@ def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
 
 
 def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]:
-    """The samples that conversations become, and how many each becomes: 0 where it stays whole.
+    """Return the samples made of conversations, and how many are made of each: 0 if it stays whole.
 
-    A conversation that can't be expanded has one row, which says why.
+    A conversation that can't be expanded gets one row with the reason.
     """
     template = load_saved(job.method.template_folder)
     found: list[list[LengthsRow]] = []
@@ -101,7 +101,7 @@ def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]
             try:
                 sample = read_again(reader, shard, row, job.method.read)
                 cuts = cuts_of(sample, labels)
-            except Skip:  # it was read well when it was measured
+            except Skip:  # unlikely: it could be read when it was measured
                 raise SourceChanged(shard.path) from None
             whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
             found.append(_rows(whole, cuts, labels.expand) if cuts else [])

@@ -1,7 +1,7 @@
-"""The items to pack: a few numbers for each sample, read from the cache.
+"""Items to pack: a few numbers for each sample, read from the cache.
 
-They take about 44 bytes a sample, in scratch files. Everything else is read again from the cache, many rows at a time,
-when it is needed.
+They take about 44 bytes a sample, in scratch files. Everything else is read from the cache when it is needed, many rows
+at a time.
 """
 
 import copy
@@ -30,7 +30,7 @@ from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.draws import copy_numbers
 
-#: What the report counts of samples that were measured.
+#: Columns that the report counts, over all measured samples.
 NOTES = (
     "control_tokens",
     "placeholders_put_in",
@@ -41,7 +41,7 @@ NOTES = (
     "weights",
     "reasoning_left_out",
 )
-#: notes that are numbers of tokens in the lengths: a sample with any of them is counted
+#: notes whose column is a number of tokens: a sample is counted if it is above 0
 _COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
 _NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
 
@@ -50,9 +50,9 @@ _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_
 
 _REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 
-_MOST_KEYS = 1000  # unknown ones that are counted: names of people, say, are each another
+_MOST_KEYS = 1000  # unknown keys that are counted: if names of people are keys, each sample has others
 
-#: Held of each item; of 4 bytes where nothing else is said.
+#: The numbers kept for each item; 4 bytes each unless noted.
 _HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
 _TYPES = {"turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
 _IN_MEMORY = Scratch()
@@ -62,30 +62,30 @@ AnyInts = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Items:
-    """What is packed, one entry an item: a sample, or a part of one that was cut."""
+    """The items to pack: samples, or parts of samples that were cut. Arrays have one entry per item."""
 
-    counts: Mapping[str, AnyInts]  # `caps.COLUMNS`; without tokens: not to be packed
-    media: AnyInts  # index into MEDIA_TYPES, -1 where it can't be told
+    counts: Mapping[str, AnyInts]  # `caps.COLUMNS`; an item with 0 tokens is not packed
+    media: AnyInts  # index into MEDIA_TYPES, -1 if unknown
     shard: AnyInts  # number of its source shard
     dataset: AnyInts  # number of the folder its shard is in
     split: AnyInts  # index into SPLITS
-    num_supervised: AnyInts  # tokens that are trained on
+    num_supervised: AnyInts  # trained tokens
     entry: AnyInts | None = None  # index of its entry in a mixture; None: there is none
-    #: packs come by turns: of each phase of a mixture, its epochs; None: there is one
+    #: turn of each item: packs come turn by turn, for each phase of a mixture its epochs; None: there is one turn
     turn: AnyInts | None = None
-    #: first tokens that the item before it in its pack has, too: `counts` are without them. None: nothing is shared
+    #: first tokens that it shares with the item before it in its pack: `counts` leave them out. None: nothing is shared
     shared: AnyInts | None = None
-    #: number of its conversation; those of one are packed, or left out, together. None: each stands alone
+    #: number of its conversation; its items are packed, or left out, together. None: each item stands alone
     whole: AnyInts | None = None
 
     @property
     def lens(self) -> AnyInts:
-        """Tokens of each."""
+        """Tokens of each item."""
         return self.counts["token_len"]
 
     @property
     def squares(self) -> AnyInts:
-        """Pairs of tokens that attention adds: L² of a whole sample of L tokens."""
+        """Pairs of tokens that each item adds to attention: L² for a whole sample of L tokens."""
         squares = self.counts.get("max_attention_cost")
         return self.lens.astype(np.int64) ** 2 if squares is None else squares
 
@@ -105,15 +105,15 @@ class Items:
 
 
 class Lengths:
-    """The samples of a run, in the order of the source, then the parts of those that were cut.
+    """The samples of a run, in the order of the source, then the parts of samples that were cut.
 
     Args:
-        excluded: keys of samples left out, by shard.
-        limit: only the first so many of the others.
-        flavor: of the packs.
-        shares: of the splits.
-        seed: says which samples are in which.
-        scratch: where what is held of them lies.
+        excluded: keys of samples to leave out, by shard.
+        limit: take only the first so many of the other samples.
+        flavor: the flavor of the packs.
+        shares: the shares of the splits.
+        seed: decides which sample is in which split.
+        scratch: where the arrays are kept.
         split_by_medium: samples with the same first medium are in the same split.
     """
 
@@ -131,24 +131,24 @@ class Lengths:
         #: source shards by number
         self.shards = measured
         self.shard_names = [item.shard.name for item in measured]
-        #: samples by the reason they are out for
+        #: number of samples that can't be packed, by reason
         self.reasons: Counter[str] = Counter()
-        #: samples with what `NOTES` names
+        #: number of samples with each of `NOTES`
         self.notes: Counter[str] = Counter()
-        #: samples with a key that nothing knows, by its name, and one that has it
+        #: number of samples with an unknown key, by key, and the id of one such sample
         self.unknown_keys: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
-        #: trained tokens of all samples, cut or not, and those that count other than 1 in the loss
+        #: trained tokens of all samples, cut or not, and how many of them have another weight than 1 in the loss
         self.num_supervised = self.num_weighted = 0
         folders = [name.rpartition("/")[0] for name in self.shard_names]
         number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self.flavor, self.seed, self._shares = flavor, seed, shares
-        #: of each entry of a mixture, in its order; none: there is no mixture
+        #: one for each entry of a mixture, in its order; empty: there is no mixture
         self.shares_of_entries: list[Share] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
-        #: whether parts are those that `labels.expand` made
+        #: whether `labels.expand` made the parts
         self.are_expanded = False
         self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
@@ -159,25 +159,25 @@ class Lengths:
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
             self._add_samples(chunk, limit)
         self.num_samples = self._num_items
-        #: samples that are packed as their parts
+        #: whether each sample is packed as its parts
         self.is_cut = scratch.zeros(self.num_samples, np.bool_)
         self._join()
-        #: tokens of each sample, cut or not
+        #: tokens of each sample, whether it was cut or not
         self.sample_lens = self.items.lens
-        #: the sample of each part
+        #: the number of each part's sample
         self.whole_of_part: Ints = np.zeros(0, np.int64)
-        #: what items share with the one before them in their pack, by `trees.Trees.shared`; None: nothing is shared
+        #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
         self.shared: Mapping[str, AnyInts] | None = None
-        #: samples that are left out as their parts can't be packed: number, reason and detail
+        #: samples that are left out because their parts can't be packed: number, reason and detail
         self.refused = _REFUSED.empty_table()
 
     def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> "Lengths":
-        """These lengths with parts in place of some samples that have none yet.
+        """Return these lengths with parts in place of some samples that have none yet.
 
-        A sample one of whose parts has a reason to be in no pack is left out for it.
+        If a part has a reason to be in no pack, its sample is left out for that reason.
 
         Args:
-            parts: where parts are, the rows of them that count, and the sample of each.
+            parts: chunks with parts, the rows to take from each, and the sample of each row.
         """
         cut = copy.copy(self)
         cut._rows, cut._columns = [*self._rows], self._new_columns()
@@ -209,7 +209,7 @@ class Lengths:
         return cut
 
     def _refused(self, table: pa.Table, whole: Ints) -> pa.Table:
-        """Return the samples that some of these rows of their parts leave out: of each the first row that says why."""
+        """Return the samples that rows of their parts leave out: for each the first row with a reason."""
         reasons = self.reason(table).combine_chunks()
         rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
         samples, first = np.unique(whole[rows], return_index=True)
@@ -224,20 +224,21 @@ class Lengths:
         entry_of_shard: Ints | None = None,
         phase_of_shard: Ints | None = None,
     ) -> "Lengths":
-        """These lengths with each sample as often as `counts` says; one that never comes stays, as not drawn.
+        """Return these lengths with each sample as often as `counts` says; a sample that never comes stays as not
+        drawn.
 
         Args:
-            counts: int[num_epochs, num_samples]; of a sample that can't be packed, once in all.
-            shares: of the entries of a mixture.
-            entry_of_shard: the entry of each file, where there are several.
-            phase_of_shard: its phase, from 0.
+            counts: int[num_epochs, num_samples]; a sample that can't be packed comes once in total.
+            shares: the shares of the entries of a mixture.
+            entry_of_shard: the entry of each file, if there are several.
+            phase_of_shard: the phase of each file, from 0.
         """
         drawn = copy.copy(self)
         drawn._rows, drawn._columns, drawn._num_items = [], self._new_columns(), 0
         phases = np.zeros(len(self.shards), np.int64) if phase_of_shard is None else phase_of_shard
         drawn._num_turns = len(counts) * (int(phases.max(initial=0)) + 1)
         drawn.shares_of_entries, drawn._entry_of_shard = [*shares], entry_of_shard
-        first = np.zeros(self.num_samples + 1, np.int64)  # where the samples stand that come of each
+        first = np.zeros(self.num_samples + 1, np.int64)  # where the draws of each sample begin
         never = counts.sum(axis=0) == 0
         np.cumsum(counts.sum(axis=0) + never, out=first[1:])
         drawn.num_samples = int(first[-1])
@@ -280,11 +281,11 @@ class Lengths:
         return drawn
 
     def sharing(self, shared: Mapping[str, AnyInts], items: Items) -> "Lengths":
-        """Return these lengths with what each item adds to its pack.
+        """Return these lengths, with each item counting only what it adds to its pack.
 
         Args:
-            shared: of each item, its first tokens, images, videos that the item before it in its pack has, too.
-            items: with what each adds.
+            shared: how many first tokens, images and videos each item shares with the item before it in its pack.
+            items: the items with the counts that each adds.
         """
         own = copy.copy(self)
         own.items, own.shared = items, shared
@@ -296,7 +297,9 @@ class Lengths:
         return EXPANDED_TYPE if self.are_expanded else CUT_TYPE
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
-        """All rows, many at a time: the number of the first among the items, of each its shard, and the columns."""
+        """Yield all rows, many at a time: the number of the first row's item, the shard of each row, and the
+        columns.
+        """
         for rows in self._rows:
             if with_parts or rows.start < self.num_samples:
                 numbers, table = rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
@@ -306,7 +309,7 @@ class Lengths:
                 yield rows.start, numbers, table
 
     def places(self, items: Ints) -> Iterator[tuple[Ints, Chunk, Ints]]:
-        """Where the rows of some items are: which of them are in a chunk of the cache, the chunk, and the rows there.
+        """Yield where the rows of items are: the items in a chunk of the cache, the chunk, and their rows in it.
 
         Args:
             items: in any order.
@@ -318,21 +321,21 @@ class Lengths:
                 yield of_items, rows.chunk, here if rows.rows is None else rows.rows[here]
 
     def sample_ids(self, numbers: Ints, table: pa.Table) -> list[str]:
-        """The id of each of some rows, as in the ledger, by their shards and the column `key`."""
+        """Return the ids of rows, as in the ledger, from their shards and the column `key`."""
         keys = table["key"].to_pylist()
         return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
-        """Why each row is in no pack, whatever the plan; null: it may be in one."""
+        """Return why each row can be in no pack of any plan; null: it may be packed."""
         is_unfit = pc.is_valid(self._unfit(table))
         return pc.coalesce(table["reason"], pc.if_else(is_unfit, Reason.NOT_IN_FLAVOR.value, None))
 
     def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
-        """What of each row has no place in packs of this flavour; null: nothing."""
+        """Return the part of each row that packs of this flavor have no place for; null: it fits."""
         return pc.struct_field(table["does_not_fit"], self.flavor.form)
 
     def largest(self, samples: Ints) -> dict[str, Ints]:
-        """The most that each of some samples, or one of its parts, has of what `caps` count.
+        """Return the largest counts of `caps` that each sample, or one of its parts, has.
 
         Args:
             samples: ascending.
@@ -345,7 +348,7 @@ class Lengths:
         return most
 
     def sample_id(self, index: int) -> str:
-        """The id of an item, as in the ledger."""
+        """Return the id of an item, as in the ledger."""
         rows = next(rows for rows in reversed(self._rows) if rows.start <= index)
         numbers, table = rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
         return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
@@ -393,7 +396,7 @@ class Lengths:
             self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
 
     def _count_unknown(self, rows: CachedRows, table: pa.Table) -> None:
-        """Count the keys that nothing knows, of samples that may be packed."""
+        """Count the unknown keys of samples that may be packed."""
         places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table["unknown_keys"])).to_numpy())
         if not len(places):
             return
@@ -431,7 +434,7 @@ class Lengths:
 
     def _join(self) -> None:
         self._arrays = {name: column.array() for name, column in self._columns.items()}
-        #: bytes of each item as members of a tar, and what tells whether it is as measured
+        #: bytes of each item as members of a tar, and a checksum of its source
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
         if self.are_expanded:

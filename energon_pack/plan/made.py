@@ -1,9 +1,9 @@
-"""Puts packs that are made already into the order of one plan: drawn by epochs, and laid out for steps. Pure.
+"""Put packs that exist already into one order: drawn by epochs, and laid out for steps. Pure.
 
-    packs of several datasets ──times──► passes, each pack once in each, or not ──laid_out──► numbers of packs
+    packs of several datasets ──times──► passes, each with a pack once or not at all ──laid_out──► numbers of packs
 
-A pack that comes three times comes in three passes, so that no step has it twice. Where that would leave passes of few
-steps, a pass has it more than once.
+A pack that comes three times comes in three passes, so that no step has it twice. If passes would then have too few
+steps, a pass has the pack more than once.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import CostModel
 
-_MANY_STEPS = 64  # of a pass: of so many, what makes no whole step is little
+_MANY_STEPS = 64  # steps of a pass at least, so that few packs are left over from whole steps
 
 
 def packs_of(sizes: Ints) -> PackPlan:
-    """Return packs that hold so many items each, in the order of the items."""
+    """Return packs of these sizes, with the items in order."""
     num = int(sizes.sum())
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
     return PackPlan(starts, np.arange(num), np.zeros(num, np.int8), 0)
 
 
 def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: int = 0, num_epochs: int = 1) -> Ints:
-    """Say how often each pack comes in each pass.
+    """Decide how often each pack comes in each pass.
 
     Args:
-        times: of each dataset, how often its packs come in an epoch.
+        times: for each dataset, how often its packs come in an epoch.
         entry: int64[num_packs] the dataset of each pack.
-        trained: int64[num_packs] tokens.
-        unit: packs of whole steps, as of `Topology`.
+        trained: int64[num_packs] trained tokens.
+        unit: packs of whole steps, as in `Topology`.
 
     Returns:
         int64[num_passes, num_packs].
@@ -56,7 +56,7 @@ def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConf
 
     Args:
         items: the members of all packs.
-        packs: as `packs_of`.
+        packs: as `packs_of` returns them.
         counts: int64[num_passes, num_packs] how often each pack comes; a pass ends before the next begins.
     """
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))

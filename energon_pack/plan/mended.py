@@ -5,18 +5,18 @@ import numpy as np
 from energon_pack.plan.alike import Floats
 from energon_pack.run.seeded import Ints
 
-_MOST = 16  # steps, and one of so many: of more, all are laid out anew
+_MOST = 16  # steps, and one of so many: if more steps are off, all are laid out anew
 _ONE_OF = 8
-_TRIED = 8  # packs of a step, those that lead it astray most
+_TRIED = 8  # packs of a step that are tried: those that contribute most to its distance
 
 
 def mended(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float) -> Ints:
-    """The packs in the order in which they are read, after the swaps that let ranks wait least.
+    """Return the packs in reading order, after the swaps that make ranks wait least.
 
     Args:
         costs: float64[num_costs, num_packs].
-        size: packs of a step, one of each rank.
-        most_off: how far the trained tokens of a step may be from the mean of all.
+        size: packs of a step, one per rank.
+        most_off: how far the trained tokens of a step may be from the mean of all steps.
     """
     if len(read) < size or most_off == np.inf:
         return read
@@ -50,7 +50,7 @@ def mended(costs: Floats, trained: Ints, read: Ints, size: int, most_off: float)
 
 
 def _most_of_others(values: Floats) -> Floats:
-    """Of each pack the largest value of the others in its step: [..., step, pack]; 0 where it is alone."""
+    """Return for each pack the largest value of the other packs in its step: [..., step, pack]; 0 if it is alone."""
     if values.shape[-1] == 1:
         return np.zeros_like(values)
     in_order = np.sort(values, axis=-1)

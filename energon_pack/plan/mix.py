@@ -1,4 +1,4 @@
-"""Draws the samples of each epoch, and of a mixture, after they are measured: other weights measure nothing."""
+"""Draw the samples of each epoch, and of a mixture, after measuring: so other weights measure nothing again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,12 +22,12 @@ _TRAIN = SPLITS.index("train")
 
 
 def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int) -> Lengths:
-    """Return the lengths with each sample as often as `packing.epochs` and its entry of a mixture ask for.
+    """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
 
     Raises:
-        PackError: an entry has nothing to train on, or a file has samples that are drawn already.
+        PackError: an entry has nothing to train on, or a file already has names of copies (`@2`).
     """
     if mixture is None and packing.epochs == 1:
         return lengths
@@ -49,7 +49,7 @@ def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed
 
 
 def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
-    """Tell which samples can be packed for training, and how many tokens of each are trained: bool and int64[num]."""
+    """Return which samples can be packed for training, and how many trained tokens each has: bool and int64[num]."""
     items, num = lengths.items, lengths.num_samples
     costs, limits = caps.costs(items.counts, packing)
     limits[0] = packing.longest[1]
@@ -83,9 +83,9 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
 
 
 def mixture_figures(lengths: Lengths, plan: PackPlan, max_token_len: int) -> list[dict[str, Any]]:
-    """What each entry of a mixture was asked to have, and has in the packs of the train split.
+    """Return for each entry of a mixture its requested share, and its share in the packs of the train split.
 
-    `fill` is that of the packs that its tokens lie in.
+    `fill` is the fill of the packs with its tokens.
     """
     items, shares = lengths.items, lengths.shares_of_entries
     samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))

@@ -1,9 +1,9 @@
-"""In which order packs, or steps of packs, are written: every stretch looks like the whole.
+"""Order packs, or steps of packs, so that every stretch looks like the whole.
 
     features of packs ──likeness──► a number; near numbers, like packs ──order_packs──► seeded, stratified order
 
-Energon deals each rank and worker a contiguous stretch of the packs. Where media, lengths and costs are spread evenly
-over the order, all of them train on the same mixture, whether it shuffles or not.
+Energon deals each rank and worker a contiguous stretch of the packs. If media, lengths and costs are spread evenly
+over the order, all ranks and workers train on the same mixture, with or without a shuffle.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ import numpy.typing as npt
 from energon_pack.plan.even_shares import with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 
-_STEPS = (16, 64)  # packs; each such stretch has about the shares of a mixture
-_SHARES = 8  # of what a pack holds most of: more tell packs apart that are alike
+_STEPS = (16, 64)  # packs of a stretch; each such stretch has about the shares of a mixture
+_SHARES = 8  # levels of the share of a pack's largest kind: more levels would tell like packs apart
 
 
 def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uint64]:
-    """One number a pack, near for packs alike in all features: the Morton code of their ranks.
+    """Return a number for each pack, near for packs that are alike in all features: the Morton code of their ranks.
 
     Args:
-        features: int64[num_packs] each, the most important first.
-        num_bits: of each rank in the code.
+        features: int64[num_packs] each; the most important feature comes first.
+        num_bits: bits of each rank in the code.
 
     Source: Morton, "A Computer Oriented Geodetic Data Base", 1966.
     """
@@ -31,7 +31,7 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
     for place, feature in enumerate(features):
         by_value = np.argsort(feature, kind="stable")
         rank = np.empty(len(feature), np.int64)
-        rank[by_value] = np.searchsorted(feature[by_value], feature[by_value])  # the same for equal ones
+        rank[by_value] = np.searchsorted(feature[by_value], feature[by_value])  # equal values get equal ranks
         scaled = (rank * (2**num_bits - 1) // max(1, len(rank) - 1)).astype(np.uint64)
         for bit in range(num_bits):
             at = np.uint64(bit * len(features) + len(features) - 1 - place)
@@ -42,20 +42,20 @@ def likeness(features: Sequence[Ints], num_bits: int = 16) -> npt.NDArray[np.uin
 def order_packs(
     features: Sequence[Ints], group: Ints, seed: int = 0, amounts: npt.NDArray[np.float64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """The packs in the order they are written.
+    """Return packs in the order in which they are written.
 
     Args:
-        features: int64[num_packs] each; what is to be even over the order.
-        amounts: float64[num_packs, num_kinds], as the trained tokens of each entry of a mixture: of each, every stretch
-            has its share, as near as packs allow; None: features alone say what is even.
-        group: int64[num_packs]; groups are spread evenly over the order, each for itself.
+        features: int64[num_packs] each; made even over the order.
+        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry: of each kind, every
+            stretch has its share, as nearly as packs allow; None: only features are made even.
+        group: int64[num_packs]; each group is spread evenly over the order by itself.
 
     Returns:
         int64[num_packs] indices of packs. Every stretch has about the mixture of the whole.
     """
     num = len(group)
     kinds, kind = np.unique(group, return_inverse=True)
-    # Kind and likeness in one number, so that one sort does.
+    # Kind and likeness in one number, so that one sort is enough.
     num_bits = min(16, (64 - len(kinds).bit_length()) // len(features))
     code = likeness(features, num_bits) | kind.astype(np.uint64) << np.uint64(num_bits * len(features))
     in_order = np.argsort(code, kind="stable") if amounts is None else _by_amounts(amounts, code, kind)
@@ -74,10 +74,11 @@ def order_packs(
 
 
 def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.int64]:
-    """An order of `num` units, which come sorted by likeness, in which both halves are alike, and so are their halves.
+    """Return an order of `num` units, given sorted by likeness, in which both halves are alike, and so are their
+    halves.
 
-    Each half takes one of every two neighbours: the left one the first of one pair and the second of the next; where
-    there are amounts, whichever leaves the halves with about the same of each.
+    Each half takes one of every two neighbours: the left half takes the first of one pair and the second of the next.
+    With amounts, the choice in each pair keeps the amounts of both halves about equal.
     """
     order = np.arange(num)
     sizes = np.array([num])
@@ -102,7 +103,7 @@ def _halved(num: int, seed: int, stream: int, amounts: npt.NDArray[np.float64] |
 
 
 def _by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], kind: Ints) -> Ints:
-    """Sort packs so that neighbours have about the same amounts: by what they hold most of, and by its share."""
+    """Sort packs so that neighbours have about the same amounts: by their largest kind, and by its share."""
     largest = amounts.argmax(axis=1)
     share = amounts.max(axis=1) / np.maximum(1.0, amounts.sum(axis=1))
     return np.lexsort((code, (share * _SHARES).astype(np.int64), largest, kind))
@@ -111,12 +112,12 @@ def _by_amounts(amounts: npt.NDArray[np.float64], code: npt.NDArray[np.uint64], 
 def _first_of_pairs(
     amounts: npt.NDArray[np.float64], sizes: npt.NDArray[np.int64], num_pairs: Ints, start: Ints
 ) -> npt.NDArray[np.int64]:
-    """Say for each unit whether the second of its pair goes left: 0 or 1.
+    """Choose for each unit whether the second unit of its pair goes left: 0 or 1.
 
     Args:
-        amounts: float64[num, num_kinds] of the units in their order.
-        sizes: of each half, in which units are neighbours.
-        num_pairs, start: of the half of each unit.
+        amounts: float64[num, num_kinds] of the units, in order.
+        sizes: units of each half; the units of a half are neighbours.
+        num_pairs, start: for each unit, the pairs of its half and where they start.
     """
     at = np.cumsum(sizes) - sizes
     most = int((sizes + 1).max() // 2)
@@ -133,11 +134,11 @@ def _first_of_pairs(
 
 
 def _turned(apart: npt.NDArray[np.float64], left: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Turn some vectors of each row so that their sum is short: in blocks side by side, and then the blocks.
+    """Flip the signs of vectors in each row so that their sum is short: first within blocks, then of whole blocks.
 
     Args:
         apart: float64[num_rows, num, num_kinds].
-        left: float64[num_rows, num_kinds] to start from.
+        left: float64[num_rows, num_kinds] sums to start from.
 
     Returns:
         bool[num_rows, num].

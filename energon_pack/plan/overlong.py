@@ -1,6 +1,6 @@
-"""Cut conversations longer than a pack between turns (`packing.overlong=split_turns`) or text (`truncate_text`).
+"""Cut conversations longer than a pack: between turns (`packing.overlong=split_turns`), or in text (`truncate_text`).
 
-Each part is a conversation of its own: the system turn, some turns in a row, and their media.
+Each part is a conversation of its own: the system turn, a run of turns, and their media.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ from energon_pack.sources.sample import read_again
 from energon_pack.templates.processor import load_saved
 
 CUTTING = (Overlong.split_turns, Overlong.truncate_text)
-#: Raised when the same conversation is cut in another way.
+#: Raise this number when the same conversation is cut in another way.
 _VERSION = 1
 
 
 def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
-    """Raises PackError on the first overlong sample where `packing.overlong=error`."""
+    """Raise PackError on the first overlong sample if `packing.overlong=error`."""
     if packing.overlong is not Overlong.error:
         return
     overlong = plan.left_out[: lengths.num_samples] == LEFT_OUT.index(Reason.OVERLONG)
@@ -54,7 +54,7 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
 
 
 def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: Run) -> Lengths:
-    """The lengths with parts in place of the samples that are too long, as far as these can be cut."""
+    """Return the lengths with parts in place of samples that are too long, if these can be cut."""
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
@@ -72,7 +72,7 @@ def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: 
 
 
 def how_cut(packing: PackingConfig) -> dict[str, Any]:
-    """The settings that say which samples are cut, and where: other parts are kept under another key."""
+    """Return the settings that decide which samples are cut, and where; they are part of the cache key."""
     return {
         "overlong": packing.overlong,
         "pad_to_multiple_of": packing.pad_to_multiple_of,
@@ -88,7 +88,7 @@ def _is_overlong(token_len: npt.NDArray[Any], packing: PackingConfig) -> npt.NDA
 
 
 def cut(job: PartsJob, packing: PackingConfig) -> tuple[pa.Table, list[int]]:
-    """The parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and how many each has: 0 where it can't be cut."""
+    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut."""
     template = load_saved(job.method.template_folder)
     parts: list[list[LengthsRow]] = []
     with Reader() as reader:
@@ -100,21 +100,21 @@ def cut(job: PartsJob, packing: PackingConfig) -> tuple[pa.Table, list[int]]:
                     sample = read_again(reader, shard, row, job.method.read)
                     whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
                     parts[-1] = _Conversation(whole, packing).parts()
-                except Skip:  # it was read well when it was measured
+                except Skip:  # unlikely: it could be read when it was measured
                     raise SourceChanged(shard.path) from None
     rows = list(chain.from_iterable(parts))
     return lengths_table(rows, job.method.with_beginnings), list(map(len, parts))
 
 
 class _Conversation:
-    """One overlong sample, and what its parts measure."""
+    """One overlong sample, and the measured lengths of its parts."""
 
     def __init__(self, whole: Whole, packing: PackingConfig):
         self._whole, self._packing = whole, packing
         self._messages = whole.sample.messages
 
     def parts(self) -> list[LengthsRow]:
-        """Rows of its parts; none where it can't be cut."""
+        """Return rows of its parts; none if it can't be cut."""
         edges = exchanges(self._messages)
         if self._packing.overlong is Overlong.truncate_text:
             found = self._beginning(edges)
@@ -130,7 +130,7 @@ class _Conversation:
         return [self._named(row, i + 1, len(found_all)) for i, row in enumerate(found_all)]
 
     def _beginning(self, edges: list[int]) -> LengthsRow | None:
-        """The longest beginning that fits: whole exchanges, or the first answer up to a token."""
+        """Return the longest beginning that fits: whole exchanges, or the first answer up to a token."""
         whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
             return whole[1]
@@ -143,11 +143,11 @@ class _Conversation:
         return None if found is None else found[1]
 
     def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
-        """The row of a part; None where it does not fit."""
+        """Return the row of a part; None if it does not fit."""
         cut = Cut("", first, end, num_characters, self._whole.kinds())
         try:
             part, rendered = self._whole.rendered(cut)
-        except Skip:  # a template may refuse some turns without those before
+        except Skip:  # a template may refuse turns without the turns before them
             return None
         [counts] = self._whole.template.count([rendered], self._whole.engine)
         row = self._whole.measured(cut, part, rendered, *counts)
@@ -158,7 +158,7 @@ class _Conversation:
 
 
 def _most(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:
-    """The largest number from 1 to `limit` for which there is a row, found by doubling and halving."""
+    """Find the largest number from 1 to `limit` that has a row, by doubling and halving."""
     best: tuple[int, LengthsRow] | None = None
     step = 1
     too_many = limit + 1

@@ -1,4 +1,4 @@
-"""The packs of a plan, and what each of them holds. Pure: arrays in, arrays out."""
+"""Packs of a plan, and sums over their members. Pure: arrays in, arrays out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ def _same(values: Any) -> Any:
 class PackPlan:
     """Pack p holds the items `items[starts[p]:starts[p + 1]]`, in that order."""
 
-    starts: Ints  # num_packs + 1
+    starts: Ints  # [num_packs + 1]
     items: Ints
-    left_out: npt.NDArray[np.int8]  # per item: index into LEFT_OUT
-    lower_bound: int  # packs, summed over the groups that may not mix
-    #: where each pack would stand without `packing.topology`; None: there
+    left_out: npt.NDArray[np.int8]  # for each item: index into LEFT_OUT
+    lower_bound: int  # number of packs, summed over the groups that may not mix
+    #: the place of each pack without `packing.topology`; None: its own
     places: Ints | None = None
 
     @property
@@ -45,18 +45,18 @@ class PackPlan:
         return len(self.items) / max(1, self.num_packs)
 
     def parts(self) -> "Iterator[PackPlan]":
-        """The packs, many at a time."""
+        """Yield the packs, many at a time."""
         for packs in blocks(self.num_packs, self.mean_members):
             starts = self.starts[packs.start : packs.stop + 1]
             yield replace(self, starts=starts - starts[0], items=self.items[starts[0] : starts[-1]], places=None)
 
     def per_pack(self, *columns: npt.NDArray[Any], of: Callable[..., Any] = _same, add: np.ufunc = np.add) -> Ints:
-        """Sums over the members of each pack of one value an item; of `num_packs` int64 alone memory is taken.
+        """Return for each pack the sum of a value of its members; takes memory only for `num_packs` int64.
 
         Args:
-            columns: of all items.
-            of: what makes the value of them; of one column, it is the value.
-            add: what takes the place of a sum.
+            columns: arrays over all items.
+            of: computes the value from these columns; by default there is one column, which is the value.
+            add: used in place of a sum.
         """
         sums, done = np.zeros(self.num_packs, np.int64), 0
         for part in self.parts():
@@ -66,7 +66,7 @@ class PackPlan:
         return sums
 
     def is_packed(self, scratch: Scratch) -> npt.NDArray[np.bool_]:
-        """Of each item whether it is in a pack."""
+        """Return for each item whether it is in a pack."""
         found = scratch.zeros(len(self.left_out), np.bool_)
         for block in blocks(len(self.items)):
             found[self.items[block]] = True
@@ -74,7 +74,7 @@ class PackPlan:
 
 
 class PackBuilder:
-    """Packs of one plan that are made one after another."""
+    """Collects packs of one plan, one after another."""
 
     def __init__(self, scratch: Scratch):
         self._items = scratch.column(np.int64)
@@ -95,13 +95,13 @@ class PackBuilder:
 
 
 def no_plan(items: Items) -> PackPlan:
-    """One without packs, that leaves nothing out."""
+    """Return a plan without packs that leaves nothing out."""
     nothing = np.zeros(0, np.int64)
     return PackPlan(np.zeros(1, np.int64), nothing, np.zeros(len(items), np.int8), 0)
 
 
 def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) -> PackPlan:
-    """Some packs of a plan, in this order."""
+    """Return a plan of the given packs, in this order."""
     found = PackBuilder(scratch)
     for order in packs:
         for block in blocks(len(order), plan.mean_members):
@@ -110,7 +110,7 @@ def taken(plan: PackPlan, packs: Sequence[Ints], scratch: Scratch = _IN_MEMORY) 
 
 
 def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
-    """Of some packs the sizes, and all members."""
+    """Return the sizes of packs, and all their members."""
     starts = plan.starts[order]
     size = plan.starts[order + 1] - starts
     before = np.cumsum(size) - size
@@ -118,23 +118,23 @@ def members_of(plan: PackPlan, order: Ints) -> tuple[Ints, Ints]:
 
 
 def split_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """Index into SPLITS for each pack."""
+    """Return the split of each pack, as an index into SPLITS."""
     return items.split[plan.items[plan.starts[:-1]]]
 
 
 def split_counts(items: Items, plan: PackPlan) -> dict[str, dict[str, int]]:
-    """Packs, samples and tokens of each split that has any."""
+    """Count packs, samples and tokens of each split that has any."""
     counts = _counts(items, plan, split_of_packs(items, plan), len(SPLITS))
     return {split: of_split for split, of_split in zip(SPLITS, counts, strict=True) if of_split["packs"]}
 
 
 def turn_of_packs(items: Items, plan: PackPlan) -> AnyInts:
-    """The turn of each pack."""
+    """Return the turn of each pack."""
     return np.zeros(plan.num_packs, np.int32) if items.turn is None else items.turn[plan.items[plan.starts[:-1]]]
 
 
 def turn_counts(items: Items, plan: PackPlan) -> list[dict[str, int]] | None:
-    """Packs, samples and tokens of each turn of the train split; None: there is one."""
+    """Count packs, samples and tokens of each turn of the train split; None: there is one turn."""
     if items.turn is None:
         return None
     turn = turn_of_packs(items, plan)
@@ -154,7 +154,7 @@ def _counts(items: Items, plan: PackPlan, number: AnyInts, num: int) -> list[dic
 
 
 def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
-    """What makes packs alike: attention cost Σ len², visual tokens, members."""
+    """Return the features by which packs are compared: attention cost Σ len², visual tokens, members."""
     return {
         "attention_cost": plan.per_pack(items.squares),
         "visual_tokens": plan.per_pack(items.counts["num_visual_tokens"]),
@@ -163,7 +163,7 @@ def features_of_packs(items: Items, plan: PackPlan) -> dict[str, Ints]:
 
 
 def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | None:
-    """float64[num_packs, num_entries]: the trained tokens of each entry of a mixture; None: there is none."""
+    """Return the trained tokens of each entry of a mixture, float64[num_packs, num_entries]; None: no mixture."""
     if items.entry is None:
         return None
     num, done = int(items.entry.max(initial=0)) + 1, 0
@@ -177,7 +177,7 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
-    """float64[2, num_packs]: of the language model and of the vision encoder."""
+    """Return the costs of the language model and of the vision encoder: float64[2, num_packs]."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     found = np.empty((2, plan.num_packs), np.float64)
     found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
@@ -185,11 +185,14 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
 
 
 def lm_columns(items: Items) -> tuple[AnyInts, ...]:
-    """Return what `CostModel.lm` takes: the whole tokens of each item, and those that it shares."""
+    """Return the arguments of `CostModel.lm`: the whole tokens of each item, and its shared tokens."""
     return (items.lens,) if items.shared is None else (items.lens + items.shared, items.shared)
 
 
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
-    """Index into MEDIA_TYPES for each pack: text and image make image, image and video make mix. The codes are bits."""
+    """Return an index into MEDIA_TYPES for each pack: text and image make image, image and video make mix.
+
+    The codes are bits.
+    """
     codes = plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
     return np.where(codes < len(MEDIA_TYPES), codes, MEDIA_TYPES.index("mix")).astype(np.int8)

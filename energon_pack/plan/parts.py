@@ -1,9 +1,9 @@
-"""Puts parts in place of samples: of those that are too long (`overlong`), and those that are expanded (`expand`).
+"""Put parts in place of samples that are too long (`overlong`) or expanded (`expand`).
 
     Lengths, which samples ──jobs──► rows of their parts, kept by shard ──► Lengths with these parts
 
-Each part is a conversation of its own. It is measured as any sample is, and its row in the plan says what it holds of
-the whole.
+Each part is a conversation of its own. It is measured like any sample, and its row in the plan says which piece of the
+whole it is.
 """
 
 from collections import Counter
@@ -44,14 +44,14 @@ _SLICE = 200  # samples a job
 
 @dataclass(frozen=True)
 class PartsJob:
-    """Samples that parts are made of: rows of their lengths, and the shard of each."""
+    """Samples to make parts of: their rows of lengths, and the shard of each."""
 
     shards: list[Shard]
     rows: pa.Table
     method: Method
 
 
-#: Makes the parts of a job's samples: their table, and how many each has; 0: it stays whole.
+#: Makes the parts of a job's samples: returns their table, and how many parts each sample has; 0: it stays whole.
 Make = Callable[[PartsJob], tuple[pa.Table, list[int]]]
 
 
@@ -59,17 +59,17 @@ class Making(NamedTuple):
     """How parts are made."""
 
     stage: str  # as progress shows it
-    key: str  # of the cache, a hash of all that parts depend on beside the lengths
+    key: str  # cache key: a hash of everything that parts depend on, except the lengths
     make: Make
-    chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # which of these rows of lengths are asked for parts
-    columns: tuple[str, ...]  # that `chosen` reads
+    chosen: Callable[[pa.Table], npt.NDArray[np.bool_]]  # tells which rows of lengths may get parts
+    columns: tuple[str, ...]  # the columns that `chosen` reads
 
 
 def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making, method: Method, run: Run) -> Lengths:
-    """Return the lengths with parts in place of those samples that have some.
+    """Return the lengths with parts in place of the samples that have parts.
 
     Args:
-        are_asked: bool[num_samples], the samples of this run that `making.chosen` chooses.
+        are_asked: bool[num_samples]: whether `making.chosen` chooses each sample of this run.
     """
     items, measured = lengths.items, lengths.shards
     of_shards = set[int]()
@@ -83,7 +83,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
     todo = [number for number, key in keys.items() if _known(cache, key) is None]
     num_left = Counter(chain.from_iterable(numbers.tolist() for numbers, _ in _asked(measured, todo, making, False)))
     num_parts = dict.fromkeys(num_left, 0)
-    at_work: list[Ints] = []  # of the samples of a job, their shards
+    at_work: list[Ints] = []  # for each job, the shards of its samples
 
     def jobs() -> Iterator[PartsJob]:
         for numbers, rows in _asked(measured, todo, making, True):
@@ -100,7 +100,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
                     records.append(Record(keys[number], num_parts[number], size))
                     num_parts[number] += size
                     num_left[number] -= 1
-                    if not num_left[number]:  # what is not finished has no note
+                    if not num_left[number]:  # only finished shards get a note
                         records.append(Record(keys[number], num_parts[number], 0, {"num_rows": str(num_parts[number])}))
                 cache.add(table, records)
                 run.progress.add(num_bytes=num_bytes)
@@ -111,7 +111,7 @@ def parts_of(lengths: Lengths, are_asked: npt.NDArray[np.bool_], making: Making,
 
 
 def _known(cache: TableCache, key: str) -> list[Piece] | None:
-    """Where the parts of a shard's samples are, if they are known."""
+    """Return where the parts of a shard's samples are in the cache; None: not there."""
     about = cache.note(key)
     if about is None:
         return None
@@ -122,7 +122,7 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
 def _asked(
     measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
-    """Find the samples that are asked for parts: for each its shard's number, and its row in the table of lengths.
+    """Yield the samples that may get parts: the number of each one's shard, and its row in the table of lengths.
 
     Args:
         whole: read all columns.
@@ -156,7 +156,7 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
 
 
 def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
-    """Shard and key of each row as one."""
+    """Join shard and key of each row into one value."""
     shard = pa.array(numbers).cast(pa.large_string())
     return pc.binary_join_element_wise(shard, table["key"].combine_chunks(), pa.scalar("/", pa.large_string()))
 
@@ -165,7 +165,7 @@ def _ids(numbers: Ints, table: pa.Table) -> pa.Array:
 
 
 class Whole(NamedTuple):
-    """A sample that parts are made of."""
+    """A sample to make parts of."""
 
     reader: Reader
     shard: Shard
@@ -173,10 +173,10 @@ class Whole(NamedTuple):
     sample: ReadSample
     template: Template
     engine: str
-    hashes: MediaHashes | None  # of media; None: nothing is to be shared
+    hashes: MediaHashes | None  # hashes of its media; None: samples share nothing
 
     def rendered(self, cut: Cut) -> tuple[ReadSample, Rendered]:
-        """Return a part and its text; raises Skip where the template refuses it."""
+        """Return a part and its text; raises Skip if the template refuses it."""
         part = part_of(self.sample, cut)
         return part, self.template.render(Sample(part.timed, part.media, part.tools, part.options))
 
@@ -186,7 +186,7 @@ class Whole(NamedTuple):
         row = replace(
             self.row,
             parts=part.parts,
-            files=None,  # those of the whole sample are compared
+            files=None,  # the files of the whole sample are compared
             media_type=media_type(part.kinds),
             token_len=token_len,
             num_supervised=supervised,

@@ -1,4 +1,4 @@
-"""Which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
+"""Decide which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.topology import stream
 
 _IN_MEMORY = Scratch()
-_MOST_AT_ONCE = 4_000_000  # items that are planned for a figure alone
+_MOST_AT_ONCE = 4_000_000  # items that are planned again only for a figure
 
 
 def plan_packs(
@@ -50,14 +50,14 @@ def plan_packs(
 ) -> PackPlan:
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
-    Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` where it alone is more
-    than a pack may hold of something else. Items of different turns, groups (`group_by`, `window`) or splits share no
-    pack; packs of one split come in a row, in the order of their turns. One window is planned at a time.
+    Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` if it alone exceeds another
+    limit of a pack. Items of different turns, groups (`group_by`, `window`) or splits share no pack. Packs of one split
+    come in a row, in the order of their turns. One window is planned at a time.
 
     Args:
-        cost: that is even over the ranks of a step, for `packing.topology`; None: of a common model.
-        scratch: where the plan lies.
-        trees: of items with what each adds; a tree is whole in a pack. None: nothing is shared.
+        cost: the cost model that is made even over the ranks of a step, for `packing.topology`; None: a common model.
+        scratch: where the plan is kept.
+        trees: trees of items, with what each item adds; a tree is whole in a pack. None: nothing is shared.
 
     Raises:
         PackError: `need_image`, and there are too few items with images.
@@ -94,7 +94,7 @@ def _plan_all(items: Items, packing: PackingConfig, seed: int, scratch: Scratch)
 
 
 def laid_out(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel) -> PackPlan:
-    """Put packs that are made into the order of a plan: turn by turn, and with even steps; of one split, no window."""
+    """Put existing packs into the order of a plan: turn by turn, with even steps. All are of one split and window."""
     turn, packs = turn_of_packs(items, plan), PackBuilder(_IN_MEMORY)
     for number in np.unique(turn).tolist():
         of_turn = taken(plan, [np.flatnonzero(turn == number)])
@@ -114,7 +114,7 @@ def _turns(items: Items) -> Iterator[tuple[int, Ints | slice]]:
 
 
 def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
-    """The packs of a window, those with one item that is too long for others first, then by group."""
+    """Pack a window: first packs with a single overlong item, then group by group."""
     costs, limits = caps.costs(items.counts, packing)
     left_out = np.zeros(len(items), np.int8)
     is_there = items.lens > 0
@@ -150,7 +150,7 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
 
 
 def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
-    """Leave out all that conversations became of which something is left out."""
+    """Leave out all items of a conversation if one of them is left out."""
     out = np.flatnonzero(left_out)
     conversations, place = np.unique(whole[out], return_inverse=True)
     code = np.zeros(len(conversations) + 1, np.int8)
@@ -163,9 +163,9 @@ def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.
 def in_order(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, scratch: Scratch = _IN_MEMORY
 ) -> PackPlan:
-    """The packs of a plan in an order in which every stretch is like the whole: by a seed, for no topology.
+    """Put the packs of a plan into a seeded order in which every stretch is like the whole, without a topology.
 
-    Windows come by chance, one after another, and each is put in order for itself.
+    Windows come one after another, in random order, and each is ordered by itself.
     """
     if not plan.num_packs:
         return plan
@@ -193,7 +193,9 @@ def in_order(
 def _in_steps(
     plan: PackPlan, items: Items, packing: PackingConfig, seed: int, cost: CostModel, scratch: Scratch
 ) -> PackPlan:
-    """The packs of a plan, each split for itself, in an order in which the steps of `packing.topology` are even."""
+    """Put the packs of a plan, each split by itself, into an order in which the steps of `packing.topology` are
+    even.
+    """
     if not packing.topology.has_steps or not plan.num_packs:
         return plan
     flops, trained = costs_of_packs(items, plan, cost), plan.per_pack(items.num_supervised)
@@ -212,7 +214,7 @@ def _in_steps(
             in_time = mine[laid[stream(len(mine), topology)]]
             num = len(mine) if number == last else len(mine) // topology.unit * topology.unit
             read.append(in_time[:num])
-            over = in_time[num:]  # what makes no whole step comes with the next turn
+            over = in_time[num:]  # packs that make no whole step come with the next turn
         written = np.empty_like(of_split)
         written[stream(len(of_split), topology)] = np.concatenate(read)
         order.append(written)
@@ -220,7 +222,7 @@ def _in_steps(
 
 
 def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | None]:
-    """Return the lengths with what each item adds to its pack, and the trees; None: nothing is to be shared."""
+    """Return the lengths, with items counting only what they add to their pack, and the trees; None: no sharing."""
     if packing.share is Share.none:
         return lengths, None
     trees = find_trees(lengths, packing, groups(lengths.items, packing))
@@ -228,7 +230,7 @@ def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | No
 
 
 def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:
-    """Raises PackError where a split that was asked for gets no pack."""
+    """Raise PackError if a requested split gets no pack."""
     counts = split_counts(lengths.items, plan)
     for name, share in zip(SPLITS, shares, strict=True):
         if share and plan.num_packs and name not in counts:
@@ -239,14 +241,14 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:
-    """How many packs there would be without `packing.window`; None: there is none, or items are too many to try."""
+    """Return the number of packs without `packing.window`; None: there is no window, or there are too many items."""
     if packing.window is None or len(items) > _MOST_AT_ONCE or items.shared is not None:
         return None
     return plan_packs(items, replace(packing, window=None), seed).num_packs
 
 
 def groups(items: Items, packing: PackingConfig) -> Ints:
-    """A number an item; items with different numbers share no pack."""
+    """Return a number for each item; items with different numbers share no pack."""
     group = np.zeros(len(items), np.int64)
     if packing.group_by is GroupBy.media:
         group += items.media

@@ -1,4 +1,4 @@
-"""The figures of report.json, and the table that a run prints at its end."""
+"""Figures of report.json, and the table that a run prints at its end."""
 
 import sys
 from collections import Counter
@@ -28,12 +28,12 @@ from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
-_MOST_KEYS = 20  # unknown ones that are listed
+_MOST_KEYS = 20  # unknown keys that are listed
 
 
 @dataclass(frozen=True)
 class MediaFigures:
-    """The figures of one media type; a pack's type is that of all its members together."""
+    """The figures of one media type; the type of a pack covers the media of all its members."""
 
     samples_in: int
     samples: int  # packed
@@ -44,15 +44,15 @@ class MediaFigures:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is true of a run and not of its data: report.json alone has it."""
+    """Facts about a run, not about its data; only report.json has them."""
 
     format: int  # of report.json
-    identity: str  # of all that the bytes of the shards depend on
+    identity: str  # hash of everything that the bytes of the shards depend on
     config: dict[str, Any]  # as it was composed
-    media_rules: dict[str, Any]  # whose rules counted the media, and what they were compared with: `Choice`
+    media_rules: dict[str, Any]  # the rules that counted media, and what they were compared with: `Choice`
     cwd: str  # what relative paths of the config are relative to
-    source_root: str | None  # where the media lie that packs refer to; None: packs have them
-    fingerprint: str  # of the template
+    source_root: str | None  # where the media lie that packs refer to; None: packs contain them
+    fingerprint: str  # the template's
     seconds: dict[str, float]  # by stage
     throughput: dict[str, dict[str, int]]  # by stage: samples, cached (the cache knew them), bytes read or written
     peak_rss_bytes: int  # resident memory of the run and its workers together
@@ -71,8 +71,8 @@ class Report:
     samples_in = samples_packed + samples_skipped; fill = tokens / (packs × max_token_len), longer packs being full.
     """
 
-    samples_in: int  # what the source settings select, a sample as often as it is drawn
-    samples_excluded: int  # by split, exclude, slice, sample_ratio or limit
+    samples_in: int  # samples that the source settings select, each as often as it is drawn
+    samples_excluded: int  # left out by split, exclude, slice, sample_ratio or limit
     samples_repeated: int  # draws of samples that were drawn before
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
@@ -81,50 +81,50 @@ class Report:
     skipped_by_reason: dict[str, int]
     packs: int
     packs_lower_bound: int  # no plan has fewer
-    packs_without_window: int | None  # None, and not in the file: as `without_window`
+    packs_without_window: int | None  # see `without_window`; if None, not in the file
     fill: float
     max_token_len: int
     tokens: int  # in packs
-    tokens_left_out: int  # of samples that were measured and are in no pack
+    tokens_left_out: int  # tokens of measured samples that are in no pack
     tokens_left_out_by_reason: dict[str, int]
-    num_supervised: int  # those of them that are trained on
+    num_supervised: int  # trained tokens in packs
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
     samples_with_placeholders_as_text: int
-    samples_with_assistant_first: int  # nobody asks before the first answer
-    samples_with_media_unread: int  # a field of theirs names an image or a video, and they are packed as text
-    samples_with_tools_left_out: int  # the chat template writes nothing of them
-    samples_with_reasoning_left_out: int  # nor of that
-    unknown_keys: dict[str, dict[str, Any]]  # of records, that nothing knows: samples, example; the most frequent
-    shared: dict[str, int] | None  # what samples that begin alike have once; None, and not in the file: nothing
-    mixture: list[dict[str, Any]] | None  # of each entry; None, and not in the file: there is no mixture
-    samples_with_weights: int  # a trained token of theirs counts other than 1 in the loss
-    weighted_share: float  # of the trained tokens of all samples that were measured
+    samples_with_assistant_first: int  # the first answer has no question before it
+    samples_with_media_unread: int  # a field names an image or a video, but the sample is packed as text
+    samples_with_tools_left_out: int  # the chat template does not write their tools
+    samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
+    unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
+    shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
+    mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
+    samples_with_weights: int  # a trained token has another weight than 1 in the loss
+    weighted_share: float  # share of such tokens among the trained tokens of all measured samples
     by_media: dict[str, MediaFigures]
     by_split: dict[str, dict[str, int]]  # packs, samples, tokens
-    turns: list[dict[str, int]] | None  # the same of each phase's epochs; None, and not in the file: there is one
+    turns: list[dict[str, int]] | None  # the same for each epoch of each phase; None, and not in the file: one turn
     members_per_pack: dict[str, int]  # this and the next two: min, p50, p90, p99, max
-    token_len: dict[str, int]  # of samples that were measured, cut or not
+    token_len: dict[str, int]  # of measured samples, whether they were cut or not
     visual_tokens_per_pack: dict[str, int]
     attention_cost: dict[str, Any]  # Σ len² of a pack: mean, max, cv
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
-    run: RunFacts | None = None  # in the file its facts stand beside the figures
+    run: RunFacts | None = None  # in the file these facts are beside the figures
 
     @property
     def lost_modalities(self) -> list[str]:
-        """Media types that are in the source and in no pack."""
+        """List the media types that are in the source, but in no pack."""
         return [
             name for name, media in self.by_media.items() if name != _UNKNOWN and media.samples_in and not media.samples
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Return the share of all tokens in samples that the plan left out for a reason."""
+        """Return the share of all tokens that the plan left out for this reason."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of report.json."""
+        """Return the content of report.json."""
         figures = asdict(self)
         facts = figures.pop("run") or {}
         return {name: value for name, value in figures.items() if value is not None} | facts
@@ -139,13 +139,13 @@ def summarize(
     num_repeated: int = 0,
     expansion: Expansion | None = None,
 ) -> Report:
-    """The figures of a plan.
+    """Compute the figures of a plan.
 
     Args:
-        cost: of a sample, by which steps are even.
-        num_found: samples in the source, those that its settings leave out among them.
+        cost: the cost model of a sample, by which steps are even.
+        num_found: all samples in the source, also those that its settings leave out.
         num_repeated: draws of samples that were drawn before.
-        expansion: of `labels.expand`; None: it was not asked.
+        expansion: the result of `labels.expand`; None: `labels.expand=none`.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
@@ -223,13 +223,13 @@ def summarize(
 
 
 def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
-    """The most frequent keys of records that nothing knows: in how many samples each is, and one of these."""
+    """Return the most frequent unknown keys of records: in how many samples each is, and one example."""
     most = sorted(lengths.unknown_keys.items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
     return {name: {"samples": number, "example": lengths.examples[name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
-    """What one forward pass over all packs costs, and what says so."""
+    """Return the cost of one forward pass over all packs, and where the cost model comes from."""
     weights = cost.lm_token * float(packs.tokens.sum())
     attention = max(0.0, packs.lm - weights)
     return {"weights": weights, "attention": attention, "vision": packs.vision, "source": cost.source}
@@ -240,12 +240,12 @@ def _evenness(cost: Moments) -> dict[str, Any]:
 
 
 def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
-    """Samples skipped for what is wrong with them, not by a policy of the settings."""
+    """Count samples that were skipped because something is wrong with them, not by a setting."""
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
 def shared_line(shared: Mapping[str, int], tokens: int) -> str:
-    """Say what samples that begin alike have once."""
+    """Describe the savings of `packing.share` in one line."""
     if not shared["trees"]:
         return "shared: nothing, no two samples of a group begin alike"
     media = [amount(shared[f"{kind}s"], kind) for kind in ("image", "video") if shared[f"{kind}s"]]
@@ -256,7 +256,7 @@ def shared_line(shared: Mapping[str, int], tokens: int) -> str:
 
 
 def _lines_of_sources(report: Report) -> Iterator[str]:
-    """Yield what samples share, and what each entry of a mixture has."""
+    """Yield a line about sharing, and a line for each entry of a mixture."""
     if report.shared is not None:
         yield shared_line(report.shared, report.tokens)
     for entry in report.mixture or ():
@@ -268,7 +268,7 @@ def _lines_of_sources(report: Report) -> Iterator[str]:
 
 
 def print_plan(report: Report) -> None:
-    """Samples, packs and fill by media, what was skipped, and how long samples are."""
+    """Print samples, packs and fill by media, what was skipped, and how long samples are."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for name in ("samples in", "packed", "skipped", "packs", "at least", "fill", "tokens"):
@@ -324,10 +324,10 @@ def _of_parts(report: Report) -> Iterator[str]:
 
 
 def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Say what `labels.expand` made, and what it costs.
+    """Describe the result of `labels.expand` and its cost in one line.
 
     Args:
-        is_shared: samples share what they begin with already.
+        is_shared: whether `packing.share` is set already.
     """
     times = expanded["tokens"] / max(1, expanded["whole_tokens"])
     made = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
@@ -336,7 +336,7 @@ def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
 
 
 def print_stages(progress: Progress) -> None:
-    """Seconds and peak memory of each stage; where a terminal has a line of each, of all of them."""
+    """Print seconds and peak memory of each stage; on a terminal, which has a line per stage, of the whole run."""
     peaks = progress.peak_rss_bytes
     if progress.is_live and sys.stdout.isatty():
         most = max(peaks, key=peaks.__getitem__)
@@ -355,7 +355,7 @@ def _fill(tokens: Any, room: Any) -> float:
 
 
 def spread(values: AnyInts) -> dict[str, int]:
-    """Least, median, 90th and 99th hundredth, largest."""
+    """Return minimum, median, 90th and 99th percentile, and maximum."""
     tally = Tally()
     for block in blocks(len(values)):
         tally.add(values[block])

@@ -1,4 +1,4 @@
-"""How samples are put into packs: the config's node `packing`."""
+"""Settings for packing: the config's node `packing`."""
 
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -18,7 +18,7 @@ class Layout(str, Enum):
 
 
 class Algorithm(str, Enum):
-    """How items are dealt to bins, where lengths alone are limited."""
+    """How items are dealt to bins if only lengths are limited."""
 
     #: balanced, unless that takes more than 1.0001 · the lower bound + 1 bins
     auto = "auto"
@@ -31,9 +31,9 @@ class Algorithm(str, Enum):
 
 
 class Overlong(str, Enum):
-    """What becomes of a sample that is longer than a pack."""
+    """What happens to a sample that is longer than a pack."""
 
-    #: drop, while that is at most `max_dropped_tokens`
+    #: drop, as long as that loses at most `max_dropped_tokens`
     auto = "auto"
     drop = "drop"
     error = "error"
@@ -51,7 +51,7 @@ class GroupBy(str, Enum):
 
 
 class Share(str, Enum):
-    """What samples that begin alike have once in a pack."""
+    """Which beginnings are stored once in a pack."""
 
     #: each sample is whole
     none = "none"
@@ -63,17 +63,17 @@ class Share(str, Enum):
 
 @dataclass
 class StepWeights:
-    """How much it counts that steps are even, for `topology`; of what counts 0 nothing is asked."""
+    """How much each kind of evenness of steps counts, for `topology`; 0: it is ignored."""
 
-    #: the cost of the language model over ranks; of 2 a FLOP of waiting counts as two
+    #: the cost of the language model over ranks; with 2, a FLOP of waiting counts as two
     lm: float = 1.0
     #: the cost of the vision encoder
     vision: float = 1.0
-    #: trained tokens over steps: at worst as far from their mean as without layout; of 2 half as far
+    #: trained tokens over steps: at worst as far from their mean as without layout; with 2, half as far
     trained: float = 1.0
 
     def check(self) -> None:
-        """Raises PackError where one is no weight."""
+        """Raise PackError if one is no weight."""
         for name, weight in asdict(self).items():
             if not 0 <= weight < inf:
                 raise PackError(f"packing.step_weights.{name}={weight}: from 0")
@@ -81,28 +81,28 @@ class StepWeights:
 
 @dataclass
 class PackingConfig:
-    """All that a plan depends on beside the lengths and the seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
+    """Everything that a plan depends on except lengths and seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
 
-    #: that training uses by default: members back to back (neat), or at aligned offsets (thd)
+    #: the layout that training uses by default: members back to back (neat), or at aligned offsets (thd)
     layout: Layout = Layout.neat
     #: tokens of a pack
     max_token_len: int = 8192
-    #: tokens: each member takes a multiple of this; 1: what it has
+    #: each member takes a multiple of so many tokens; 1: its own number
     pad_to_multiple_of: int = 1
-    #: of `bins`; auto: balanced, and optimal where that has fewer packs
+    #: the algorithm of `bins`; auto: balanced, or optimal if that needs fewer packs
     algorithm: Algorithm = Algorithm.auto
-    #: a sample that is too long: into the ledger (drop), the run's end (error), a pack of its own, cut in parts; auto:
-    #: drop, and the run's end before it writes where they hold more than `max_dropped_tokens`
+    #: a sample that is too long goes into the ledger (drop), ends the run (error), gets its own pack, or is cut; auto:
+    #: drop, but end the run before it writes if such samples hold more than `max_dropped_tokens`
     overlong: Overlong = Overlong.auto
     #: share of all tokens that overlong samples may hold, with overlong=auto
     max_dropped_tokens: float = 0.1
-    #: tokens of a sample that has a pack of its own, for `own_pack` alone
+    #: most tokens of a sample that gets its own pack, only for `own_pack`
     hard_limit: int | None = None
     #: a pack holds samples of one medium, of one folder of the source, or any
     group_by: GroupBy = GroupBy.media
-    #: a pack holds samples of so many source shards in a row; None: of all
+    #: a pack holds samples of so many consecutive source shards; None: of all
     window: int | None = None
-    #: images of a pack; None: any number, as for each limit that follows
+    #: most images of a pack; None: any number, as for each limit that follows
     max_images: int | None = None
     #: tokens of a pack that hold visual features
     max_visual_tokens: int | None = None
@@ -116,28 +116,29 @@ class PackingConfig:
     max_attention_cost: int | None = None
     #: whether every pack holds an image
     need_image: bool = False
-    #: what samples that begin alike have once in a pack
+    #: which beginnings are stored once in a pack
     share: Share = Share.none
-    #: tokens that a shared beginning has at least
+    #: fewest tokens of a shared beginning
     share_min_tokens: int = 64
-    #: samples that share a beginning, at most; None: as many as a pack holds
+    #: most samples that share a beginning; None: as many as a pack holds
     share_max_branches: int | None = None
-    #: how often each sample comes: each epoch has other packs, and they lie in the order of the epochs
+    #: how often each sample comes: each epoch has other packs, and the epochs lie one after another
     epochs: int = 1
-    #: who trains on the packs: steps are even over its ranks; of one rank: every stretch of packs is like the whole
+    #: the ranks that train on the packs: steps are even over them; with one rank, every stretch of packs is like the
+    #: whole
     topology: Topology = field(default_factory=Topology)
-    #: what counts how much where steps can't be even in all
+    #: weights that decide if steps can't be even in everything
     step_weights: StepWeights = field(default_factory=StepWeights)
 
     @property
     def longest(self) -> tuple[str, int]:
-        """The most tokens of a sample, padded, that has a place in some pack, after the setting that says so."""
+        """Return the setting that limits a sample, and the most tokens, padded, of a sample that fits a pack."""
         if self.overlong is Overlong.own_pack and self.hard_limit is not None:
             return "hard_limit", self.hard_limit
         return "max_token_len", self.max_token_len
 
     def check_in_training(self) -> None:
-        """Raises PackError where a setting is for packs on disk alone."""
+        """Raise PackError if a setting works only for packs on disk."""
         if self.epochs > 1:
             raise PackError(
                 f"packing.epochs={self.epochs} is for packs on disk: a dataset that packs in training plans each epoch"
@@ -149,7 +150,7 @@ class PackingConfig:
             )
 
     def check(self) -> None:
-        """Raises PackError where settings contradict each other."""
+        """Raise PackError if settings contradict each other."""
         self.topology.check()
         if not 1 <= self.epochs <= MOST_EPOCHS:
             raise PackError(f"packing.epochs={self.epochs}: from 1 to {MOST_EPOCHS:,}")

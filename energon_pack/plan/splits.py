@@ -1,4 +1,4 @@
-"""Assign samples to splits by their ids and the seed alone, so that new data move no sample. Pure."""
+"""Assign samples to splits only by their ids and the seed, so that new data move no sample. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from zlib import crc32
@@ -10,15 +10,15 @@ from energon_pack.errors import PackError
 from energon_pack.run.seeded import mixed
 from energon_pack.sources.draws import source_key
 
-#: those that Energon's tools ask for
+#: the splits that Energon's tools expect
 SPLITS = ("train", "val", "test")
 
 
 def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
-    """The share of each of `SPLITS`: what is given, and for `train`, where it is not, the rest.
+    """Return the share of each of `SPLITS`; if `train` is not given, it gets the rest.
 
     Raises:
-        PackError: shares that do not come to 1.
+        PackError: shares that do not sum to 1.
     """
     others = sum(given.get(name) or 0.0 for name in SPLITS[1:])
     train = given.get("train")
@@ -29,10 +29,10 @@ def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
 
 
 def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
-    """For each sample the index in `SPLITS`; the parts and the copies of one are all in the same.
+    """Return for each sample its index in `SPLITS`; all parts and copies of a sample are in the same split.
 
     Args:
-        samples: ids, without the part of one that was cut.
+        samples: ids, without the part of a cut sample.
     """
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
     place = mixed(codes ^ mixed(np.array([seed + 1], np.uint64))) * 2.0**-64

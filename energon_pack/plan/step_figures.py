@@ -1,4 +1,4 @@
-"""How even the steps of a plan are: as report.json has it, and as a run says it."""
+"""Measure how even the steps of a plan are, for report.json and for the lines of a run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.steps.spread import PackCosts, compared, figures
 from energon_pack.steps.topology import Topology, stream
 
-#: costs of a step, and how they are called
+#: costs of a step, and their names
 STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
 
 
 def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
-    """How even the steps of a topology are in the split that comes first; how even without layout, and by chance."""
+    """Return how even a topology's steps are in the first split: laid out, without layout, and in random order."""
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
@@ -32,7 +32,7 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
 
 
 def said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
-    """What ranks wait for, where packs were laid out."""
+    """Yield lines about waiting of ranks, if packs were laid out."""
     ordered, without = steps["in_order"], steps["without"]
     if not ordered["steps"]:
         yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"

@@ -1,4 +1,4 @@
-"""Count how numbers are distributed, adding some at a time."""
+"""Count how numbers are distributed, adding a few at a time."""
 
 import math
 
@@ -10,14 +10,14 @@ _RANKS = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Tally:
-    """Different values, ascending, and how often each is there."""
+    """Distinct values, ascending, and how often each occurs."""
 
     def __init__(self) -> None:
         self.values: Ints = np.zeros(0, np.int64)
         self.counts: Ints = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
-        """All that was counted."""
+        """Return how many values were counted."""
         return int(self.counts.sum())
 
     @property
@@ -29,7 +29,7 @@ class Tally:
         self._merge(*np.unique(values, return_counts=True))
 
     def merge(self, other: "Tally") -> None:
-        """Count what another one has counted."""
+        """Add the counts of another tally."""
         self._merge(other.values, other.counts)
 
     def _merge(self, values: AnyInts, counts: Ints) -> None:
@@ -39,7 +39,7 @@ class Tally:
         self.counts = sums
 
     def spread(self) -> dict[str, int]:
-        """Least, median, 90th and 99th hundredth, largest."""
+        """Return minimum, median, 90th and 99th percentile, and maximum."""
         if not len(self):
             return {}
         upto, last = np.cumsum(self.counts), len(self) - 1
@@ -48,7 +48,7 @@ class Tally:
 
 
 class Moments:
-    """Mean, deviation and largest of numbers, counted some at a time.
+    """Mean, deviation and maximum of numbers, added a few at a time.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """

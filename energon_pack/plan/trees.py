@@ -1,4 +1,4 @@
-"""Finds samples that begin alike, and puts them side by side: what they share is packed once. Arrays in, arrays out.
+"""Find samples that begin alike, and put them side by side, so that their shared beginning is packed once. Pure.
 
     sample  hashes of its beginnings         in the order of the trees          tokens   shared   own
       0     ab (300)  ab.cd (340)            0   ab ─ cd                           340        0   340
@@ -6,7 +6,8 @@
       2     ab (300)  ab.gh (360)            1   ef                                 90        0    90
 
 A tree is a run of samples, depth first; each shares its first tokens with the sample directly before it. So one number
-a sample says all: a fork within a fork is a sample that shares more with its neighbour than that one with its own.
+per sample describes the tree: a fork within a fork is a sample that shares more tokens with the sample before it than
+that sample shares with its own predecessor.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,8 @@ from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.seeded import Ints, mixed
 
-_MANY = 1000  # samples that begin alike, from which on the beginning has to pay
-_PAYS = 0.1  # of the tokens of these samples
+_MANY = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
+_MIN_SHARE = 0.1
 _FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 
 
@@ -32,28 +33,28 @@ _FIELDS = ("token_len", "num_images", "num_videos", "num_visual_tokens")
 class Trees:
     """All items, each in one tree; a sample that shares nothing is a tree of its own."""
 
-    items: Ints  # those of a tree side by side, depth first
-    starts: Ints  # num_trees + 1: where each tree begins in `items`
-    #: of each item, by its number: the first tokens, images, videos, visual tokens that the item before it has, too
+    items: Ints  # the items of a tree are side by side, depth first
+    starts: Ints  # [num_trees + 1]: where each tree begins in `items`
+    #: for each item number: the first tokens, images, videos, visual tokens that it shares with the item before it
     shared: Mapping[str, AnyInts]
 
     def as_items(self, items: Items) -> Items:
         """Return the trees as items: the sums of what their members add.
 
         Args:
-            items: with what each adds (`with_own_counts`).
+            items: the items with the counts that each adds (`with_own_counts`).
         """
-        first, order = self.items[self.starts[:-1]], self.items
+        order = self.items
 
         def sums(values: AnyInts) -> AnyInts:
-            found: AnyInts = np.add.reduceat(values[order].astype(np.int64), self.starts[:-1])
-            return found
+            summed: AnyInts = np.add.reduceat(values[order].astype(np.int64), self.starts[:-1])
+            return summed
 
-        some = items.take(first)
+        roots = items.take(order[self.starts[:-1]])
         counts: dict[str, AnyInts] = {name: sums(values) for name, values in items.counts.items()}
         counts["max_members"] = np.diff(self.starts)
         media = np.bitwise_or.reduceat(items.media[order], self.starts[:-1])
-        return replace(some, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
+        return replace(roots, counts=counts, media=media, num_supervised=sums(items.num_supervised), shared=None)
 
     def of_items(self, plan: PackPlan) -> PackPlan:
         """Return a plan of trees as a plan of their items."""
@@ -71,13 +72,13 @@ class Beginnings(NamedTuple):
     """The beginnings of items at which a tree may fork, ascending for each item."""
 
     item: Ints
-    key: npt.NDArray[np.uint64]  # equal keys: equal beginnings, but for chance in 2^64; `low` tells these apart
+    key: npt.NDArray[np.uint64]  # hash of the beginning; `low` tells apart the rare beginnings with equal keys
     low: npt.NDArray[np.uint64]
     may_fork: npt.NDArray[np.bool_]
     counts: Mapping[str, AnyInts]
 
     def take(self, numbers: AnyInts) -> "Beginnings":
-        """Return some of them."""
+        """Return the beginnings with these numbers."""
         counts = {name: self.counts[name][numbers] for name in _FIELDS}
         return Beginnings(self.item[numbers], self.key[numbers], self.low[numbers], self.may_fork[numbers], counts)
 
@@ -86,30 +87,31 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
     """Return the trees of all items that may be packed.
 
     Args:
-        group: of each item, as for packs; items of different groups share nothing.
+        group: the group of each item, as for packs; items of different groups share nothing.
     """
-    found = [*_read(lengths, packing)]
-    item, key, low, may_fork = (np.concatenate([part[n] for part in found]) for n in range(4))
-    counts = {name: np.concatenate([part.counts[name] for part in found]) for name in _FIELDS}
+    blocks = [*_read(lengths, packing)]
+    item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
+    counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _FIELDS}
     return trees_of(Beginnings(item, key, low, may_fork, counts), lengths.items, packing, group)
 
 
-def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of items, by all their beginnings at which trees of these settings may fork.
+def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
+    """Return the trees of items, given all beginnings at which these settings allow a fork.
 
     Args:
-        group: as in `find_trees`. Items of different turns or entries share nothing, either.
+        group: as in `find_trees`. Items of different turns or mixture entries share nothing, either.
     """
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
     costs, limits = caps.costs(items.counts, packing)
     fits = (items.lens > 0) & (costs <= limits[:, None]).all(axis=0)
-    if items.whole is not None:  # what is left out together can't be in a tree with others
+    if items.whole is not None:  # if an item of a conversation does not fit, its other items are left out, too
         fits &= ~np.isin(items.whole, items.whole[(items.lens > 0) & ~fits])
-    found = found if fits.all() else found.take(np.flatnonzero(fits[found.item]))
-    found = _alike(found._replace(key=found.key ^ mixed(group[found.item].astype(np.uint64))), items)
-    order, shared = _in_order(found, items.lens)
+    beginnings = beginnings if fits.all() else beginnings.take(np.flatnonzero(fits[beginnings.item]))
+    by_group = beginnings.key ^ mixed(group[beginnings.item].astype(np.uint64))
+    beginnings = _alike(beginnings._replace(key=by_group), items)
+    order, shared = _in_order(beginnings, items.lens)
     own = {name: values[order] - shared.get(name, 0) for name, values in items.counts.items()}
     own["max_members"] = np.ones(len(order), np.int64)
     own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
@@ -127,7 +129,7 @@ def trees_of(found: Beginnings, items: Items, packing: PackingConfig, group: Int
 
 
 def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
-    """Count what is packed once, in all packs; None: nothing is to be shared."""
+    """Count trees and savings over all packs; None: `packing.share=none`."""
     if lengths.shared is None:
         return None
     members, shared = plan.items, lengths.shared["token_len"][plan.items] > 0
@@ -144,19 +146,19 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
 
 
 def with_own_counts(items: Items, shared: Mapping[str, AnyInts]) -> Items:
-    """Return items with what each adds to its pack."""
+    """Return the items with the counts that each adds to its pack."""
     own = {name: values - shared[name] if name in shared else values for name, values in items.counts.items()}
     own["max_attention_cost"] = _squares(items.lens, shared["token_len"])
     return replace(items, counts=own, shared=shared["token_len"])
 
 
 def _squares(token_len: AnyInts, shared_len: AnyInts) -> Ints:
-    """Return L² - s² of samples with L tokens, of which s are shared: the pairs of tokens that attention adds."""
+    """Return L² - s² for samples with L tokens, s of them shared: the pairs of tokens that they add to attention."""
     return token_len.astype(np.int64) ** 2 - shared_len.astype(np.int64) ** 2
 
 
 def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
-    """Read the beginnings at which trees of these settings may fork, of many items at a time."""
+    """Read the beginnings at which these settings allow a fork, of many items at a time."""
     none = np.zeros(0, np.int64)
     keys = none.astype(np.uint64)
     yield Beginnings(none, keys, keys, none.astype(np.bool_), dict.fromkeys(_FIELDS, none))
@@ -169,42 +171,44 @@ def _read(lengths: Lengths, packing: PackingConfig) -> Iterator[Beginnings]:
             if packing.share is Share.media:
                 is_in &= column["ends_medium"]
             item = np.repeat(start + np.arange(len(lists)), sizes)
-            found = Beginnings(item, column["high"], column["low"], column["may_fork"], column)
+            beginnings = Beginnings(item, column["high"], column["low"], column["may_fork"], column)
             start += len(lists)
-            yield found.take(np.flatnonzero(is_in))
+            yield beginnings.take(np.flatnonzero(is_in))
 
 
-def _alike(found: Beginnings, items: Items) -> Beginnings:
-    """Keep the beginnings that several items have, of items that have one; numbers take the place of keys.
+def _alike(beginnings: Beginnings, items: Items) -> Beginnings:
+    """Keep the beginnings that several items have, and replace their keys by numbers.
 
-    An item whose first beginning nobody else has shares no later one. A beginning of very many items that is only a
-    small part of each, as a system turn is, joins nothing: it would put all of them side by side. No tree forks where
-    one of the items trains the next token: the branch may begin with a token that two items have, and one trains.
+    If no other item has an item's first beginning, it shares no later one, either. A beginning of very many items that
+    is only a small part of each, such as a system turn, joins nothing: it would put all of them side by side. No tree
+    forks where an item trains the next token, because a branch must begin with an untrained token.
     """
-    first = np.flatnonzero(np.diff(found.item, prepend=-1))
-    end = np.append(first[1:], len(found.item))
+    first = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
+    end = np.append(first[1:], len(beginnings.item))
     kept = [np.zeros(0, np.int64)]
     while len(first):
-        number, num = _numbered(found.key[first], found.low[first])
-        lens = np.bincount(number, items.lens[found.item[first]])[number] / num[number]
-        is_common = (num[number] > _MANY) & (found.counts["token_len"][first] < _PAYS * lens)
+        number, num = _numbered(beginnings.key[first], beginnings.low[first])
+        lens = np.bincount(number, items.lens[beginnings.item[first]])[number] / num[number]
+        is_common = (num[number] > _MANY) & (beginnings.counts["token_len"][first] < _MIN_SHARE * lens)
         is_alike = (num[number] > 1) & ~is_common
         sizes = (end - first)[is_alike]
         before = np.cumsum(sizes) - sizes
         kept.append(np.repeat(first[is_alike] - before, sizes) + np.arange(sizes.sum()))
         goes_on = is_common & (first + 1 < end)
         first, end = first[goes_on] + 1, end[goes_on]
-    found = found.take(np.sort(np.concatenate(kept)))
-    number, num = _numbered(found.key, found.low)
-    goes_on = found.counts["token_len"] < items.lens[found.item]
-    is_trained = np.bincount(number, goes_on & ~found.may_fork, len(num)) > 0
+    beginnings = beginnings.take(np.sort(np.concatenate(kept)))
+    number, num = _numbered(beginnings.key, beginnings.low)
+    goes_on = beginnings.counts["token_len"] < items.lens[beginnings.item]
+    is_trained = np.bincount(number, goes_on & ~beginnings.may_fork, len(num)) > 0
     is_alike = num[number] > 1
-    found = found._replace(key=number.astype(np.uint64), may_fork=found.may_fork & ~is_trained[number])
-    return found.take(np.flatnonzero(is_alike))
+    beginnings = beginnings._replace(key=number.astype(np.uint64), may_fork=beginnings.may_fork & ~is_trained[number])
+    return beginnings.take(np.flatnonzero(is_alike))
 
 
 def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
-    """Return a number for each pair, equal for equal pairs and ascending with them, and how many have each number."""
+    """Number the distinct pairs in ascending order; return the number of each pair, and how often each number
+    occurs.
+    """
     order = np.argsort(key, kind="stable")
     same_key = key[order][1:] == key[order][:-1]
     if (same_key & (low[order][1:] != low[order][:-1])).any():  # once in 2^64 pairs
@@ -215,31 +219,31 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
     return number, np.bincount(number)
 
 
-def _in_order(found: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and what each shares with the one before it; 0: nothing.
+def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
+    """Return the items of trees, depth first, and what each shares with the item before it; 0: nothing.
 
     Args:
-        found: as `_alike` returned it.
+        beginnings: as `_alike` returned it.
     """
-    starts = np.flatnonzero(np.diff(found.item, prepend=-1))
-    sizes = np.diff(np.append(starts, len(found.item)))
-    item, depth = found.item[starts], int(sizes.max(initial=0))
+    starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
+    sizes = np.diff(np.append(starts, len(beginnings.item)))
+    item, depth = beginnings.item[starts], int(sizes.max(initial=0))
     if not depth:
         return item, dict.fromkeys(_FIELDS, np.zeros(0, np.int64))
     row = np.repeat(np.arange(len(item)), sizes)
-    place = np.arange(len(found.item)) - np.repeat(starts, sizes)
+    place = np.arange(len(beginnings.item)) - np.repeat(starts, sizes)
     chain = np.full((depth, len(item)), -1, np.int64)
-    chain[place, row] = found.key.astype(np.int64)
-    order = np.lexsort((lens[item], *chain[::-1]))  # of those alike, one that ends there is first
+    chain[place, row] = beginnings.key.astype(np.int64)
+    order = np.lexsort((lens[item], *chain[::-1]))  # among equal beginnings, the item that ends there comes first
     chain = chain[:, order]
     is_same = np.zeros((depth, len(item)), np.bool_)
     is_same[:, 1:] = np.logical_and.accumulate((chain[:, 1:] == chain[:, :-1]) & (chain[:, 1:] >= 0), axis=0)
     may_fork = np.zeros((depth, len(item)), np.bool_)
-    may_fork[place, row] = found.may_fork
+    may_fork[place, row] = beginnings.may_fork
     is_fork = is_same & may_fork[:, order]
     deepest = depth - 1 - np.argmax(is_fork[::-1], axis=0)
     at = np.where(is_fork.any(axis=0), starts[order] + deepest, -1)
-    shared = {name: np.where(at < 0, 0, found.counts[name][at]).astype(np.int64) for name in _FIELDS}
+    shared = {name: np.where(at < 0, 0, beginnings.counts[name][at]).astype(np.int64) for name in _FIELDS}
     return item[order], shared
 
 
@@ -249,7 +253,7 @@ def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_], 
     Args:
         own: int64[k, num] costs of what each item adds.
         whole: int64[k, num] costs of each item alone.
-        is_first: whether an item shares nothing with the one before it.
+        is_first: whether an item shares nothing with the item before it.
         max_branches: items of a tree; None: any number.
     """
     starts = np.flatnonzero(is_first)

@@ -1,6 +1,6 @@
-"""Choose the items that are planned together: those of `packing.window` source shards in a row.
+"""Choose the items that are planned together: the items of `packing.window` consecutive source shards.
 
-Memory holds what is planned together, so with windows it does not grow with the number of samples.
+Memory holds one window, so with windows it does not grow with the number of samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from energon_pack.run.seeded import Ints, random_keys
 
 
 def window_of(shard: AnyInts, packing: PackingConfig) -> Ints:
-    """The number of the window of each item, by its source shard."""
+    """Return the number of each item's window, from its source shard."""
     return shard.astype(np.int64) // (packing.window or 1 << 62)
 
 
 def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | slice]:
-    """The numbers of the items of each window, ascending; windows come by chance."""
+    """Yield the numbers of the items of each window, ascending; windows come in random order."""
     if packing.window is None:
         yield np.s_[:]
         return
-    runs: dict[int, list[Ints]] = {}  # of items: few, for they come by shard
+    runs: dict[int, list[Ints]] = {}  # runs of items in each window; few, because items come by shard
     for block in blocks(len(items)):
         window = window_of(items.shard[block], packing)
         edges = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
@@ -35,5 +35,5 @@ def windows(items: Items, packing: PackingConfig, seed: int) -> Iterator[Ints | 
 
 
 def by_chance(windows: Sequence[int], seed: int) -> list[int]:
-    """The order in which windows are written."""
+    """Return the order in which windows are written."""
     return [windows[place] for place in np.argsort(random_keys(len(windows), seed, 11)).tolist()]

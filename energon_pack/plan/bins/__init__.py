@@ -1,7 +1,7 @@
 """Bin packing: integers in, bins out. No I/O, and no step per item.
 
-`pack_bins` is all that others need. Lengths are handled as a histogram and bins as ranges of bins alike; what is
-planned for them is dealt out to the items with two sorts.
+`pack_bins` is all that others need. Lengths are handled as a histogram, and equal bins as one range of bins; two sorts
+then assign the planned places to the items.
 
     packing ──► greedy, exact, drawn, balanced ──► base          one limit
             └─► capped ─────► balanced                           several

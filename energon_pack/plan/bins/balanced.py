@@ -1,7 +1,7 @@
-"""Balanced bins: long items go to the emptiest bin, longest first; the shortest then fill every bin exactly.
+"""Make balanced bins: long items go to the emptiest bin, longest first; the shortest then fill every bin exactly.
 
-As many bins as the exact fit on long-tailed sets (0 to 0.01 % over the lower bound), each with about the same mixture
-of long and short items, so that Σ len² (the cost of attention) is even. Without short items to fill gaps it may
+This takes as many bins as the exact fit on long-tailed sets (0 to 0.01 % over the lower bound). Each has about the same
+mixture of long and short items, so Σ len² (the cost of attention) is even. Without short items to fill gaps it may
 need up to 5 % more bins: `auto` then takes the exact fit. 0.2 s for 1M items, 3 s for 10M; 0.3 to 3 s for 1M without
 short ones.
 """
@@ -18,37 +18,37 @@ from energon_pack.plan.bins.exact import Stock
 from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
 
-#: Shares of the tokens kept back to fill gaps: the less is kept back, the more even the bins.
+#: Shares of the tokens to keep back for filling gaps: the smaller the share, the more even the bins.
 _TAILS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.11, 0.15, 0.3, 0.5)
-#: So many of them are enough where there are short items; the others are for sets that have none.
+#: The first so many shares are enough if there are short items; the others are for sets without short items.
 _NUM_SMALL = 11
 _LARGE = (12, 11)
-#: Of the bins, and bins: plans no farther from each other are worth a closer look.
+#: If two plans differ by no more than this share of the bins, plus this many bins, it is worth searching more closely.
 _NEAR = 0.001, 10
 _MOST_ROUNDS = 1000
 
 
 class Way(Enum):
-    """In which order gaps are filled, and how many equal ones alike."""
+    """In which order gaps are filled, and how many equal gaps are filled alike."""
 
     by_chance = 0
     ascending = 1
-    hasty = 2  # ascending, and all equal ones alike: half the time, and about as few bins
+    hasty = 2  # ascending, and all equal gaps alike: takes half the time, and gives about as few bins
 
 
 def balance(
     lens: AnyInts, capacity: int, num_bins: int, goal: float, seed: int, limit: Callable[[], float] = lambda: inf
 ) -> AnyInts | None:
-    """The bin of each item; None where that takes more bins than the limit.
+    """Return the bin of each item; None if that takes more bins than the limit.
 
-    The first small tail that gives few enough bins is taken. Without short items none does: the best large one is
-    taken then, looked for in a hurry, and closely only where it is about as good as the limit.
+    Takes the first small tail that gives few enough bins. Without short items no small tail does. Then it searches the
+    best large tail quickly, and more closely only if that is about as good as the limit.
 
     Args:
         lens: longest first.
-        num_bins: to begin with: the lower bound.
-        goal: with so many bins the search for a tail ends.
-        limit: asked only where the small tails need more than a bin over the goal.
+        num_bins: number of bins to begin with: the lower bound.
+        goal: the search for a tail ends when it needs only so many bins.
+        limit: called only if the small tails need more than one bin over the goal.
     """
     search = _Search(lens, capacity, num_bins, seed)
     search.most = goal + _near(goal)
@@ -81,7 +81,7 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """The longest items dealt once; the gaps that any head of them leaves, filled with the tail; the best of these."""
+    """Deals the longest items once, tries tails of several sizes to fill the gaps, and keeps the best result."""
 
     def __init__(self, lens: AnyInts, capacity: int, num_bins: int, seed: int):
         upto = np.cumsum(lens, dtype=np.int64)
@@ -97,14 +97,14 @@ class _Search:
         self.most = inf
 
     def must_have(self, most: float) -> None:
-        """Forget what has more bins than this."""
+        """Forget results with more bins than this."""
         if self._best and self._best.gaps.num_bins > most:
             self._best = None
         if not self._best:
             self.most = most
 
     def keep(self, found: _Found | None) -> None:
-        """Take it where it has fewer bins."""
+        """Keep a result if it has fewer bins than the best one so far."""
         if found and found.gaps.num_bins <= self.most:
             self._best, self.most = found, found.gaps.num_bins - 1
 
@@ -112,7 +112,7 @@ class _Search:
         self.keep(self.fill(tail, way, self.most))
 
     def fill(self, tail: int, way: Way, most: float) -> _Found | None:
-        """The gaps that this tail leaves, filled with it; None where that takes more bins than `most`."""
+        """Fill the gaps that this tail leaves with it; None if that takes more bins than `most`."""
         head = self._heads[tail]
         if head < self._head:
             self._move(head, self._head, -1)
@@ -123,7 +123,7 @@ class _Search:
         return _Found(gaps, head) if gaps else None
 
     def bin_of(self) -> AnyInts | None:
-        """The bin of each item in the best that was found."""
+        """Return the bin of each item in the best result."""
         if not self._best:
             return None
         gaps, head = self._best
@@ -133,17 +133,18 @@ class _Search:
         return result
 
     def _move(self, first: int, last: int, sign: int) -> None:
-        """Account for items that go from the rest into bins, or back."""
+        """Update the sums for items that move from the rest into bins, or back."""
         lens, there = self._lens[first:last], self._bin_of[first:last] + 1  # 0: in none
         self._fill += sign * np.bincount(there, lens, len(self._fill) + 1)[1:].astype(np.int64)
         self._rest -= sign * np.bincount(lens[there > 0], minlength=len(self._rest))
 
 
 def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
-    """Deal items to the emptiest bins, longest first. Returns the bin of each, -1 where not even the emptiest has room.
+    """Deal items to the emptiest bins, longest first. Returns the bin of each, -1 if not even the emptiest has room.
 
-    Goes in rounds: the bins that would get an item before the emptiest gets its second one get one each, the emptiest
-    the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969 (longest processing time first).
+    Goes in rounds. In a round every bin that would get an item before the emptiest bin gets its second one gets one;
+    the emptiest gets the longest. Source: Graham, "Bounds on Multiprocessing Timing Anomalies", 1969 (longest
+    processing time first).
     """
     fill = np.zeros(num_bins, np.int64)
     bin_of = np.full(len(lens), -1, np.int32)
@@ -154,7 +155,7 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
             at += int(np.searchsorted(-lens[at:], lowest - capacity))
             continue
         chosen = np.flatnonzero(fill < lowest + lens[at])
-        # Bins of very many items get several at a time.
+        # Bins with very many items get several at a time.
         copies = max(1, (len(lens) - at) // (num_bins * _MOST_ROUNDS))
         chosen = chosen[np.argsort(fill[chosen], kind="stable")][: len(lens) - at]
         items = at + np.arange(copies * len(chosen)).reshape(copies, -1)
@@ -167,14 +168,14 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
 
 
 class Gaps(NamedTuple):
-    """How to fill gaps."""
+    """A plan that fills gaps."""
 
     runs: list[Run]
     names: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
     def bins_of(self) -> AnyInts:
-        """Of the items in ascending order of length."""
+        """Return the bin of each item, in ascending order of length."""
         return narrow(self.names)[bins_of(self.runs)]
 
 
@@ -185,13 +186,13 @@ def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, way: Way, 
 def fill_gaps(
     histogram: Ints, space: Ints, capacity: int, seed: int, way: Way = Way.by_chance, most: float = inf
 ) -> Gaps | None:
-    """Put all items into the gaps of bins, exactly where that can be; what is left over by best fit, or in new bins.
+    """Put all items into the gaps of bins, exactly if possible; the others by best fit, or into new bins.
 
-    None where that takes more bins than `most`, and as soon as that is sure.
+    Returns None as soon as it is certain that this takes more bins than `most`.
 
     Args:
         histogram: number of items of each length.
-        space: left in each bin.
+        space: the room left in each bin.
     """
     if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
         return None
@@ -208,7 +209,7 @@ def fill_gaps(
     smallest = stock.smallest
     for gap, first, size in np.stack((gaps, firsts, sizes), axis=1)[order].tolist():
         while size and gap >= smallest and (content := _fill(stock, gap)):
-            # Not all alike: that would use up one length.
+            # Do not fill all alike: that would use up one length.
             number = stock.times(content, size if way is Way.hasty else -(-size // 2))
             runs += stock.take(content, first, number)
             left.append(OpenBins(gap - sum(length * copies for length, copies in content.items()), first, number))
@@ -232,13 +233,13 @@ def fill_gaps(
 
 
 def _num_too_long(histogram: Ints, gap: int, capacity: int) -> int:
-    """New bins that items need, at least, which are longer than every gap."""
+    """Return how many new bins are needed at least for items that are longer than every gap."""
     lengths = gap + 1 + np.flatnonzero(histogram[gap + 1 :])
     return -(-int(histogram[lengths].sum()) // (capacity // int(lengths[0]))) if len(lengths) else 0
 
 
 def _fill(stock: Stock, gap: int) -> dict[int, int]:
-    """What to put into a gap, length → copies: any items while it is wide, in the end some that fill it exactly."""
+    """Choose items for a gap, length → copies: any items while it is wide, in the end items that fill it exactly."""
     content: dict[int, int] = {}
     while gap:
         more = stock.exact(gap)

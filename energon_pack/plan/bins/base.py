@@ -1,4 +1,4 @@
-"""What the packers share: bins as flat arrays, chance that never changes, and items dealt to bins that were planned."""
+"""Helpers of all packers: bins as flat arrays, reproducible shuffling, and dealing items to planned bins."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -40,9 +40,9 @@ class OpenBins(NamedTuple):
 
 
 def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
-    """Indices in ascending order of non-negative keys, equal ones by chance.
+    """Return indices in ascending order of non-negative keys; equal keys come in random order.
 
-    Key, chance and index are packed into one word, so that plain sorting (which has vector instructions, unlike
+    Key, random bits and index are packed into one word, so that plain sorting (which has vector instructions, unlike
     argsort) gives the same order on every machine. Returns int32, or int64 for more than 2^31 keys.
     """
     num = len(keys)
@@ -64,7 +64,7 @@ def shuffled_argsort(keys: AnyInts, seed: int, stream: int = 0) -> AnyInts:
 
 
 def narrow(values: AnyInts) -> AnyInts:
-    """As int32 where that holds them all, to halve the memory."""
+    """Return the values as int32 if they fit, to halve the memory."""
     return values.astype(np.int32) if values.max(initial=0) < 2**31 else values
 
 
@@ -73,7 +73,7 @@ def count_bins(runs: Sequence[Run]) -> int:
 
 
 def bins_of(runs: Sequence[Run]) -> AnyInts:
-    """The bin of each item a plan has a place for: items in ascending order of length."""
+    """Return the bin of each planned item; items in ascending order of length."""
     table = np.fromiter(chain.from_iterable(runs), np.int64, 4 * len(runs)).reshape(-1, 4)
     table = table[np.argsort(table[:, 0], kind="stable")]
     _, copies, first, num_bins = table.T
@@ -87,7 +87,7 @@ def bins_of(runs: Sequence[Run]) -> AnyInts:
 
 
 def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
-    """Bins from the bin of each item: empty ones left out, the order inside a bin by chance."""
+    """Make bins from the bin of each item: empty bins are left out, and the order inside a bin is random."""
     sizes = np.bincount(bin_of)
     order = shuffled_argsort(bin_of, seed, stream=1)
     starts = np.concatenate(([0], np.cumsum(sizes[sizes > 0])))

@@ -1,9 +1,9 @@
-"""Several caps at once: tokens, images, members, Σ len².
+"""Pack with several caps at once: tokens, images, members, Σ len².
 
-Items with a cost that others lack (images) are dealt first, largest first to the least loaded bins; the others then
-fill what room that leaves, the smallest exactly to the last token. A heuristic: caps are never broken, the number of
-bins is not bounded. Measured with an image cap at 90 to 110 % use in 32k: ≤ 1.001 · the lower bound of both, 1 to 3 s
-for 1M items; in 8k, where a bin holds only 6 images, or with two other tight caps, 0.3 to 15 % more.
+Items with a cost that others lack (images) are dealt first, largest first to the least loaded bins. The others then
+fill the remaining room, the smallest exactly to the last token. This is a heuristic: caps are never broken, the number
+of bins is not bounded. Measured with an image cap at 90 to 110 % use in 32k: ≤ 1.001 · the lower bound of both, 1 to 3
+s for 1M items; in 8k, where a bin holds only 6 images, or with two other tight caps, 0.3 to 15 % more.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from energon_pack.plan.bins.base import Bins, gather, shuffled_argsort
 from energon_pack.run.seeded import AnyInts, Ints
 
 _LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix
-#: Ways to try: which share of the tokens, in small items without special costs, is dealt last, and whether bins rich
-#: in tokens get items rich in the rest. What is best depends on how tight the caps are.
+#: Ways to try: the share of the tokens, in small items without special costs, that is dealt last; and whether bins rich
+#: in tokens get items rich in other costs. The best way depends on how tight the caps are.
 _WAYS = ((0.1, True), (0.5, False), (1.0, False))
 _TAIL = 0.02  # share of the tokens that fills gaps exactly
 _NEAR = 1.0001
@@ -26,7 +26,7 @@ _MOST_PASSES = 20
 
 
 def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_] | None = None) -> Bins:
-    """Bins in none of which a cost sums to more than its cap.
+    """Pack items into bins in which no cost sums to more than its cap.
 
     Args:
         costs: int64[k, n]; the first row is the lengths. No item alone may break a cap.
@@ -68,7 +68,7 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
 
 
 def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, seed: int, first: int) -> AnyInts:
-    """Returns the items that found no room. The `first` items of the order have a bin each."""
+    """Fill bins, and return the items that found no room. The `first` items of the order have a bin each."""
     lens = packing.costs[0]
     rows = range(len(packing.caps))
     packing.spread(order[:first], rows, match)
@@ -110,12 +110,14 @@ class _Packing:
         return self.bin_of[items] < 0
 
     def spread(self, items: AnyInts, rows: Sequence[int], match: bool) -> None:
-        """Largest first to the least loaded bins, in rounds as `balanced.spread`; what does not fit there stays out.
+        """Deal items, largest first, to the least loaded bins, in rounds like `balanced.spread`; items that do not fit
+        stay out.
 
         Args:
             items: largest first.
             rows: the costs that count as load.
-            match: within a round, bins rich in tokens get the items rich in other costs, not the emptiest the largest.
+            match: within a round, bins rich in tokens get the items rich in other costs; otherwise the emptiest bin
+                gets the largest item.
         """
         load = _share(self._fill, self.caps, rows)
         at = 0
@@ -132,7 +134,7 @@ class _Packing:
             at += len(dealt)
 
     def squeeze(self, items: AnyInts) -> AnyInts:
-        """Put items wherever there is room; returns those for which none was found."""
+        """Put items wherever there is room; return the items that found none."""
         for _ in range(_MOST_PASSES):
             before = len(items)
             for row, cost in enumerate(self.costs):
@@ -147,7 +149,7 @@ class _Packing:
         return items
 
     def fill_up(self, items: AnyInts, seed: int) -> None:
-        """Fill bins to the last token; those that break another cap by that are left as they were."""
+        """Fill bins to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
         bins = gaps.bins_of()
@@ -166,12 +168,12 @@ class _Packing:
             items = self.squeeze(items)
 
     def _richness(self, costs: Ints) -> npt.NDArray[np.float64]:
-        """Tokens against the other cost that is used most, as shares of their caps."""
+        """Compare tokens with the most used other cost, as shares of their caps."""
         shares = costs / self.caps[:, None]
         return np.asarray(shares[0] - shares[1:].max(axis=0))
 
     def _place(self, items: AnyInts, bins: AnyInts) -> None:
-        """Put each column of items into its bin, all of them different, where it fits."""
+        """Put each column of items into its bin if it fits; all bins are different."""
         filled = self._fill[:, bins] + self.costs[:, items].sum(axis=1)
         fits = (filled <= self.caps[:, None]).all(axis=0)
         self._fill[:, bins[fits]] = filled[:, fits]
@@ -179,7 +181,7 @@ class _Packing:
 
 
 def _share(costs: Ints, caps: Ints, rows: Sequence[int]) -> npt.NDArray[np.uint16]:
-    """How much of a cap is used, of the one used most, in 1/_LEVELS."""
+    """Return the used share of the most used cap, in 1/_LEVELS."""
     share = np.zeros(costs.shape[1], np.uint16)
     for row in rows:
         np.maximum(share, (costs[row] * _LEVELS // caps[row]).astype(np.uint16), out=share)

@@ -1,9 +1,9 @@
-"""As a stream packs: items come in a random order, and of those that wait some fill each bin to the last token.
+"""Pack as a stream does: items come in a random order, and waiting items fill each bin to the last token.
 
-Bins have the same mixture from the first to the last, so that what completes them is not used up, as it is where the
-longest of all go first. Measured where nothing is short, 20,000 items, bins over the lower bound L2, exact fit in
+Bins have the same mixture from the first to the last. So items that complete bins are not used up, as they are when the
+longest items go first. Measured for 20,000 items, none short, as bins over the lower bound L2, exact fit in
 brackets: uniform 700-2600 in 4k 0.2 % (1.0 %); InternVL's tiles in 4k 0.1 % (2.6 %); video of 4-16k in 32k 0.02 %
-(0.4 %). It takes longer than all else, so that of many items so many alike are drawn at once.
+(0.4 %). It is the slowest way, so with many items several of one length are drawn at once.
 """
 
 from heapq import heappop, heappush
@@ -14,15 +14,15 @@ from energon_pack.plan.bins.base import Run
 from energon_pack.plan.bins.subset_sum import fullest_sum
 from energon_pack.run.seeded import Ints, random_keys
 
-_WAITING = 200  # items; and bins after which the oldest of them begins the next one: else those that fit badly stay
-_MOST = 20_000  # items that are drawn one by one; of more, each stands for several of its length
+_WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
+_MOST = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
 
 
 def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[Run], Ints]:
-    """Fill bins until no more items come; a few are left that wait.
+    """Fill bins until no more items come; a few waiting items are left.
 
     Returns:
-        the bins, and the histogram of the items that are in none: fewer than `_WAITING`.
+        The bins, and the histogram of the items that are in none: fewer than `_WAITING`.
     """
     runs: list[Run] = []
     num_bins, left, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
@@ -37,11 +37,11 @@ def drawn_fit(histogram: Ints, capacity: int, seed: int) -> tuple[list[Run], Int
 
 
 def _draw(histogram: Ints, capacity: int, seed: int) -> tuple[list[list[int]], Ints]:
-    """The lengths in each bin, and the histogram of the items that wait when no more come."""
+    """Return the lengths in each bin, and the histogram of the items that still wait at the end."""
     lens = np.repeat(np.arange(len(histogram)), histogram)
     order: list[int] = lens[np.argsort(random_keys(len(lens), seed, 4), kind="stable")].tolist()
     bins: list[list[int]] = []
-    since: dict[int, int] = {}  # of each item that waits, the oldest first: how many bins there were when it came
+    since: dict[int, int] = {}  # for each waiting item, the oldest first: how many bins there were when it came
     longest: list[tuple[int, int]] = []
     for number, length in enumerate(order):
         since[number] = len(bins)

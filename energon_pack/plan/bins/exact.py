@@ -1,10 +1,11 @@
 """Exact fit: each bin is completed with items that fill it to the last token, found in the histogram of the lengths.
 
 The idea is that of minimum bin slack (Gupta, Ho, "A new heuristic algorithm for the one-dimensional bin-packing
-problem", 1999), with at most three items to complete a bin, sets of lengths as bits of one integer, and as many bins
-alike at once as leave something for the others. A heuristic: no bound is proven. Measured, bins over the lower bound
-L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 % (1.8 %); tiles of 256 in
-8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1 to 1 s for 1M items.
+problem", 1999), with at most three items to complete a bin, and sets of lengths as bits of one integer. Several bins
+are filled alike at once, as long as enough is left for the others. A heuristic: no bound is proven. Measured, bins over
+the lower bound L2, best fit in brackets: long-tailed mixtures 0 (0 to 0.05 %); uniform 700-2600 in 8k 0.14 % (1.8 %);
+tiles of 256 in 8k 0.03 % (0.35 %); video of 4-16k in 32k 0.3 % (2.9 %). It costs 2 to 10 times best fit: 0.1 to 1 s for
+1M items.
 """
 
 import numpy as np
@@ -17,9 +18,9 @@ _TRIES = 6  # first items tried for a completion with three
 
 
 class Stock:
-    """The items left, as a histogram; beside it the set of their lengths as one integer, bit r set where r is there.
+    """The remaining items, as a histogram, and the set of their lengths as one integer: bit r is set if r is there.
 
-    All pairs of lengths that fill a gap are then found at once: shift the mirrored set and take what both have.
+    This finds all pairs of lengths that fill a gap at once: shift the mirrored set, and AND both.
     """
 
     def __init__(self, histogram: Ints, chance: Chance):
@@ -32,12 +33,12 @@ class Stock:
 
     @property
     def largest(self) -> int:
-        """0 where nothing is left."""
+        """The longest remaining length; 0 if nothing is left."""
         return max(self._lengths.bit_length() - 1, 0)
 
     @property
     def smallest(self) -> int:
-        """-1 where nothing is left."""
+        """The shortest remaining length; -1 if nothing is left."""
         return (self._lengths & -self._lengths).bit_length() - 1
 
     def count(self, length: int) -> int:
@@ -47,13 +48,13 @@ class Stock:
         return np.array(self._counts, np.int64)
 
     def times(self, content: dict[int, int], most: int) -> int:
-        """How many bins, up to so many, the items left suffice for with this content each: length → copies."""
+        """Return how many bins with this content (length → copies) the remaining items suffice for, at most `most`."""
         for length, copies in content.items():
             most = min(most, self._counts[length] // copies)
         return most
 
     def with_more(self, content: dict[int, int], more: tuple[int, ...]) -> dict[int, int] | None:
-        """The content and these items; None where there are none, or not enough of them left."""
+        """Add items to the content; None if there are no items to add, or not enough of them left."""
         together = dict(content)
         for length in more:
             together[length] = copies = together.get(length, 0) + 1
@@ -62,7 +63,7 @@ class Stock:
         return together if more else None
 
     def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
-        """Fill bins from `first` on with this content each: length → copies."""
+        """Fill bins from `first` on, each with this content: length → copies."""
         runs = []
         for length, copies in content.items():
             self._counts[length] -= num_bins * copies
@@ -73,15 +74,15 @@ class Stock:
         return runs
 
     def largest_within(self, gap: int) -> int:
-        """The longest item that fits, 0 where none does."""
+        """Return the longest item that fits; 0 if none does."""
         return max((self._lengths & ((2 << gap) - 1)).bit_length() - 1, 0)
 
     def any_within(self, gap: int) -> int:
-        """An item that fits, by chance; 0 where none does."""
+        """Return a random item that fits; 0 if none does."""
         return self._pick(self._lengths & ((2 << gap) - 1), gap)
 
     def exact(self, gap: int) -> tuple[int, ...]:
-        """As few items as fill the gap exactly, up to three, chosen by chance; none where that can't be."""
+        """Return the fewest items that fill the gap exactly, at most three, chosen at random; none if impossible."""
         if self.count(gap):
             return (gap,)
         lengths = self._lengths
@@ -92,7 +93,7 @@ class Stock:
         choices = lengths & ((1 << gap) - 1)
         if not choices:
             return ()
-        if gap < 3 * self.smallest:  # as after all tries, which fail
+        if gap < 3 * self.smallest:  # all tries would fail
             self._chance.skip(_TRIES)
             return ()
         for _ in range(_TRIES):
@@ -116,7 +117,7 @@ class Stock:
         return ()
 
     def _pick(self, choices: int, top: int) -> int:
-        """A set bit: the first from a random place on. 0 where there is none."""
+        """Return a set bit: the first from a random place on. 0 if there is none."""
         if not choices:
             return 0
         place = self._chance.below(top + 1)
@@ -131,16 +132,16 @@ def _as_bits(there: npt.NDArray[np.bool_]) -> int:
 
 
 def exact_fit(histogram: Ints, capacity: int, seed: int) -> list[Run]:
-    """Longest first; each bin begun is completed exactly where that can be, else with the longest item that fits.
+    """Pack longest first; each bin is completed exactly if possible, else with the longest item that fits.
 
-    The completion is chosen by chance: always taking the longest uses up one end of the histogram, and the last bins
-    find nothing that fits them.
+    The completion is random: always taking the longest uses up one end of the histogram, and then nothing fits the last
+    bins.
     """
     stock = Stock(histogram, Chance(seed, stream=2))
     runs: list[Run] = []
     num_bins = 0
     while longest := stock.largest:
-        # Not all items of this length at once: that would use up what completes the next bins.
+        # Not all items of this length at once: that would use up the lengths that complete the next bins.
         wanted = max(1, stock.count(longest) // (capacity // longest))
         content = _fill(stock, capacity - longest, {longest: 1})
         number = stock.times(content, wanted)

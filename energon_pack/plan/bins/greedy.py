@@ -1,9 +1,9 @@
-"""Best fit and first fit, longest first, on the histogram of the lengths.
+"""Pack by best fit and first fit, longest first, on the histogram of the lengths.
 
 Bins with the same space left are handled as one range, and one step fills as many bins of a range with as many copies
 of a length as the textbook algorithm would, one item after the other: about 10^4 steps whatever the number of items.
-The number of bins is that of the item-by-item algorithm, at most 11/9 · optimum + 4 (Johnson, "Near-Optimal Bin
-Packing Algorithms", 1973), and at the lower bound on long-tailed sets.
+The number of bins is the same as for the item-by-item algorithm: at most 11/9 · optimum + 4 (Johnson, "Near-Optimal Bin
+Packing Algorithms", 1973), and the lower bound on long-tailed sets.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from energon_pack.run.seeded import Ints
 def best_fit_decreasing(
     histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
 ) -> list[Run]:
-    """Longest first, each into the fullest bin that still has room.
+    """Put items, longest first, each into the fullest bin that still has room.
 
     Args:
         histogram: number of items of each length.
@@ -46,7 +46,7 @@ def best_fit_decreasing(
                     spaces ^= 1 << space
             else:
                 space, first, available = capacity, num_bins, count
-            # Best fit stays with a bin while it has room: what is left after an item is the smallest space again.
+            # Best fit stays with a bin while it has room: after an item its space is the smallest again.
             copies = min(space // length, count)
             used = min(available, count // copies)
             if not fitting:
@@ -60,7 +60,7 @@ def best_fit_decreasing(
 
 
 def first_fit_decreasing(histogram: Ints, capacity: int) -> list[Run]:
-    """Longest first, each into the first bin that has room.
+    """Put items, longest first, each into the first bin that has room.
 
     Shorter items never make room, so the copies of one length go through the bins once, from the first to the last.
     """
@@ -100,7 +100,7 @@ def first_fit_decreasing(histogram: Ints, capacity: int) -> list[Run]:
 
 
 def _cut(bins: OpenBins, length: int, count: int, runs: list[Run]) -> list[OpenBins]:
-    """Put `count` items into the first of these bins; returns the ranges this leaves, in order."""
+    """Put `count` items into the first of these bins; return the ranges that remain, in order."""
     copies = bins.space // length
     parts = []
     first = bins.first

@@ -1,4 +1,4 @@
-"""One call for all ways to pack."""
+"""The entry point to all ways to pack."""
 
 from math import inf
 
@@ -15,8 +15,8 @@ from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreas
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
 
-#: Times the lower bound: what a balanced plan is searched for. `auto` takes one with a bin more, too: what an exact fit
-#: may save beside it is not worth packs sorted by length.
+#: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: the little
+#: that an exact fit may save is not worth packs sorted by length.
 _NEAR = 1.0001
 
 
@@ -27,15 +27,15 @@ def pack_bins(
     seed: int = 0,
     needs: npt.NDArray[np.bool_] | None = None,
 ) -> Bins:
-    """Pack items into bins in none of which a cost sums to more than its cap.
+    """Pack items into bins in which no cost sums to more than its cap.
 
-    Packs by length alone first. Only where a bin of that plan breaks one of the other caps, or lacks what it `needs`,
-    all is packed once more by `pack_capped`, whatever the algorithm.
+    Packs by length alone first. Only if a bin of that plan breaks another cap, or has none of the items in `needs`,
+    everything is packed again by `pack_capped`, whatever the algorithm.
 
     Args:
-        costs: int64[n] lengths, or int64[k, n], of which the first row is the lengths.
-        caps: of a bin, one for each row.
-        seed: which of several equally long items goes where, and the order inside a bin.
+        costs: int64[n] lengths, or int64[k, n] with the lengths in the first row.
+        caps: the limits of a bin, one for each row.
+        seed: decides which of several equally long items goes where, and the order inside a bin.
         needs: bool[n]: every bin must hold one of these.
 
     Raises:
@@ -70,7 +70,7 @@ def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
 
 def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) -> Bins:
     histogram = np.bincount(lens)
-    unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 where lengths are rounded up to 64: all is smaller then
+    unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 if lengths are rounded up to 64
     histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
     capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
     bound = l2_of_histogram(histogram, capacity)
@@ -99,10 +99,10 @@ def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) ->
 
 
 def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[Run]:
-    """As few bins as any way here finds.
+    """Return the fewest bins that any way of this package finds.
 
     Args:
-        enough: bins for which the way that takes longest is not tried.
+        enough: if a faster way needs only so many bins, the slowest way is not tried.
     """
     runs = exact_fit(histogram, capacity, seed)
     if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
@@ -113,7 +113,7 @@ def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: in
 
 
 def _drawn(histogram: Ints, capacity: int, seed: int) -> list[Run]:
-    """Most of the bins as a stream fills them; what is left over at its end, in as few as it takes."""
+    """Fill most bins as a stream does, then pack the items left at its end into as few bins as possible."""
     runs, left = drawn_fit(histogram, capacity, seed)
     rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
     num_bins = count_bins(runs)

@@ -1,12 +1,12 @@
-"""Which of some lengths fill a room fullest: an exact subset sum, in the bits of an integer."""
+"""Find the lengths that fill a room best: an exact subset sum, in the bits of an integer."""
 
 from collections.abc import Iterable
 
 
 def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
-    """Those whose sum comes nearest to the room, and not over it; of several choices the one whose last is earliest.
+    """Choose the lengths whose sum is the largest that fits the room; among equal sums, the one whose last is earliest.
 
-    No more are asked for than fill it. Bit s of `sums` says that some of the lengths so far have the sum s.
+    Stops reading `lens` when the room is filled. Bit s of `sums` says that some of the lengths so far have the sum s.
     Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
 
     Returns:
