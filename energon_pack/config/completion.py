@@ -11,7 +11,7 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, OmegaConf
 from energon_pack.config.schema import Flavor
 from energon_pack.sources.settings import Format
 
-#: settings that an installed package may give other values
+#: settings for which installed packages may add values
 _OPEN: dict[str, type[Enum]] = {"output.flavor": Flavor, "source.format": Format}
 _PATHS = ("source.path", "source.media_root", "model.processor", "model.chat_template", "output.dir", "cache_dir")
 _matches_of_hydra = CompletionPlugin._get_matches

@@ -27,7 +27,7 @@ _IN_NAME = {"packing.layout", "packing.max_token_len"}
 
 
 def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
-    """Return the settings a dataset's bytes depend on, beside its source and processor: no path, worker or machine."""
+    """Return the settings that a dataset's bytes depend on, except source and processor: no path, worker or machine."""
     return content_of(plain(config))
 
 
@@ -54,9 +54,9 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _labels_of(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a node `labels` what came later and changes nothing: datasets that were packed before keep theirs.
+    """Drop settings of a node `labels` that were added later and have their defaults: old datasets keep their names.
 
-    A loader never needs it, either: each member of a pack is what `labels.expand` made.
+    A loader does not need these settings: members of packs are expanded already.
     """
     expand, window = labels.get("expand", Expand.none.value), labels.get("window_images")
     unset = {"expand"} if expand == Expand.none.value else set()

@@ -1,4 +1,4 @@
-"""The config: its nodes, put together. A node that one room reads whole is a dataclass of that room."""
+"""The config with all its nodes. A node that only one subpackage reads is a dataclass of that subpackage."""
 
 import re
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class MeasureConfig:
 class SplitsConfig:
     """Shares of the samples by split, drawn by id and seed."""
 
-    #: None: all that val and test leave
+    #: share of train; None: everything that val and test leave
     train: float | None = None
     #: share of val
     val: float = 0.0
@@ -97,15 +97,15 @@ class OutputConfig:
     dataset_yaml: DatasetYaml = DatasetYaml.typed
     #: whether a loader in plain Python is written, for a stack that can't import energon_pack
     sample_loader_py: bool = False
-    #: `module:Class` as which such a stack reads packs; None: this package's own class
+    #: `module:Class`, the class with which such a stack reads packs; None: this package's own class
     sample_type: str | None = None
     #: the fields of this class; None: the class is imported and asked
     sample_fields: list[str] | None = None
     #: the beginning of the shards' names
     shard_prefix: str = "packed"
-    #: packs of a shard, at most
+    #: most packs of a shard
     max_shard_packs: int = 4096
-    #: bytes of a shard, at most; a larger pack has a shard of its own
+    #: most bytes of a shard; a larger pack has a shard of its own
     max_shard_bytes: float = 1e9
     #: by default all samples are in train
     splits: SplitsConfig = field(default_factory=SplitsConfig)

@@ -17,13 +17,13 @@ from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import Expand, Mask, Think, TrainOn
 
-#: Settings that went, and what is there instead.
+#: Removed settings, and what to use instead.
 _GONE = {
     "executor.num_nodes": "it is executor.num_tasks now, of which several run on a node",
     "executor.lost_after": "Slurm itself starts the task of a lost node again",
     "executor.launch": "start stages with part=NUMBER/PARTS instead",
 }
-_GUESSES = 3  # of a name that is not spelled like any
+_GUESSES = 3  # names to suggest if none is spelled alike
 
 
 def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
@@ -50,7 +50,7 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
 
 
 def nearest_key(key: str) -> str:
-    """What a user may have meant by a key that does not exist."""
+    """Suggest what a user may have meant by a key that does not exist."""
     if key in _GONE:
         return _GONE[key]
     node, _, name = key.rpartition(".")
@@ -97,7 +97,7 @@ def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
 
 
 def _check_values(config: PackConfig) -> None:
-    """Raise PackError for the first value that makes no sense. Each node checks by itself what it alone can tell."""
+    """Raise PackError for the first value that makes no sense; nodes check their own values themselves."""
     packing = config.packing
     for max_token_len in config.report.lens:
         if max_token_len < packing.pad_to_multiple_of:
@@ -140,7 +140,7 @@ def _check_parts(config: PackConfig) -> None:
 
 
 def _check_share(config: PackConfig) -> None:
-    """Refuse what packs of samples that share their beginnings can't be."""
+    """Refuse settings that do not work with `packing.share`."""
     share, output, mask = config.packing.share, config.output, config.model.mask
     if share is Share.none:
         return

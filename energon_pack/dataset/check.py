@@ -27,10 +27,10 @@ class CheckJob:
     """A dataset, and how many packs it should have."""
 
     folder: str  # or the address, as Energon writes it
-    dataset_yaml: str  # the one of its YAML files that is used says whether it is a crude dataset
+    dataset_yaml: str  # the YAML file in use, which says whether it is a crude dataset
     flavor: PackedFlavor
     num_packs: dict[str, int]  # by split
-    root: str | None  # of the source, if packs refer to media in it; None: they hold copies
+    root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
@@ -50,7 +50,7 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
 
     Args:
         folder: an address if it is a string; `put_for_check` wrote its metadata.
-        root: of the source, if packs refer to media in it; None: they hold copies.
+        root: the place of the source, if packs refer to media in it; None: they hold copies.
     """
     num_packs: Counter[str] = Counter()
     for shard in shards:

@@ -59,12 +59,12 @@ class Pack:
 
     @property
     def shared_lens(self) -> list[int]:
-        """Return the first tokens of each member that are those of the member before it."""
+        """Return how many of its first tokens each member shares with the member before it."""
         return list(self.meta.get("shared_lens", ())) or [0] * len(self.meta.get("token_lens", self.names))
 
     @cached_property
     def num_shared(self) -> list[int]:
-        """Return how many of each member's first media are those of the member before it."""
+        """Return how many of its first media each member shares with the member before it."""
         lens = self.shared_lens
         return list(num_shared(self.names, lens if len(lens) == len(self.names) else [0] * len(self.names)))
 
@@ -99,7 +99,7 @@ class Pack:
 
 
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
-    """Return the bytes in which the places of a pack's parts count: its shard, then the media the pack refers to."""
+    """Return bytes that hold all parts of a pack at their places: its shard, followed by the media it refers to."""
     return Beside(file, pack.files.end, pack.references, media) if pack.references else file
 
 

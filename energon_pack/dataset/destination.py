@@ -1,4 +1,4 @@
-"""Where a dataset appears: a folder, or an object store. A run knows this face alone."""
+"""The place of a dataset: a folder, or an object store. A run uses only this interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +17,18 @@ from energon_pack.sources.shard import Source
 
 
 class PlanMissing(PackError):
-    """`stage=plan` has left no plan that `stage=write` could write."""
+    """There is no plan from `stage=plan` that `stage=write` could write."""
 
 
 class Destination(ABC):
-    """The place of one dataset. What a run writes lies in a staging folder, and appears at the end, whole.
+    """The place of one dataset. A run writes into a staging folder, and the dataset appears at the end, complete.
 
     Attributes:
-        final: the folder of the dataset; of one on an object store, a folder of this machine in its place. Pages and
-            ledgers of runs that publish nothing lie beside it.
+        final: the folder of the dataset; for a dataset on an object store, a folder of this machine in its place. Pages
+            and ledgers of runs that publish nothing lie beside it.
         named: the dataset as the user named it.
         for_energon: the dataset as Energon names it.
-        address: of the dataset, where its shards are written to an object store, and not into the staging folder.
+        address: the address of the dataset, if its shards are written to an object store; else None.
         write_shard: the job that writes a shard.
     """
 
@@ -40,25 +40,25 @@ class Destination(ABC):
 
     @abstractmethod
     def refuse_source(self, source: Source) -> None:
-        """Keep a run from reading what it writes; raises PackError where the source lies in the dataset."""
+        """Raise PackError if the source lies in the dataset: a run must not read its own output."""
 
     @abstractmethod
     def refuse_unwritable(self) -> None:
-        """Write something and remove it: now, not after hours of measuring; raises PackError where that fails."""
+        """Try to write, now and not after hours of measuring; raise PackError if that fails."""
 
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether nothing is there that a run could overwrite."""
+        """Whether a run would overwrite nothing there."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
         """Whether a file of the dataset is there."""
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Refuse to replace what is there already.
+        """Refuse to replace an existing dataset.
 
         Raises:
-            PackError: a dataset is there and `overwrite` is off; or something that is no dataset, whatever `overwrite`.
+            PackError: there is a dataset and `overwrite` is off, or something that is no dataset, whatever `overwrite`.
         """
         if self.is_free():
             return
@@ -72,20 +72,20 @@ class Destination(ABC):
             )
 
     def published_report(self) -> dict[str, Any] | None:
-        """report.json of a whole dataset that is there; None: there is none."""
+        """Return report.json of a complete dataset that is there; None: there is none."""
         return published_report(self.place)
 
     @property
     @abstractmethod
     def place(self) -> Path | str:
-        """The folder of the dataset, or its address."""
+        """Return the folder of the dataset, or its address."""
 
     @abstractmethod
     def staging(self, identity: str) -> AbstractContextManager[Path]:
-        """A folder for this run alone, with what an earlier run of the same identity left finished.
+        """Open a folder for only this run, with the finished shards of an earlier run of the same identity.
 
-        It goes once the dataset is published, or when nothing in it is of use; after a kill or an error it stays, for
-        the next run of the same command.
+        It is removed once the dataset is published, or when nothing in it is useful. After a kill or an error it stays,
+        for the next run of the same command.
 
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
@@ -96,7 +96,7 @@ class Destination(ABC):
 
     @abstractmethod
     def planned(self) -> AbstractContextManager[Path]:
-        """The staging folder that `stage=plan` left, for one of several processes that write its shards.
+        """Open the staging folder that `stage=plan` left, for one of several processes that write its shards.
 
         Raises:
             PlanMissing: there is none.
@@ -108,8 +108,8 @@ class Destination(ABC):
         """Make room for the shards.
 
         Args:
-            num_bytes: of all of them, about; 0: not known.
-            overwrite: a dataset that is there may go now, and shards of a run of another identity.
+            num_bytes: approximate bytes of all shards; 0: not known.
+            overwrite: whether an existing dataset, and shards of a run of another identity, may be removed now.
 
         Raises:
             PackError: there is less room, or another run writes there.
@@ -117,19 +117,21 @@ class Destination(ABC):
 
     @abstractmethod
     def has_shard(self, job: ShardJob) -> bool:
-        """Whether a process of the same run has finished a shard; it is looked at, and not read."""
+        """Whether a process of the same run has finished a shard; its bytes are not read."""
 
     @abstractmethod
     def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
-        """What Energon reads the dataset from before it is published: a folder, or an address."""
+        """Return the folder or address from which Energon reads the dataset before it is published."""
 
     @abstractmethod
     def discard(self, staging: Path, identity: str) -> None:
-        """Leave no shard for the next run to go on from; raises PackError where another run writes them meanwhile."""
+        """Remove all shards, so that no run continues from them; raises PackError if another run writes them
+        meanwhile.
+        """
 
     @abstractmethod
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        """Have the dataset appear under its name.
+        """Make the dataset appear under its name.
 
         Raises:
             PackError: another run wrote or published there meanwhile.
@@ -137,7 +139,7 @@ class Destination(ABC):
 
     @contextmanager
     def discarding(self, staging: Path, identity: str) -> Iterator[None]:
-        """Discard the shards where an error says that they are wrong; a store that does not answer says nothing."""
+        """Discard the shards if an error means that they are wrong; a store that does not answer is no such error."""
         try:
             yield
         except StoreError:
@@ -148,5 +150,5 @@ class Destination(ABC):
 
 
 def another_run(named: str) -> PackError:
-    """Two runs want one place."""
+    """Return the error for two runs with the same output."""
     return PackError(f"another run is writing {named}")

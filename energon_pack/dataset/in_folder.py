@@ -1,14 +1,14 @@
-"""A dataset in a folder of a file system: a staging folder meanwhile, one rename at the end.
+"""A dataset in a folder of a file system: written to a staging folder, and renamed at the end.
 
-    <output.dir>/.staging/NAME/lock           whoever holds it alone plans or publishes; those who write shards share it
-                 .staging/NAME/<identity>.<run>/        the shards of a run, and all else of its dataset
+    <output.dir>/.staging/NAME/lock           exclusive: plan or publish; shared: write shards
+                 .staging/NAME/<identity>.<run>/        the shards of a run, and all other files of its dataset
                  .staging/NAME/<identity>.<run>.parts/  files that are not whole yet
-                 .staging/NAME/<inode>.old/             the dataset that makes way for the folder of this inode
-                 .staging/NAME/<any>.gone/              what is being removed
+                 .staging/NAME/<inode>.old/             the old dataset, replaced by the folder with this inode
+                 .staging/NAME/<any>.gone/              a folder that is being removed
 
-A run takes over the folder that another left by a rename, and removes one by a rename, too: whoever works in it still
-finds nothing, and ends. So a run whose lock was lost (a file system that has none) may lose its work, and never what
-another one published.
+A run takes over, or removes, another run's folder by renaming it first. If the other run still works in it, it finds
+nothing there, and ends. So a run that lost its lock (on a file system without locks) may lose its own work, but never
+a dataset that another run published.
 """
 
 import errno
@@ -31,11 +31,11 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
-#: In a staging folder: the plan that `stage=write` reads.
+#: folder of a staging folder with the plan that `stage=write` reads
 JOBS = ".jobs"
 _IDENTITY, _LOCK, _OLD, _GONE = ".identity", "lock", ".old", ".gone"
-_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # of a rename to a name that another has
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of some file systems of clusters
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that exists
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
 
 class InFolder(Destination):
@@ -76,7 +76,7 @@ class InFolder(Destination):
                 yield staging
         finally:
             for folder in (self._folder, self._folder.parent):
-                with suppress(OSError):  # something is left
+                with suppress(OSError):  # it is not empty
                     folder.rmdir()
 
     @contextmanager
@@ -88,7 +88,7 @@ class InFolder(Destination):
                 if _identity_of(left) == identity and not staging.exists():
                     with suppress(FileNotFoundError):  # another run was faster
                         os.rename(left, staging)
-            if _identity_of(staging) != identity:  # nobody left one, or it was about to be published
+            if _identity_of(staging) != identity:  # no run left one, or it was about to be published
                 _remove(staging)
             _keep_shards(staging, identity)
             for path in self._folder.iterdir():
@@ -99,7 +99,7 @@ class InFolder(Destination):
         except FileNotFoundError:
             if staging.exists():
                 raise
-            raise another_run(self.named) from None  # that took it over or removed it: the lock was lost
+            raise another_run(self.named) from None  # another run took it over or removed it: the lock was lost
         finally:
             if not (any(staging.glob("*.tar.idx")) or (staging / JOBS).exists()):
                 _remove(staging)
@@ -137,7 +137,7 @@ class InFolder(Destination):
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
         self.refuse_existing(overwrite)
         try:
-            sync_file_system(staging)  # may take long: who is killed meanwhile goes on from these shards
+            sync_file_system(staging)  # may take long: after a kill the next run continues from these shards
         except OSError:
             (staging / _IDENTITY).unlink()  # no shard can be trusted
             raise
@@ -156,11 +156,11 @@ class InFolder(Destination):
                 raise
             raise another_run(self.named) from None
         _remove(old)
-        for path in (kept_ledger(self.final), page_beside(self.final, PAGE)):  # of a run that published nothing
+        for path in (kept_ledger(self.final), page_beside(self.final, PAGE)):  # left by a run that published nothing
             path.unlink(missing_ok=True)
 
     def _move_away(self, old: Path) -> None:
-        """Free the name of the dataset; raises PackError where it is not the one that was there when the run began."""
+        """Move the old dataset away; raises PackError if it is not the one that was there when the run began."""
         there = _inode(self.final)
         if there is None:
             return
@@ -173,7 +173,7 @@ class InFolder(Destination):
         raise another_run(self.named)
 
     def _put_back(self) -> None:
-        """Give a dataset its name again that was to make way; remove one that has made way."""
+        """Give an old dataset its name back if its successor never came; else remove it."""
         moved = [*self._folder.glob(f"*{_OLD}")]
         published = {str(_inode(path)) for path in (self.final, *moved)}
         for old in moved:
@@ -204,20 +204,20 @@ class InFolder(Destination):
                 except OSError as error:
                     if error.errno not in _NO_LOCKS:
                         raise
-                if _inode(path) == os.fstat(lock).st_ino:  # else its last owner removed it meanwhile
+                if _inode(path) == os.fstat(lock).st_ino:  # otherwise its last owner removed it meanwhile
                     yield
                     return
             finally:
-                with suppress(OSError):  # no locks
+                with suppress(OSError):  # the file system has no locks
                     fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
                 os.close(lock)
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Write a file that has no name where a folder is, or would be.
+    """Write a file without a name into a folder, or into the first existing folder above it.
 
     Raises:
-        PackError: that can't be done.
+        PackError: it can't be written.
     """
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
@@ -229,7 +229,7 @@ def refuse_unwritable_folder(knob: str, folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder in which another run may be at work, or which it may rename: first it goes out of its reach."""
+    """Remove a folder that another run may use or rename: first rename it, so that the other run can't reach it."""
     gone = path.with_name(f"{uuid.uuid4().hex}{_GONE}")
     with suppress(FileNotFoundError):
         os.rename(path, gone)
@@ -237,7 +237,7 @@ def _remove(path: Path) -> None:
 
 
 def _keep_shards(staging: Path, identity: str) -> None:
-    """Leave finished shards of the same run, and nothing else."""
+    """Keep finished shards of the same identity, and remove everything else."""
     if not staging.exists():
         staging.mkdir(parents=True)
         write_whole(staging / _IDENTITY, identity.encode())

@@ -1,12 +1,12 @@
-"""A dataset on an object store, which knows no rename: it appears as its metadata do, and these come last.
+"""A dataset on an object store, which has no rename: the dataset appears with its metadata, which are written last.
 
-PREFIX/.staging/NAME/identity     the marker: which run writes the shards; goes when the dataset is published
-PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
-PREFIX/NAME/packed-000000.tar     each shard as it is written, its .tar.idx after it
-PREFIX/NAME/.nv-meta/             after all others, and dataset.yaml last of all: before it, nobody reads a dataset
+PREFIX/.staging/NAME/identity     the marker: names the run that writes the shards; removed when the dataset is
+published PREFIX/.staging/NAME/.nv-meta/    metadata that names the shards where they are, for the check through Energon
+PREFIX/NAME/packed-000000.tar     each shard as it is written, followed by its .tar.idx
+PREFIX/NAME/.nv-meta/             written after all others, dataset.yaml last: without it, nobody reads the dataset
 
-A run removes, discards and publishes only while the marker is its own (`marker.py`). A run of the same identity goes
-on from the shards that are there; one of another identity needs output.overwrite=true where it finds some.
+A run removes, discards and publishes only while the marker is its own (`marker.py`). A run of the same identity
+continues from the shards that are there; a run of another identity needs output.overwrite=true if there are shards.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ from energon_pack.run.stores import energon_address, lies_in, parent
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
-#: What makes it a dataset: goes first and comes last.
+#: the files that make it a dataset: removed first and written last
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
@@ -38,11 +38,11 @@ class InStore(Destination):
     """A prefix of a bucket.
 
     Args:
-        address: of the dataset.
+        address: the address of the dataset.
         final: a folder of this machine in its place: its staging folder holds everything but the shards.
     """
 
-    _note: Note  # that this run wrote last, since `begin`
+    _note: Note  # the last note that this run wrote; set by `begin`
 
     def __init__(self, address: str, final: Path):
         self.final = final
@@ -66,7 +66,7 @@ class InStore(Destination):
 
     def is_free(self) -> bool:
         names = self._names()
-        return not names or (_DATASET not in names and self._marker.read()[0] is not None)  # a run left it there
+        return not names or (_DATASET not in names and self._marker.read()[0] is not None)  # shards of a stopped run
 
     def has(self, name: str) -> bool:
         return name in self._names()
@@ -84,17 +84,17 @@ class InStore(Destination):
         if note is not None and not (is_continued or overwrite) and note.state is not State.discarded:
             self._refuse_shards()
         mine = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
-        if not overwrite and self.has(_DATASET):  # it was published between the look and the win
+        if not overwrite and self.has(_DATASET):  # another run published it before this run won the marker
             self._marker.leave(mine)
             self.refuse_existing(overwrite)
-        if not is_continued:  # a dataset that is replaced goes now
+        if not is_continued:  # a dataset to be replaced is removed now
             self._clear(mine)
             mine = self._marker.move(mine, State.writing)
         self._note = mine
         self.write_shard = partial(put_shard, self.named, identity)
 
     def _refuse_shards(self) -> None:
-        """Keep the shards of a run of another identity, which may be at work."""
+        """Raise PackError if there are shards of another identity: their run may be at work."""
         if any(name.endswith(".tar.idx") for name in self._names()):
             raise PackError(
                 f"{self.named} has shards of another run, which is at work or was stopped: output.overwrite=true"
@@ -130,7 +130,7 @@ class InStore(Destination):
         self._marker.leave(mine)
 
     def _clear(self, mine: Note) -> None:
-        """Remove what is there, first what makes it a dataset: nobody may read half of one."""
+        """Remove everything, first the files that make it a dataset: nobody may read half of one."""
         names = self._names()
         first = [name for name in (_DATASET, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
@@ -146,7 +146,7 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
     """Write an object and remove it.
 
     Raises:
-        PackError: that can't be done.
+        PackError: it can't be written.
     """
     probe = f"{address}/.staging/probe"
     try:

@@ -65,7 +65,7 @@ def foresee(why: str | None, page: Path) -> None:
 
 
 def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
-    """Publish nothing, because too much was lost; keep the ledger beside the folder that the dataset would have had.
+    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
 
     Args:
         why: the reason that `losses` gave.

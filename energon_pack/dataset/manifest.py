@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # a look at a pack needs no tokenizer
 MANIFEST = "energon_pack.json"
 REPLAY = "replay.json"
 REPORT = "report.json"
-#: of a folder without packs: the numbers of those of its parts, in their order
+#: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
-#: beside a dataset.yaml that is another tool's, or for cookers: it loads packs with this package's own classes
+#: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
 TYPED = "typed.yaml"
 
 

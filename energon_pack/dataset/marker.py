@@ -1,10 +1,10 @@
-"""A small object beside a dataset on an object store that says which run writes it.
+"""A small object beside a dataset on an object store, which names the run that writes the dataset.
 
 PREFIX/.staging/NAME/identity     {"identity": …, "run": …, "state": …}
 
-A run that changes the dataset wins a conditional write of the marker first, and looks at it before each request that
-follows. What is left: a run that was stopped between such a look and its request may still send that one request when
-it goes on. Shards that it puts then are the same bytes where the other run has its identity.
+Before a run changes the dataset, it has to win a conditional write of the marker, and it reads the marker before each
+further request. One gap remains: a run that is paused between reading the marker and its request still sends that one
+request when it resumes. If the other run has the same identity, a shard uploaded then has the same bytes.
 """
 
 import json
@@ -21,7 +21,7 @@ class State(str, Enum):
     """How far a run has come."""
 
     writing = "writing"
-    #: Shards that are there are of another run, or wrong.
+    #: the shards belong to another run, or are wrong
     discarded = "discarded"
     publishing = "publishing"
 
@@ -36,11 +36,11 @@ class Note:
 
     @classmethod
     def new(cls, identity: str, state: State) -> "Note":
-        """The first note of a run."""
+        """Make the first note of a run."""
         return cls(identity, uuid.uuid4().hex, state)
 
     def trusts(self, identity: str) -> bool:
-        """Whether the shards that are there are those of a run of this identity."""
+        """Whether the existing shards are from a run of this identity."""
         return self.identity == identity and self.state is not State.discarded
 
 
@@ -48,7 +48,7 @@ class Marker:
     """The marker of one dataset.
 
     Args:
-        dataset: its address.
+        dataset: the address of the dataset.
     """
 
     def __init__(self, dataset: str):
@@ -57,7 +57,7 @@ class Marker:
         self._address = f"{self.folder}/identity"
 
     def read(self) -> tuple[Note | None, str | None]:
-        """The note, and its version for `win`; None: no run is at work or was stopped."""
+        """Return the note, and its version for `win`; None: no run is at work, and none was stopped."""
         try:
             data, version = stores.read_with_version(self._address)
         except FileNotFoundError:
@@ -65,35 +65,35 @@ class Marker:
         try:
             fields = json.loads(data)
             return Note(fields["identity"], fields["run"], State(fields["state"])), version
-        except (ValueError, KeyError, TypeError):  # of another version of this package
+        except (ValueError, KeyError, TypeError):  # written by another version of this package
             return Note("", "", State.discarded), version
 
     def win(self, note: Note, version: str | None) -> Note:
-        """Write a note in the place of the one that was read; raises PackError where another run was faster."""
+        """Replace the note that was read by this one; raises PackError if another run was faster."""
         if not stores.put_if(self._address, json.dumps(asdict(note)).encode(), version):
             raise another_run(self._dataset)
         return note
 
     def move(self, note: Note, state: State) -> Note:
-        """Win the next state of a run; raises PackError where another run took its place."""
+        """Win the next state of a run; raises PackError if another run took over."""
         now, version = self.read()
         if now != note:
             raise another_run(self._dataset)
         return self.win(replace(note, state=state), version)
 
     def refuse_lost(self, note: Note) -> None:
-        """Raises PackError where another run took the place of the one that wrote this note."""
+        """Raise PackError if another run took over from the run that wrote this note."""
         if self.read()[0] != note:
             raise another_run(self._dataset)
 
     def refuse_other(self, identity: str | None) -> None:
-        """Raises PackError where no run of this identity is at work, or its shards were discarded."""
+        """Raise PackError if no run of this identity is at work, or its shards were discarded."""
         note, _ = self.read()
         if note is None or identity is None or not note.trusts(identity):
             raise another_run(self._dataset)
 
     def leave(self, note: Note) -> None:
-        """Remove the marker and all beside it, unless the next run is at work already."""
+        """Remove the marker and everything beside it, unless the next run is already at work."""
         names = stores.entries(self.folder)
         if self.read()[0] == note:
             stores.delete(names)

@@ -1,4 +1,4 @@
-"""Tells an order over several packed datasets (`ordered`) from a folder of packs, and of which datasets it is."""
+"""Recognise an order over several packed datasets (`ordered`), and list these datasets."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from energon_pack.run.files import META_FOLDER
 
 
 def parts_of(folder: DatasetFolder) -> list[str]:
-    """Return the paths of the datasets that a folder is an order over; empty: it is no order."""
+    """Return the paths of the datasets in an order; empty: the folder is no order."""
     if not folder.has(f"{META_FOLDER}/{ORDER}"):
         return []
     try:

@@ -1,8 +1,8 @@
-"""Writes one order over the packs of several datasets: a folder without packs, which Energon reads as one dataset.
+"""Write one order over the packs of several datasets: a folder without packs, which Energon reads as one dataset.
 
-    OUT/.nv-meta/split.yaml, .info.json      the tars of all datasets, where they are
-                 order.npy                   the number of each pack among them, as `PacksInOrder` reads them
-                 energon_pack.json           as of the datasets; `parts` names each of them
+    OUT/.nv-meta/split.yaml, .info.json      paths of the tars of all datasets
+                 order.npy                   numbers of all their packs, in the order that `PacksInOrder` reads
+                 energon_pack.json           copied from a dataset; `parts` names all datasets
 
 Nothing is copied. Validation and test parts are read one after another, as Energon does.
 """
@@ -46,7 +46,7 @@ class Part:
 
     name: str
     folder: DatasetFolder
-    path: str  # as it is written down
+    path: str  # as energon_pack.json writes it
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
@@ -67,13 +67,13 @@ class Part:
 
 
 def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
-    """Read what the packs of the train splits hold.
+    """Read the members of all packs of the train splits.
 
     Returns:
         The members of all packs, the number of members of each pack, and the part of each pack.
 
     Raises:
-        PackError: a plan can't be read, or is not of the tars beside it.
+        PackError: a plan can't be read, or does not match the tars beside it.
     """
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
@@ -123,12 +123,12 @@ def _items(table: pa.Table, entry: Any) -> Items:
 
 
 def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
-    """Write the folder, whole or not at all.
+    """Write the folder completely, or not at all.
 
     Args:
         order: int64[num] numbers of the packs of all train splits, in the order of `members_of_parts`.
-        topology: that the order is laid out for.
-        num_turns: passes that are not to be mixed.
+        topology: the ranks that the order is laid out for.
+        num_turns: number of passes; they must not be mixed.
     """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
@@ -169,7 +169,7 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
 
 
 def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
-    """Add up what the datasets have in each split."""
+    """Add up the packs of the datasets in each split."""
     found: dict[str, dict[str, int]] = {}
     for part in parts:
         for split, counts in part.manifest["splits"].items():

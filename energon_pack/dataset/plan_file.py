@@ -28,7 +28,7 @@ from energon_pack.samples.cut import with_cuts
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.tar import BLOCK
 
-_ROWS = 200_000  # rows that are sorted at once
+_ROWS = 200_000  # rows to sort at a time
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
 
 
@@ -113,7 +113,7 @@ def plan_shards(
     """Divide the packs of a plan into shards.
 
     Args:
-        max_packs, max_bytes: of a shard.
+        max_packs, max_bytes: limits of a shard.
         identity: values that tell this dataset from others with the same lengths and plan.
     """
     sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
@@ -127,7 +127,7 @@ def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: fl
 
     Args:
         pack_bytes: int64[num_packs].
-        split: of each pack; ascending. A shard holds packs of one split.
+        split: the split of each pack; ascending. A shard holds packs of one split.
 
     Returns:
         int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
@@ -167,7 +167,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
     """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard.
 
     Args:
-        names: of the output shards.
+        names: the names of the output shards.
     """
     temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:

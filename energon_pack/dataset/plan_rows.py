@@ -20,12 +20,12 @@ COLUMNS = (
 PLAN_SCHEMA = pa.schema(
     [("pack", pa.string()), ("shard", pa.string()), *(LENGTHS_SCHEMA.field(name) for name in COLUMNS)]
 )
-#: with the column that tells in which tar a pack is
+#: the schema with the column that names the tar of a pack
 WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 #: columns that only a plan with `packing.share` has
 _SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
 SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
-#: types that a column may have, beside that of `PLAN_SCHEMA`
+#: other types that a column may have instead of its type in `PLAN_SCHEMA`
 OTHER_TYPES = {"cut": EXPANDED_TYPE}
 
 
@@ -35,14 +35,14 @@ class PlanRow(MeasuredRow):
 
     pack: str
     shard: str
-    shared_len: int = 0  # its first tokens that are those of the member before it
-    num_shared_images: int = 0  # its first images that lie in them, as the next
+    shared_len: int = 0  # how many of its first tokens it shares with the member before it
+    num_shared_images: int = 0  # how many of its first images are in these tokens; the next likewise for videos
     num_shared_videos: int = 0
     num_shared_visual_tokens: int = 0
 
     @property
     def num_shared_media(self) -> int:
-        """Return how many of its first media are those of the member before it."""
+        """Return how many of its first media it shares with the member before it."""
         return self.num_shared_images + self.num_shared_videos
 
     @property

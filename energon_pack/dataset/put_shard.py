@@ -1,4 +1,4 @@
-"""A packed shard on an object store: made in a folder of temporary files, put there, and removed here."""
+"""Write a packed shard to an object store: it is made in a folder of temporary files, uploaded, and removed there."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,18 +16,18 @@ from energon_pack.sources.tar import tar_len
 
 
 def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
-    """As `write_shard`, to an object store: the shard in parts, then its index.
+    """Do the same as `write_shard` on an object store: upload the shard in parts, then its index.
 
-    The marker is looked at before each of the two. A process that is stopped between a look and the end of the
-    request after it may still put that one object when it goes on, in the place of another run's.
+    The marker is read before each of the two. A process that is paused between reading it and the end of its request
+    may still upload that one object when it resumes, over another run's.
 
     Args:
-        folder: address of the dataset.
-        identity: of the run; None: that of the job.
+        folder: the address of the dataset.
+        identity: the identity of the run; None: the job's.
 
     Raises:
-        PackError: a source shard changed since it was measured; the store does not take it; a run of another identity
-            is at work there, or none.
+        PackError: a source shard changed since it was measured; the store refuses the shard; or no run of this identity
+            is at work there.
     """
     marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
@@ -50,7 +50,7 @@ def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
 
 
 def is_put(folder: str, job: ShardJob) -> bool:
-    """Whether `put_shard` has put a shard there that a run of the same identity may trust."""
+    """Whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
     note, _ = Marker(folder).read()
     if note is None or job.identity is None or not note.trusts(job.identity):
         return False
@@ -63,7 +63,7 @@ def _num_packs(table: pa.Table) -> int:
 
 
 def _size_there(address: str, num_packs: int) -> int | None:
-    """The size of a shard that a run before has put there; a store has an object whole or not at all."""
+    """Return the size of a shard that an earlier run uploaded; a store has an object whole or not at all."""
     try:
         ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
     except FileNotFoundError:

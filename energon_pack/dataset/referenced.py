@@ -48,7 +48,7 @@ class DatasetMedia:
     """The media that a dataset's packs refer to; the source is looked for when the first medium is read.
 
     Args:
-        root: of the source; None: see `source_root`.
+        root: the place of the source; None: see `source_root`.
         whole: read each opened medium in full; else only its ends, and other parts as they are asked for.
     """
 
@@ -76,7 +76,7 @@ class LoadedMedia:
     """Reads media for Energon, whose loader passes the dataset of each pack. It can be pickled for workers.
 
     Args:
-        root: of the source; None: see `source_root`.
+        root: the place of the source; None: see `source_root`.
     """
 
     def __init__(self, root: str | None = None):
@@ -108,10 +108,10 @@ def _folder_of(source: Any) -> str:
 
 
 class Beside:
-    """The bytes of a shard up to the end of a pack, followed by those of the media that the pack refers to.
+    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to.
 
     Args:
-        end: of the pack.
+        end: where the pack ends.
     """
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
@@ -122,7 +122,7 @@ class Beside:
         self._ahead = -1  # number of the last group of media that were read together
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read bytes as any file does; raises as `opened` where they are in a medium."""
+        """Read bytes like a file; raises like `opened` if they are in a medium."""
         if offset < self._starts[0]:
             return self._shard.read(offset, size)
         index = bisect_right(self._starts, offset) - 1

@@ -33,11 +33,13 @@ from energon_pack.templates.template import Template
 
 _STREAM = 0x5E9
 _LEAST_SAMPLES = 100
-_SHARE = 50  # one sample of so many: reading again costs little beside measuring
-#: columns that draw nothing where no sample has any: without sounds, the draw is the one that it was before them
+_SHARE = 50  # one sample of so many: reading them again costs little compared with measuring
+#: columns that are left out of the draw if no sample has any: so datasets without sounds keep the draw of old versions
 _OF_SOUNDS = ("num_audios", "num_audio_tokens")
 _EXTREMES = 8  # samples at each end of each number
-_MOST_MS = 1500.0  # for a loader to expand the media of all kept samples, by `MediaRules.expand_ms`
+_MOST_MS = (
+    1500.0  # milliseconds that a loader may take to expand the media of all kept samples (`MediaRules.expand_ms`)
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def draw(items: Items, is_packed: npt.NDArray[np.bool_], seed: int) -> Ints:
         found = np.concatenate((found, new))
         keys = np.concatenate((keys, random_keys(len(new), seed, _STREAM, num_seen)))
         num_seen += len(new)
-        first = _first(items.take(found), keys, 2 * number)  # of both kinds, whichever is more frequent
+        first = _first(items.take(found), keys, 2 * number)  # enough samples of either kind
         found, keys = found[first], keys[first]
     return found[_first(items.take(found), keys, 0)][:number]
 

@@ -1,4 +1,4 @@
-"""Choose the form of samples that another stack's class, which reads the packs, accepts.
+"""Choose the form of samples that the class of another stack accepts.
 
 If a class has other fields than its loader passes, every pack is lost, and Energon's handler only warns. So the class
 is asked for its fields, or, where it can't be imported, the user gives them.

@@ -35,7 +35,7 @@ from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
 
-#: The ending of the file that says that a shard is finished.
+#: extension of the file that marks a finished shard
 DONE = ".done"
 
 
@@ -52,8 +52,8 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
-    root: str | None = None  # of the source: packs refer to media in it; None: media are copied
-    #: of the run, which syncs each shard and notes it in a file beside; None: all shards are synced at the end
+    root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
+    #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
 
 
@@ -118,7 +118,7 @@ def is_done(shard: Path, identity: str | None) -> bool:
     """Say whether a process of the same run has written and synced a shard: it is trusted, and not read.
 
     Args:
-        identity: of the run; None: its shards are compared with their sources.
+        identity: the identity of the run; None: its shards are compared with their sources.
     """
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
@@ -262,7 +262,7 @@ def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) 
     """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made.
 
     Args:
-        num_shared: its first media that the member before it in the pack has, too.
+        num_shared: how many of its first media it shares with the member before it in the pack.
     """
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]

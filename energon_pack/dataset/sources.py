@@ -100,8 +100,8 @@ class Sources:
         """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
 
         Args:
-            name: that a copy would get.
-            root: of the source.
+            name: the name that a copy would get.
+            root: the place of the source.
         """
         ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
         self._check_header(ends.header, row, part.name, part.size)

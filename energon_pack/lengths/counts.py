@@ -1,4 +1,4 @@
-"""Counts of a sample beside its tokens. Measuring, cutting and packing while loading all use these functions."""
+"""Count what a sample has besides tokens. Measuring, cutting and packing while loading all use these functions."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -10,7 +10,7 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
     """Count everything but tokens that `caps` may limit, by the name of its column.
 
     Args:
-        kinds: of each medium.
+        kinds: the kind of each medium.
     """
     return {
         "num_visual_tokens": rendered.num_visual_tokens,

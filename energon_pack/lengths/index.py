@@ -21,7 +21,7 @@ from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR
 
 _JOB_SHARDS, _JOB_BYTES = 256, 64 << 20  # shards in one job that reads headers
-_INDEX_ROWS = 50_000  # of a file
+_INDEX_ROWS = 50_000  # rows of a file
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class IndexedShard:
     """A shard, the file with its rows of `wds.INDEX_SCHEMA`, and the rows that are drawn."""
 
     shard: Shard
-    key: str  # in the cache
+    key: str  # its key in the cache
     pieces: list[Piece]
     num_rows: int
     #: the digests of the whole shard that `Shard.is_unchanged` compares
     about: dict[str, str]
     rows: Ints | None = None  # ascending; a sample drawn twice stands twice; None: all
     copies: Ints | None = None  # for each row, how often it was drawn before, in this slice or in another
-    how_drawn: tuple[float | str, ...] = ()  # what `rows` depend on
+    how_drawn: tuple[float | str, ...] = ()  # the settings that `rows` depend on
 
     @property
     def num_samples(self) -> int:

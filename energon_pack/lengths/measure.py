@@ -39,10 +39,10 @@ from energon_pack.templates.processor import load_saved, without_shortcut
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
-_LITTLE = 10_000_000  # see `_cost`: one process is done with it before others have started
+_LITTLE = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
 #: jobs, and samples per job, of a very large source: one process deals jobs to a thousand machines
 _MOST_SLICES, _LARGEST_SLICE = 20_000, 20_000
-#: the time for a sample beside its text, and for a medium, in bytes of text that take as long
+#: time per sample without its text, and per medium, as the number of bytes of text that take as long
 _SAMPLE_COST, _IMAGE_COST, _VIDEO_COST = 1000, 2000, 80_000
 _COSTS = ("record_size", "parts")  # the columns that the decision needs
 Lengths = TypeVar("Lengths")
@@ -55,7 +55,7 @@ class MeasuredShard:
 
     indexed: IndexedShard
     pieces: list[Piece]
-    was_cached: bool  # all of the shard or a part
+    was_cached: bool  # the whole shard, or a part of it
 
     @property
     def shard(self) -> Shard:
@@ -130,7 +130,7 @@ def _measure(
             raise PackError(str(error)) from None
 
     slices: list[tuple[Ints, Ints]] = []  # running jobs: for each sample, its shard's number and its row there
-    costs: list[int] = []  # of these jobs
+    costs: list[int] = []  # the costs of these jobs
 
     num = sum(map(len, todo.values()))
     total_cost = _total_cost(indexed, todo)

@@ -20,10 +20,10 @@ class MediaHashes:
         self._known: OrderedDict[tuple[str, MediaPart], bytes] = OrderedDict()
 
     def of(self, shard: Shard, parts: Sequence[MediaPart], media: Sequence[Media]) -> list[tuple[str, bytes]] | None:
-        """Return kind and hash of each medium: of its bytes, and of what the sample asks for it.
+        """Return kind and hash of each medium; the hash covers its bytes and the settings that the sample has for it.
 
         Returns:
-            None where a list of frames is a video, or a medium is a sound: such a sample shares nothing.
+            None if a video is a list of frames, or a medium is a sound: such a sample shares nothing.
         """
         if any((medium.settings and medium.settings.list_of_frames) or medium.kind == "audio" for medium in media):
             return None

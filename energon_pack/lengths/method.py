@@ -13,7 +13,7 @@ from energon_pack.templates.settings import TemplateSettings
 
 @dataclass(frozen=True)
 class Method:
-    """Everything lengths depend on beside the samples. Every job that measures, cuts or audits carries one."""
+    """Everything that lengths depend on, except the samples. Every job that measures, cuts or audits carries one."""
 
     template_folder: str  # a folder in the cache, from which `load_saved` reads the template
     read: ReadSettings
@@ -27,7 +27,7 @@ class Method:
 
     @property
     def choice(self) -> Choice:
-        """Return whose rules count the media, and which rules they were compared with."""
+        """Return the rules that count media, and how they were compared."""
         return choice_of(self.template_folder)
 
     def lines(self, asked: str) -> list[str]:

@@ -12,7 +12,7 @@ _PART_TYPE = pa.list_(
             ("name", pa.large_string()),
             ("offset", pa.int64()),
             ("size", pa.int64()),
-            ("kind", pa.string()),  # of `media.kinds.KINDS`
+            ("kind", pa.string()),  # one of `media.kinds.KINDS`
             ("extension", pa.string()),  # the extension of the content
         ]
     )
@@ -27,7 +27,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("record_size", pa.int64()),
         ("parts", _PART_TYPE),  # the media, in the order of their placeholders
         ("positions", wds.PART_TYPE),  # the .npy files of its images, if they are members of its tar
-        ("files", _FILES_TYPE),  # its files beside the shard, to see whether they change; null: it can have none
+        ("files", _FILES_TYPE),  # its files beside the shard, to notice changes; null: it can have none
         ("media_type", pa.string()),
         ("token_len", pa.int32()),
         ("num_supervised", pa.int32()),
@@ -68,5 +68,5 @@ _BEGINNINGS_TYPE = pa.list_(
 )
 #: Lengths that are measured for `packing.share` have two more columns.
 SHARED_SCHEMA = LENGTHS_SCHEMA.append(
-    pa.field("beginnings", _BEGINNINGS_TYPE)  # of the sample, ascending (`templates.beginnings`); null: none
+    pa.field("beginnings", _BEGINNINGS_TYPE)  # beginnings of the sample, ascending (`templates.beginnings`); null: none
 ).append(pa.field("first_medium", pa.uint64()))  # hash of the first medium's bytes; null: a sample without media

@@ -36,7 +36,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
-_FORESEEN = 64  # samples: their media are told to the template at once
+_FORESEEN = 64  # samples whose media the template is told at once
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 #: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
@@ -44,7 +44,7 @@ _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_
 
 #: Raise this number when measuring the same sample gives other columns or values.
 LENGTHS_VERSION = 16
-#: Raise this number when the beginnings of the same sample are other ones.
+#: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
 
@@ -82,7 +82,7 @@ class LengthsRow(MeasuredRow):
     detail: str | None = None
     beginnings: list[dict[str, Any]] | None = None
     first_medium: int | None = None
-    #: kind and hash of each medium, no column; None: no beginnings are asked for
+    #: kind and hash of each medium; not a column; None: beginnings are not needed
     media_hashes: Sequence[tuple[str, bytes]] | None = None
 
 

@@ -1,4 +1,4 @@
-"""The stages of a run, each idempotent: it goes on from the files that are there.
+"""Stages of a run. Each is idempotent: it continues from the files that are there.
 
     measuring ──► planning ──► writing ──► publishing
     lengths in the cache, the plan and the shards in a staging folder, the dataset under its name

@@ -1,4 +1,4 @@
-"""A run that Slurm does: which of its jobs are still to be submitted, and how far they are."""
+"""Run the stages as Slurm jobs: find which jobs are missing, submit them, and follow their progress."""
 
 import hashlib
 import json
@@ -18,13 +18,13 @@ from energon_pack.stages.writing import plan_settings, planned_jobs
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
-    """Submit what is missing of a run, and wait for it.
+    """Submit the missing jobs of a run, and wait for them.
 
     Args:
-        command: the user's own, without `stage` and `executor`.
+        command: the user's command, without `stage` and `executor`.
 
     Returns:
-        The figures of report.json; empty where it is not waited for.
+        The figures of report.json; empty if the run does not wait.
 
     Raises:
         PackError: refused input; there is no Slurm, or it refuses; or a job failed.
@@ -66,7 +66,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | None]:
-    """The stages that are still to come, and the parts of each; None: it has none."""
+    """Return the stages that are still missing, and the missing parts of each; None: the stage has no parts."""
     all_parts = range(config.executor.num_tasks)
     if places.there is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
@@ -78,7 +78,7 @@ def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | No
 
 
 def _progress(destination: Destination) -> str:
-    """What the files of a run say."""
+    """Describe the progress of a run by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
     num_done, num_shards = len([*staging.glob("*/*.tar.done")]), len([*staging.glob("*/.jobs/*.tar")])
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

@@ -1,4 +1,4 @@
-"""The first stage: which samples there are, and how long each of them is. Its results lie in the cache."""
+"""The first stage: find all samples, and measure the length of each. The cache keeps the results."""
 
 import os
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Measured:
     """The samples that are drawn from the source."""
 
     lengths: Lengths
-    num_found: int  # samples in the source, those that its settings leave out among them
+    num_found: int  # all samples in the source, also those that its settings leave out
     num_repeated: int  # draws of samples that were drawn before
     mixture: Mixture | None = None
 
@@ -37,10 +37,10 @@ class Measured:
 def index_source(
     config: PackConfig, places: Places, run: Run, shards: Sequence[Shard] | None = None
 ) -> list[IndexedShard]:
-    """Where each sample of the source is.
+    """Find the place of each sample of the source.
 
     Args:
-        shards: None: all of the source.
+        shards: the shards to index; None: the whole source.
     """
     with run.timed("index"):
         chosen = places.source.shards if shards is None else [*shards]
@@ -48,7 +48,7 @@ def index_source(
 
 
 def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
-    """How samples are measured, and what they cost in training."""
+    """Return the method that measures samples, and the model of their cost in training."""
     with run.timed("processor"):
         folder = local_folder(replace(config.model, processor=places.processor))  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
@@ -61,9 +61,9 @@ def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method
 def measure_source(
     config: PackConfig, places: Places, indexed: list[IndexedShard], method: Method, run: Run
 ) -> tuple[Measured, Method]:
-    """Measure the samples that are drawn, and what they become by `labels.expand`.
+    """Measure the drawn samples, and the samples that `labels.expand` makes of them.
 
-    The method is another one where the shortcut was wrong.
+    Returns another method if the shortcut was wrong.
     """
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
@@ -86,14 +86,14 @@ def measure_source(
 
 
 def measure_share(config: PackConfig, places: Places, part: Part, run: Run) -> int:
-    """Measure one part of the source into the cache; how many of its samples have their lengths there now.
+    """Measure one part of the source into the cache; return how many of its samples have lengths there now.
 
-    The bytes of the source are cut into equal spans, the same for whoever asks, so a part reads nothing of the others.
+    All processes cut the bytes of the source into the same equal spans, so a part reads nothing of the others.
     """
     shards = places.source.shards
     spans = Spans([shard.size for shard in shards])
     is_counted = config.source.limit is not None or parse_slice(config.source.slice) != (0, 1)
-    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # else which samples are drawn is unknown
+    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # draws by count need all shards
     indexed = index_source(config, places, run, [shards[number] for number in chosen])
     method, _ = prepare_method(config, places, run)
     with run.timed("lengths"):

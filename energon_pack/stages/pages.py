@@ -1,4 +1,4 @@
-"""What a run shows: its page, the table of pack lengths, and what is wrong."""
+"""Show the results of a run: its page, the table of pack lengths, and what is wrong."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ from energon_pack.stages.measuring import Measured
 
 
 def page_of(config: PackConfig) -> Path:
-    """Where a run leaves its page: in its dataset; of another stage, beside the place of one."""
+    """Return the path of a run's page: in the dataset, or, for a single stage, next to where the dataset would be."""
     final = final_folder(config)
     is_published = config.stage in (Stage.all, Stage.publish)
     return final / PAGE if is_published else page_beside(final, f"{config.stage.value}.html")
@@ -51,7 +51,7 @@ def write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: s
 
 
 def leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
-    """End a run that publishes nothing, and leave its page and its ledger beside the place of the dataset."""
+    """End a run that publishes nothing; keep its page and ledger next to where the dataset would be."""
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)
@@ -60,13 +60,13 @@ def leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, fin
 
 
 def say_wrong(wrong: Iterable[Remark]) -> None:
-    """A line for each thing that looks wrong."""
+    """Print a line for each thing that looks wrong."""
     for remark in wrong:
         say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
 
 
 def _say_seen(seen: Seen) -> None:
-    """The first sample of each reason, where no dataset has a ledger of them; then what is wrong."""
+    """Print the first sample of each reason, if no dataset has a ledger of them; then print what is wrong."""
     for reason, entries in seen.examples.items():
         say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
     say_wrong(seen.wrong)

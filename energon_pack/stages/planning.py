@@ -1,4 +1,4 @@
-"""The second stage: which samples go into which pack, and which packs into which shard."""
+"""The second stage: decide which samples go into which pack, and which packs into which shard."""
 
 import json
 from dataclasses import dataclass
@@ -27,18 +27,18 @@ from energon_pack.steps.cost import CostModel
 
 @dataclass(frozen=True)
 class Planned:
-    """Which samples go into which pack, and which packs into which shard."""
+    """A plan: which samples go into which pack, and which packs into which shard."""
 
     lengths: Lengths
     plan: PackPlan
-    cost: CostModel  # of a sample
+    cost: CostModel  # the model of a sample's cost
     shards: ShardPlan
     identity: str  # a hash of everything that the bytes of the shards depend on
     report: Report
 
 
 def plan_source(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
-    """Plan packs and shards: the same for the same samples and settings."""
+    """Plan packs and shards; the same samples and settings give the same plan."""
     lengths, packing, output = measured.lengths, config.packing, config.output
     with run.timed("plan"):
         expansion = expansion_of(lengths, config.labels)
@@ -60,13 +60,13 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
 
 
 def why_unpublished(report: Report, config: PackConfig) -> str | None:
-    """Why nothing is published; a plan that drops much is there to be looked at, and to be swept over."""
+    """Return why nothing is published, or None; `stage=plan` and sweeps accept a plan that drops much."""
     why = losses(report, config.max_skipped)
     return why or (dropped(report, config.packing) if config.stage in (Stage.all, Stage.publish) else None)
 
 
 def check_media_of(planned: Planned, run: Run) -> None:
-    """Look once more at media that are files of their own; raises PackError as `check_media`."""
+    """Check media in separate files once more; raises PackError like `check_media`."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)
 
@@ -78,6 +78,6 @@ def _own_settings(lengths: Lengths) -> list[Any]:
 
 
 def _state(item: MeasuredShard) -> tuple[str, int, str, str]:
-    """What tells whether a killed run read the same: a file of lengths is written anew where media changed."""
+    """Return values that are equal if a killed run read the same; files of lengths change when media change."""
     files = json.dumps([Path(piece.path).name for piece in item.pieces]) if item.shard.media_root else ""
     return item.shard.path, item.shard.size, item.shard.version, files

@@ -1,4 +1,4 @@
-"""The last stage: the metadata beside the shards, the checks, the page; then the dataset has its name."""
+"""The last stage: write metadata and page, run the checks, and give the dataset its name."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from energon_pack.stages.planning import Planned, check_media_of
 
 
 def refuse_unwritten(jobs: Iterable[ShardJob], destination: Destination) -> None:
-    """Raises PackError where `stage=write` has not written every shard of the plan."""
+    """Raise PackError if `stage=write` has not written every shard of the plan."""
     are_there = {job.path.name: destination.has_shard(job) for job in jobs}
     if missing := [name for name, is_there in are_there.items() if not is_there]:
         raise PackError(
@@ -54,7 +54,7 @@ def write_beside(
 def check_written(
     planned: Planned, written: list[WrittenShard], destination: Destination, staging: Path, root: str | None, run: Run
 ) -> None:
-    """Compare what was written with the plan and the source, and have Energon read it; raises PackError."""
+    """Compare the written shards with the plan and the source, and have Energon read them; raises PackError."""
     flavor = planned.lengths.flavor
     with run.progress.timed("check"), destination.discarding(staging, planned.identity):
         check_media_of(planned, run)
@@ -66,7 +66,7 @@ def check_written(
 def publish(
     places: Places, planned: Planned, page: RunReport, facts: RunFacts, audit: Audit, staging: Path, run: Run
 ) -> dict[str, Any]:
-    """Write the report and its page, publish the dataset, and say where it is; the figures of report.json."""
+    """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json."""
     destination = places.destination
     report = replace(planned.report, run=facts)
     write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
@@ -87,7 +87,7 @@ def publish(
 def there_already(
     report: dict[str, Any], destination: Destination, planned: Planned, page: RunReport, method: Method, run: Run
 ) -> dict[str, Any]:
-    """End a run that finds its dataset published: it looks at the source as a run that writes does.
+    """End a run whose dataset is published already, after the same checks of the source as in a run that writes.
 
     Args:
         report: report.json of the dataset.
@@ -110,10 +110,10 @@ def facts_of(
     root: str | None,
     run: Run,
 ) -> RunFacts:
-    """What is true of this run.
+    """Return the facts about this run.
 
     Args:
-        config: as it was composed.
+        config: the composed config.
     """
     num_cached = sum(item.was_cached for item in planned.lengths.shards)
     return RunFacts(

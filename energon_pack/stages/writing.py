@@ -1,9 +1,9 @@
-"""The third stage: from a plan to the shards of a dataset, pack_plan.parquet first, then a job a shard.
+"""The third stage: write a plan as the shards of a dataset: first pack_plan.parquet, then one job for each shard.
 
 `stage=plan` leaves the jobs in files, so that any process can write any share of the shards by `stage=write`:
 
     <staging folder>/.jobs/about.json           the run, its packages, the shards and their sizes
-                     .jobs/packed-000000.tar    a pickled job: as much is trusted as the plan itself
+                     .jobs/packed-000000.tar    a pickled job, trusted like the plan itself
 """
 
 import hashlib
@@ -50,10 +50,10 @@ def write_plan_file(config: PackConfig, planned: Planned, staging: Path) -> None
 def shard_jobs(
     config: PackConfig, planned: Planned, method: Method, staging: Path, root: str | None, is_shared: bool
 ) -> Iterator[ShardJob]:
-    """The jobs that make `<prefix>-000000.tar` and those after it.
+    """Return the jobs that write `<prefix>-000000.tar` and the following shards.
 
     Args:
-        root: of the source, where packs refer to media in it; None: media are copied.
+        root: the place of the source, if packs refer to media in it; None: media are copied.
         is_shared: other processes write shards, too: each shard is synced, and a file beside it says so.
     """
     lengths, plan, shards = planned.lengths, planned.plan, planned.shards
@@ -81,17 +81,17 @@ def _names(config: PackConfig, planned: Planned) -> list[str]:
 
 
 class Amount(NamedTuple):
-    """How much is written."""
+    """The size of a write."""
 
     num_shards: int
     num_packs: int
-    num_bytes: int | None  # about; None: not known
+    num_bytes: int | None  # approximate; None: not known
 
 
 def write_shards(
     jobs: Iterable[ShardJob], destination: Destination, staging: Path, total: Amount, run: Run
 ) -> list[WrittenShard]:
-    """Write shards; those that are finished are looked at alone.
+    """Write shards; finished shards are only checked.
 
     Raises:
         SourceChanged: a source shard is not what was measured.
@@ -111,10 +111,10 @@ def write_shards(
 def leave_jobs(
     config: PackConfig, source: Source, planned: Planned, jobs: Iterable[ShardJob], staging: Path, why_not: str | None
 ) -> None:
-    """Write what `stage=write` needs: a file for each shard, and one about all of them, last.
+    """Write the files that `stage=write` needs: one for each shard, and last, one about all of them.
 
     Args:
-        why_not: why nobody would publish them; None: they may be written.
+        why_not: why they would not be published; None: they may be written.
     """
     folder = staging / JOBS
     folder.mkdir(exist_ok=True)
@@ -136,20 +136,20 @@ def leave_jobs(
 
 
 def _state(source: Source) -> str:
-    """Changes when a file of the source does."""
+    """Return a text that changes when a file of the source changes."""
     files = sorted((absolute(shard.path), shard.size, shard.version) for shard in source.shards)
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _from_anywhere(shard: Any) -> Any:
-    """A source shard under a path that is good in every working folder."""
+    """Return a source shard with a path that works in any current folder."""
     return replace(shard, path=absolute(shard.path))
 
 
 def planned_jobs(
     config: PackConfig, source: Source, destination: Destination, num_parts: int
 ) -> list[list[ShardJob]] | None:
-    """The jobs of each part of a plan that was left for these settings and this source; None: there is none."""
+    """Return the jobs of each part of a plan for these settings and this source; None: there is no plan."""
     try:
         with destination.planned() as staging:
             about = _read_about(config, staging)
@@ -164,7 +164,7 @@ def planned_jobs(
 
 
 def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
-    """What `leave_jobs` wrote about all shards; raises as `write_share`."""
+    """Read the file about all shards that `leave_jobs` wrote; raises like `write_share`."""
     try:
         about: dict[str, Any] = json.loads((staging / JOBS / _ABOUT).read_bytes())
     except FileNotFoundError:  # its process was killed
@@ -178,7 +178,7 @@ def _read_about(config: PackConfig, staging: Path) -> dict[str, Any]:
 
 
 def plan_settings(config: PackConfig) -> dict[str, Any]:
-    """What a plan depends on: the settings, and the places of the source."""
+    """Return everything a plan depends on: the settings, and the places of the source."""
     paths = config.source.path if isinstance(config.source.path, list) else [config.source.path]
     places: list[Any] = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
     if config.source.mixture is not None:
@@ -187,12 +187,12 @@ def plan_settings(config: PackConfig) -> dict[str, Any]:
 
 
 def write_share(config: PackConfig, destination: Destination, part: Part, run: Run) -> dict[str, Any]:
-    """Write one part of the shards that `stage=plan` planned; the source is not looked at but for what they hold.
+    """Write one part of the shards that `stage=plan` planned; of the source, only the samples in them are read.
 
     Raises:
         PlanMissing: there is no plan, or it was made with other settings or by other packages.
-        SamplesLost: it leaves out more than may be published.
-        SourceChanged: the source is not what was measured; the plan is then of no use, and goes.
+        SamplesLost: the plan leaves out too much to be published.
+        SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
     """
     with destination.planned() as staging, run.progress.timed("write"):
         about = _read_about(config, staging)
@@ -210,7 +210,7 @@ def write_share(config: PackConfig, destination: Destination, part: Part, run: R
 
 
 def _read_jobs(staging: Path, names: Iterable[str]) -> Iterator[ShardJob]:
-    """Jobs that `leave_jobs` wrote, for the place where the staging folder is now."""
+    """Read jobs that `leave_jobs` wrote, adapted to where the staging folder is now."""
     for name in names:
         job = pickle.loads((staging / JOBS / name).read_bytes())
         yield replace(job, path=staging / name, plan=staging / PLAN)

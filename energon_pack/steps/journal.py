@@ -48,7 +48,7 @@ class Journal:
         self._ranks, self._rank = worker.world_size, worker.rank
         self._share: Share | None = _share_in(dataset)
         self._read = [0] * max(1, worker.num_workers)
-        #: consumed before this run: by all ranks, or by this rank if it goes on from its own state alone
+        #: consumed before this run: by all ranks, or by this rank if it continues from only its own state
         self.before = Consumed()
         #: consumed by this rank in this run
         self.own = Consumed()
@@ -143,7 +143,7 @@ def is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
 
 
 def _share_in(dataset: Any) -> Share | None:
-    """The share that a dataset of Energon's reads, wherever it is wrapped."""
+    """Return the share that an Energon dataset reads, however it is wrapped."""
     share: Share | None = getattr(dataset, "share", None)
     inner: Sequence[Any] = getattr(dataset, "datasets", ())
     return share if share is not None or len(inner) != 1 else _share_in(inner[0])

@@ -19,7 +19,7 @@ class Taken:
     """Which of the numbers 0, 1, 2, … are taken: all below `first`, and a few above it."""
 
     first: int = 0
-    #: in their order
+    #: ascending
     above: list[int] = field(default_factory=list)
 
     def left(self, index: int) -> int:
@@ -69,18 +69,18 @@ class Share:
     place: Place
     ranks: int
     rank: int
-    #: turns that it has had since
+    #: turns that the rank has taken since
     taken: Taken = Taken()
 
     def position(self, index: int) -> int:
-        """Where in the stream the rank's index-th turn is, of those that are left."""
+        """Return the position in the stream of the index-th turn that the rank has left."""
         return self.place.taken.left(self.taken.left(index) * self.ranks + self.rank)
 
     def index(self, position: int) -> int:
-        """Which turn a position is.
+        """Return the turn of a position.
 
         Raises:
-            ValueError: it is another rank's.
+            ValueError: the position belongs to another rank.
         """
         turn, rank = divmod(self.place.taken.index(position), self.ranks)
         if rank != self.rank:
@@ -98,7 +98,7 @@ class Share:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Share":
-        """The share with these fields, as `dataclasses.asdict` gives them."""
+        """Return the share with these fields, as `dataclasses.asdict` gives them."""
         place = values["place"]
         topology, taken = Topology(**place["topology"]), Taken(**place["taken"])
         return cls(

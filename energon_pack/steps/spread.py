@@ -1,8 +1,9 @@
-"""How even steps are over the ranks that train on them: what a rank waits for the slowest.
+"""Measure how even steps are over the ranks that train on them, and how long ranks wait for the slowest.
 
     costs of packs, in the order in which all ranks together read them ──steps──► sums of ranks ──► max/mean
 
-R packs in a row are read at once, one by each rank; M times that is a step. A step takes as long as its dearest rank.
+R neighbouring packs are read at once, one by each rank; M such rows are a step. A step takes as long as its slowest
+rank.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -13,55 +14,55 @@ import numpy as np
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.cost import Floats
 
-#: of the trained tokens of a step, away from the mean of all
+#: steps count as even if their trained tokens are within this share of the mean
 _NEAR = 0.02
 
 
 @dataclass(frozen=True)
 class PackCosts:
-    """What packs cost, an entry a pack."""
+    """The costs of packs; arrays have one entry per pack."""
 
-    #: of the language model, and of the vision encoder, in one unit
+    #: costs of the language model, and of the vision encoder, in one unit
     lm: Floats
     vision: Floats
-    #: tokens that the loss is of
+    #: trained tokens
     trained: Ints
 
     def __len__(self) -> int:
         return len(self.lm)
 
     def take(self, order: Ints) -> "PackCosts":
-        """Some of them, in an order."""
+        """Return the costs of these packs, in this order."""
         return replace(self, lm=self.lm[order], vision=self.vision[order], trained=self.trained[order])
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One cost over whole steps; a step's time is that of its dearest rank, and 1 where all ranks have the same."""
+    """One cost over whole steps; the time of a step is its slowest rank's, relative to the mean of its ranks."""
 
-    #: time of an epoch relative to even: Σ max / Σ mean
+    #: time of an epoch relative to even steps: Σ max / Σ mean
     epoch: float
-    #: max/mean of a step: the mean of all, and the worst
+    #: max/mean of a step: the mean over all steps, and the worst
     mean: float
     worst: float
     #: no order of the same packs has a smaller `epoch`
     bound: float
-    #: in no order has the step with the dearest pack a smaller max/mean
+    #: in no order of the same packs is the worst max/mean smaller
     worst_bound: float
 
 
 def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, Any]:
-    """How even the whole steps are, as in report.json.
+    """Return how even the whole steps are, as in report.json.
 
     Args:
         costs: in the order in which all ranks together read the packs.
-        ranks: that train, R.
-        micro_batches: packs of each in a step, M. Ranks wait for each other after the last.
+        ranks: number of training ranks, R.
+        micro_batches: packs per rank in a step, M. Ranks wait for each other after the last.
 
     Returns:
-        `steps`, `left_over` packs, and the `cost` of the slowest rank of each step, summed; a `Spread` of `lm`, of
-        `vision`, and of `both` together; `trained`: how far a step's trained tokens are from the mean, `worst`, no
-        less in any order than `bound`, and the share of steps that are `beyond` 2 %.
+        `steps`, `left_over` packs, and `cost`, summed over the slowest ranks of all steps; a `Spread` for `lm`, for
+        `vision`, and for `both` together; `trained`: `worst`, the largest distance of a step's trained tokens from the
+        mean; `bound`, which no order goes below; and `beyond`, the share of steps more than 2 % off.
     """
     of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
     num = len(costs) // (ranks * micro_batches) * ranks * micro_batches
@@ -76,14 +77,14 @@ def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, A
 
 
 def compared(costs: PackCosts, order: Ints, ranks: int, micro_batches: int = 1) -> dict[str, Any]:
-    """`figures` of an order, and of one by chance: `in_order` and `by_chance`."""
+    """Return `figures` of an order, and of a random one: `in_order` and `by_chance`."""
     chance = np.argsort(random_keys(len(costs), 0), kind="stable")
     orders = {"in_order": order, "by_chance": chance}
     return {name: figures(costs.take(packs), ranks, micro_batches) for name, packs in orders.items()}
 
 
 def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
-    """Of one cost of packs as they are read; steps that cost nothing are left out."""
+    """Return the spread of one cost of packs in reading order; steps that cost nothing are left out."""
     of_ranks = _of_ranks(cost, ranks, micro_batches)
     num = of_ranks.size * micro_batches
     of_ranks = of_ranks[of_ranks.any(axis=1)]
@@ -96,30 +97,33 @@ def spread_of(cost: Floats, ranks: int, micro_batches: int = 1) -> Spread:
 
 
 def max_over_mean(cost: Floats, ranks: int, micro_batches: int = 1) -> float:
-    """The time of an epoch relative to even, Σ max / Σ mean of the ranks of each whole step; 1 where nothing costs."""
+    """Return the time of an epoch relative to even steps: Σ max / Σ mean over whole steps; 1 if nothing costs."""
     of_ranks = _of_ranks(cost, ranks, micro_batches)
     total = float(of_ranks.sum())
     return float(of_ranks.max(axis=1).sum()) * ranks / total if total else 1.0
 
 
 def off_the_mean(trained: Ints, size: int) -> float:
-    """How far the trained tokens of a whole step of `size` packs are from the mean of all steps at worst; 0.1: 10 %."""
+    """Return the largest distance of a whole step's trained tokens from the mean over steps of `size` packs; 0.1: 10
+    %.
+    """
     return float(_off(trained, size).max(initial=0))
 
 
 def _of_ranks(cost: Floats, ranks: int, micro_batches: int) -> Floats:
-    """What the packs of each rank cost in each whole step, float64[num_steps, ranks]."""
+    """Return the cost of each rank's packs in each whole step, float64[num_steps, ranks]."""
     num = len(cost) // (ranks * micro_batches) * ranks * micro_batches
     sums: Floats = cost[:num].reshape(-1, micro_batches, ranks).sum(axis=1)
     return sums
 
 
 def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]:
-    """What any order of the same packs has at least: of the epoch, and of the step with the dearest pack.
+    """Return lower bounds over all orders of the same packs: for the epoch, and for the worst step.
 
-    Of S steps of P packs, the k-th by its dearest pack has one at least as dear as pack (k - 1) · P + 1 by cost, for
-    k - 1 steps hold no more. The rank that has it has M - 1 other packs: S · (M - 1) packs, no cheaper together than
-    the cheapest. With M = 1 blocks of the sorted packs are as good as that.
+    Sort S steps of P packs by their most expensive pack. The k-th step has a pack that costs at least as much as pack
+    (k - 1) · P + 1 by cost, because k - 1 steps hold no more. The rank with that pack has M - 1 other packs. Over all
+    steps these are S · (M - 1) packs, which cost at least as much as the cheapest S · (M - 1). With M = 1, blocks of
+    the sorted packs reach the bound.
     """
     dearest_first = np.sort(cost)[::-1]
     others = len(cost) // (ranks * micro_batches) * (micro_batches - 1)
@@ -138,14 +142,14 @@ def _trained(trained: Ints, size: int) -> dict[str, float]:
 
 
 def _off(trained: Ints, size: int) -> Floats:
-    """How far each whole step's trained tokens are from their mean; none where nothing is trained."""
+    """Return the distance of each whole step's trained tokens from their mean; empty if nothing is trained."""
     steps = trained[: len(trained) // size * size].reshape(-1, size).sum(axis=1)
     return np.abs(steps / steps.mean() - 1) if steps.any() else np.zeros(0)
 
 
 def _least_off(trained: Ints, size: int) -> float:
-    """What any order of the same packs has at worst, at least: of the step with the pack that trains on most or least,
-    beside packs that make up for it.
+    """Return a lower bound, over all orders, on the largest distance from the mean: the pack that trains on most, or
+    least, has to be in some step, at best with packs that make up for it.
     """
     ordered = np.sort(trained)
     mean = trained.sum() * size / len(trained)

@@ -1,7 +1,7 @@
-"""The packs as one endless stream of positions that ranks and workers share; where training is, in any of them.
+"""Packs as one endless stream of positions that ranks and workers share.
 
-Position p of the stream is the p-th pack that all ranks together read. Who reads which position is arithmetic, so a
-run goes on under other numbers of ranks and workers from nothing but what was read.
+Position p of the stream is the p-th pack that all ranks together read. Arithmetic decides who reads which position, so
+a run can continue with other numbers of ranks and workers if it knows which positions were read.
 """
 
 import numpy as np
@@ -16,11 +16,11 @@ _BLOCK = 64  # steps that stay together, so that a stretch of them is still like
 class Stream:
     """The packs of a dataset, epoch after epoch.
 
-    Every epoch has each pack once. Where their number is no multiple of `topology.unit`, an epoch ends within a unit;
-    the next one first fills it up, from the last unit and what is over, so that all other units stay whole.
+    Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
+    next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
 
     Args:
-        reorders: each later epoch has its units in another order, the same for whoever reads.
+        reorders: each later epoch has its units in another order, the same for all readers.
     """
 
     def __init__(self, num: int, topology: Topology, reorders: bool = False):
@@ -30,7 +30,7 @@ class Stream:
         self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
 
     def index(self, position: int) -> int:
-        """The number on disk of the pack at a position of the stream."""
+        """Return the number on disk of the pack at a position of the stream."""
         epoch, place = divmod(position, self.num)
         filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0
         if place < filled:
@@ -50,7 +50,7 @@ class Stream:
 
 
 def order_of_epoch(num: int, epoch: int) -> Ints:
-    """Put the units of a later epoch in another order: blocks of them by chance, and those of each block."""
+    """Put the units of a later epoch in another order: shuffle blocks of units, and the units within each block."""
     block = np.arange(num) // _BLOCK
     of_block = random_keys(num // _BLOCK + 1, epoch, 40)[block]
     return np.lexsort((random_keys(num, epoch, 41), of_block))

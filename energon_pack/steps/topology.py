@@ -2,9 +2,10 @@
 
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
-What one global step reads lies in as many stretches as there are ranks, so a plan that wants a step even puts its packs
-there: `stream` says which pack of the disk is the p-th that is read. Without shuffling the loader's order is a function
-of the number of packs, ranks and workers alone.
+The packs of one global step lie in as many stretches as there are ranks, so a plan with even steps has to put packs
+there: `stream` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order depends only
+    on
+the number of packs, ranks and workers.
 """
 
 from collections.abc import Mapping
@@ -19,36 +20,36 @@ from energon_pack.run.seeded import Ints
 
 @dataclass
 class Topology:
-    """Who trains on packs; one layout is even for every `data_parallel` × `workers` of the same product.
+    """The ranks and workers that train on packs; a layout is even for all `data_parallel` × `workers` of equal product.
 
-    A loader without worker processes counts as one with one.
+    A loader without worker processes counts as one worker.
     """
 
     #: data-parallel ranks
     data_parallel: int = 1
-    #: loader processes of each
+    #: loader processes of each rank
     workers: int = 1
     #: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline
     micro_batches: int = 1
 
     @property
     def row(self) -> int:
-        """Packs of a row: one of each global worker."""
+        """Packs of a row: one for each global worker."""
         return self.data_parallel * self.workers
 
     @property
     def rows_per_step(self) -> int:
-        """Rows that a step has, or 1 where a row has several steps."""
+        """Rows of a step, or 1 if a row has several steps."""
         return max(1, self.micro_batches // self.workers)
 
     @property
     def unit(self) -> int:
-        """Packs after which a new step begins, whichever factors the ranks and workers have: whole rows."""
+        """Number of packs, in whole rows, after which a new step begins for any factors of ranks and workers."""
         return self.row * self.rows_per_step
 
     @property
     def has_steps(self) -> bool:
-        """A step has several packs; else nothing is to be even within one."""
+        """Whether a step has several packs; otherwise there is nothing to make even."""
         return self.data_parallel * self.micro_batches > 1
 
     def check(self) -> None:
@@ -70,9 +71,9 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology:
 
 
 def sizes_of_stretches(num: int, row: int) -> Ints:
-    """Packs in the stretch of each global worker: rank r's worker w has number r · workers + w.
+    """Return the number of packs in the stretch of each global worker: rank r's worker w has number r · workers + w.
 
-    What is over after all have the same goes one each to workers far apart, in the order of halves: first, middle, …
+    Packs left over after equal shares go one each to workers far apart, in the order of halves: first, middle, …
 
     Source: Sharder.split_samples_to_workers of megatron-energon; a test compares them.
     """
@@ -82,7 +83,7 @@ def sizes_of_stretches(num: int, row: int) -> Ints:
 
 
 def by_halves(numbers: Ints) -> Ints:
-    """The order in which halves, and their halves, take turns."""
+    """Order numbers so that halves, and their halves, take turns."""
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
@@ -94,15 +95,15 @@ def by_halves(numbers: Ints) -> Ints:
 
 
 def stream(num: int, topology: Topology) -> Ints:
-    """The packs in the order in which all ranks together read them for the first time.
+    """Return the packs in the order in which all ranks together read them in the first epoch.
 
     Returns:
-        int64[num]: the number on disk of the p-th. Ranks read at the same time, in the order of their numbers, each
-        from its first worker to the last; workers with a pack more than others come last.
+        int64[num]: the number on disk of the p-th pack. Ranks read at the same time, in the order of their numbers,
+        each from its first worker to its last; workers with one more pack than others come last.
     """
     sizes = sizes_of_stretches(num, topology.row)
     starts = np.cumsum(sizes) - sizes
-    # Of a row: worker 0 of all ranks, then worker 1 of all, and so on.
+    # In a row: worker 0 of all ranks, then worker 1 of all ranks, and so on.
     turn = np.arange(topology.row).reshape(topology.data_parallel, topology.workers).T.ravel()
     whole = num // topology.row
     rows = starts[turn][None, :] + np.arange(whole)[:, None]

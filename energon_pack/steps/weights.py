@@ -1,6 +1,6 @@
-"""How many weights a token goes through, and what attends what: from the config.json of a model.
+"""Derive costs from a model's config.json: the weights that a token passes, and the pairs that attention computes.
 
-Sizes are looked for by what families call them. A product of a token with n weights is 2·n FLOPs; attention has two
+Families of models name the same size differently. A product of a token with n weights is 2·n FLOPs; attention has two
 products of len × len.
 """
 
@@ -11,7 +11,7 @@ Config = Mapping[str, Any]
 
 
 class LanguageCost(TypedDict):
-    """Of the language model, as fields of `CostModel`."""
+    """Costs of the language model, as fields of `CostModel`."""
 
     lm_token: float
     lm_square: float
@@ -20,7 +20,7 @@ class LanguageCost(TypedDict):
 
 
 class VisionCost(TypedDict):
-    """Of the vision encoder and the projector, as fields of `CostModel`."""
+    """Costs of the vision encoder and the projector, as fields of `CostModel`."""
 
     vision_token: float
     vision_square: float
@@ -28,7 +28,7 @@ class VisionCost(TypedDict):
 
 
 def language_of(config: Config) -> LanguageCost:
-    """FLOPs of the language model.
+    """Return the FLOPs of the language model.
 
     Raises:
         KeyError: a size is not there.
@@ -51,7 +51,7 @@ def language_of(config: Config) -> LanguageCost:
 
 
 def vision_of(config: Config) -> VisionCost:
-    """FLOPs of the vision encoder and the projector.
+    """Return the FLOPs of the vision encoder and the projector.
 
     Raises:
         KeyError: a size is not there.
@@ -62,7 +62,7 @@ def vision_of(config: Config) -> VisionCost:
         return {"vision_token": 0.0, "vision_square": 0.0, "tile": None}
     width, depth = _size(vision, "embed_dim", "hidden_size"), _size(vision, "depth", "num_hidden_layers")
     kind = str(vision.get("model_type"))
-    # GLM-4V's encoder takes another setting for it.
+    # GLM-4V's encoder takes this size from another setting.
     glm = vision.get("out_hidden_size") if kind.startswith("glm4v") else None
     inner = glm or vision.get("intermediate_size") or width * (vision.get("mlp_ratio") or 4)
     num_matrices = 3 if kind == "pixtral" or vision.get("hidden_act") == "silu" else 2  # gated
@@ -72,7 +72,7 @@ def vision_of(config: Config) -> VisionCost:
     num_windowed = depth - len(full) if window and full is not None else 0
     in_windows = num_windowed * 4 * width * (window / patch) ** 2
     layers = 2 * depth * width * (4 * width + num_matrices * inner)
-    # An encoder that merges neighbours itself takes images of any size; others take tiles of one.
+    # An encoder that merges neighbours itself takes images of any size; others take tiles of one size.
     of_any_size = "spatial_merge_size" in vision or not whole
     return {
         "vision_token": merged * (layers + in_windows) + 2 * hidden * (merged * width + hidden),
@@ -82,13 +82,13 @@ def vision_of(config: Config) -> VisionCost:
 
 
 def positions_of(config: Config) -> int | None:
-    """Tokens of a sample for which a model has positions; None: it does not say."""
+    """Return the number of a model's positions; None: its config does not say."""
     number = _text(config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 def _text(config: Config) -> Config:
-    """The part about the language model."""
+    """Return the part of a config about the language model."""
     config = config.get("thinker_config") or config
     nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return next((found for found in nested if found), config)
@@ -99,8 +99,8 @@ def _hidden(text: Config) -> float:
 
 
 def _attention(text: Config, hidden: float) -> tuple[float, float]:
-    """Of a layer: its weights, and FLOPs of len², of which half is masked."""
-    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's are not said
+    """Return the attention weights of a layer, and its FLOPs per len²; half of these are masked."""
+    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks it
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
         plain, rank = text["qk_nope_head_dim"], text.get("q_lora_rank")
@@ -115,7 +115,7 @@ def _attention(text: Config, hidden: float) -> tuple[float, float]:
 
 
 def _linear_attention(text: Config, hidden: float) -> float:
-    """Weights of a layer whose attention has no len²: a gated delta net."""
+    """Return the weights of a layer whose attention has no len² term: a gated delta net."""
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
     values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
     weights: float = hidden * (2 * keys + 3 * values)
@@ -123,7 +123,7 @@ def _linear_attention(text: Config, hidden: float) -> float:
 
 
 def _mlps(text: Config, hidden: float, layers: float) -> float:
-    """Weights of all layers' MLPs that a token goes through, three matrices each."""
+    """Return the weights that a token passes in the MLPs of all layers, three matrices each."""
     experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
     taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
     if not experts or not taken:
@@ -136,7 +136,7 @@ def _mlps(text: Config, hidden: float, layers: float) -> float:
 
 
 def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
-    """How many patches of the encoder become one token of the language model."""
+    """Return how many patches of the encoder become one token of the language model."""
     for place in (vision, config):
         for name in ("spatial_merge_size", "scale_factor", "merge_kernel_size", "pooling_kernel_size"):
             if place.get(name):
@@ -149,7 +149,7 @@ def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
 
 
 def _size(config: Config, *names: str, default: float | None = None) -> float:
-    """A number by the first name that is there; of height and width, the height."""
+    """Return the size with the first of these names that is there; for [height, width], the height."""
     value = next((config[name] for name in names if config.get(name) is not None), default)
     if value is None:
         raise KeyError(" or ".join(names))

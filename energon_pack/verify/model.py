@@ -30,7 +30,7 @@ _MAX_LEN = 2048  # tokens of a member, where there are shorter ones
 
 @dataclass(frozen=True)
 class Checked:
-    """What the probe did, and what is wrong."""
+    """What was probed, and what is wrong."""
 
     model: str
     num_members: int
