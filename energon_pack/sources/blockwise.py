@@ -1,7 +1,7 @@
-"""Reads the bytes of an object of a store, in blocks that are kept, or ahead of time in the order of their offsets.
+"""Read the bytes of an object on a store, in blocks that are kept, or ahead of time in the order of their offsets.
 
-Blocks serve a reader that reads in order. A reader that knows its next ranges, in any order, has them read ahead: in
-large requests, 16 at a time. Only where two ranges lie close together are the bytes between them read, too.
+Blocks serve a reader that reads in order. A reader that knows its next ranges, in any order, lets them be read ahead,
+in large requests, 16 at a time. If two ranges lie close together, the bytes between them are read, too.
 """
 
 import os
@@ -17,11 +17,11 @@ from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.blocks import BLOCK, BLOCKS, key_of
 
-_MOST_BLOCKS = 8  # of one request
+_MOST_BLOCKS = 8  # blocks in one request
 _GAP = 128 << 10  # bytes between two ranges that are read with them: a request costs more
-_LARGEST = 4 << 20  # request ahead
+_LARGEST = 4 << 20  # bytes of the largest request ahead
 _AT_ONCE = 16  # requests at a time: a store is slow to answer each
-_IN_MEMORY = 32 << 20  # bytes of what is read ahead; more lie in a file
+_IN_MEMORY = 32 << 20  # bytes read ahead that are held in memory; more lie in a file
 _SHARE = 8  # a process takes this fraction (one in so many) of the free disk space
 
 
@@ -32,15 +32,15 @@ class Blockwise:
         self._address, self._size, self._version = address, size, version
         self._key = key_of(address, version)
         self._next = -1  # the block after the last that was fetched
-        self._in_order = 1  # blocks of the next request, where it is for that one
-        self._starts: list[int] = []  # of what was read ahead, ascending
-        self._ahead: list[tuple[int, _Spool, int]] = []  # for each, its end and its place
+        self._in_order = 1  # blocks of the next request, if it begins at that block
+        self._starts: list[int] = []  # starts of the ranges that were read ahead, ascending
+        self._ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
-        """The `size` bytes from `offset` on; fewer where the end is before that.
+        """Read the `size` bytes from `offset` on; fewer if the object ends before that.
 
         Raises:
-            StoreError: the object can't be read, or is another by now.
+            StoreError: the object can't be read, or has changed.
         """
         end = min(offset + size, self._size)
         pieces = []
@@ -58,11 +58,11 @@ class Blockwise:
         return spool.read(place + offset - self._starts[number], min(end, its_end) - offset)
 
     def _read_block(self, offset: int, end: int) -> bytes:
-        """The first of some bytes: those that are in one block."""
+        """Return the first bytes of a range, as far as they are in one block."""
         number, start = divmod(offset, BLOCK)
         here = slice(start, min(BLOCK, end - number * BLOCK))
         kept = BLOCKS.read(self._key, number, here.start, here.stop) or b""
-        is_whole = len(kept) == here.stop - here.start  # not where a machine went down while it was written
+        is_whole = len(kept) == here.stop - here.start  # false if the machine went down while writing it
         return kept if is_whole else bytes(self._fetch(number, -(-end // BLOCK))[here])
 
     def _fetch(self, number: int, before: int) -> memoryview:
@@ -81,7 +81,7 @@ class Blockwise:
         return data[:BLOCK]
 
     def get(self, start: int, end: int) -> memoryview:
-        """Some bytes from the store."""
+        """Get bytes from the store."""
         try:
             data, version = stores.read(self._address, start, end)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class Blockwise:
         return data
 
     def requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Start and end of each request for ranges of which not all is kept.
+        """Return start and end of each request for ranges that are not completely kept.
 
         Args:
             ranges: an offset and a number of bytes each.
@@ -117,12 +117,12 @@ class Blockwise:
         self._starts, self._ahead = [], []
 
     def meet(self) -> None:
-        """Make the store's client now: threads that begin at once would make one each."""
+        """Make the store's client now: threads that begin at the same time would make one each."""
         stores.meet(self._address)
 
 
 class _Spool:
-    """Bytes that were read ahead: in memory, and the rest, where there is room, in a file that has no name."""
+    """Bytes that were read ahead: in memory, and the rest, if there is room, in a file without a name."""
 
     def __init__(self, size: int):
         self._memory, self._fd = memoryview(bytearray(min(size, _IN_MEMORY))), -1
@@ -149,12 +149,12 @@ class _Spool:
             while data:
                 num_written = os.pwrite(self._fd, data, place)
                 data, place = data[num_written:], place + num_written
-        except OSError:  # the disk is full: what is not kept is read again
+        except OSError:  # the disk is full: bytes that are not kept are read again
             self._is_full = True
         return not data
 
     def read(self, place: int, size: int) -> bytes:
-        """Bytes from a place on, perhaps fewer."""
+        """Return bytes from a place on, perhaps fewer."""
         return bytes(self._memory[place : place + size]) or os.pread(self._fd, size, place)
 
 
@@ -163,16 +163,16 @@ class _Fetched(NamedTuple):
 
     start: int
     end: int
-    place: int  # in the spool
+    place: int  # its place in the spool
 
 
 def most_ahead() -> int:
-    """How many bytes may be read ahead."""
+    """Return how many bytes may be read ahead."""
     return max(_IN_MEMORY, disk_usage(tempfile.gettempdir()).free // _SHARE)
 
 
 def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
-    """Read the next ranges of these objects ahead, and drop those that were read ahead before.
+    """Read the next ranges of these objects ahead, and drop earlier ranges.
 
     Args:
         wanted: for each object its ranges: an offset and a number of bytes each.
@@ -197,6 +197,6 @@ def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) ->
     for item, _ in found:
         item.meet()
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # starts as many threads as there are jobs
-        are_kept = iter([*pool.map(fetch, jobs)])  # where one fails, none is begun after it
+        are_kept = iter([*pool.map(fetch, jobs)])  # after one fails, no other is begun
     for item, its in found:
         item.have_ahead(spool, [one for one in its if next(are_kept)])

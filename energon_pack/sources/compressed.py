@@ -1,4 +1,4 @@
-"""Finds compressed files by their first bytes, and refuses them with advice, because sources are read in place.
+"""Find compressed files by their first bytes, and refuse them with advice, because sources are read in place.
 
 Compressed tars may also be unpacked into a copy, which is kept as long as the compressed file stays the same.
 """
@@ -25,7 +25,7 @@ from energon_pack.run.executors.local import count_cores
 from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.sources.storage import File, open_file, real_path
 
-#: of tars, and of JSON
+#: names of compressed tars, and of compressed JSON
 COMPRESSED_LINES = re.compile(r"\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
 COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
@@ -48,7 +48,7 @@ _ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
 
 def compression(file: Bytes) -> str | None:
-    """The command that unpacks this file, or None where it is not compressed."""
+    """Return the command that unpacks this file; None: it is not compressed."""
     head = file.read(0, 10)
     if head[:2] == b"\x1f\x8b":
         return "gunzip"
@@ -66,7 +66,7 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     made = plain if plain != path else f"{path}.plain"
     rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
     unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
-    if command is None:  # only its name says so
+    if command is None:  # only its name looks compressed
         unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
     others = f" (and {number - 1} more)" if number > 1 else ""
     copied = "source.compressed=copy packs a copy in cache_dir; or " if command and plain != path else ""
@@ -85,10 +85,10 @@ def plain_copies(paths: Sequence[str], folder: Path) -> dict[str, str]:
     """Return the uncompressed copy of each compressed file, and make the copies that are missing.
 
     Args:
-        folder: of all copies.
+        folder: the folder of all copies.
 
     Raises:
-        PackError: one is damaged.
+        PackError: a file is damaged.
     """
     if paths:
         say(f"packed from copies in {folder}: {amount(len(paths), 'compressed file')}")
@@ -99,14 +99,14 @@ def plain_copies(paths: Sequence[str], folder: Path) -> dict[str, str]:
 def _copied(path: str, folder: Path) -> str:
     with open_file(path) as file:
         how = compression(file)
-        if how is None:  # only its name says so
+        if how is None:  # only its name looks compressed
             return path
         of_file = folder / hashlib.sha256(real_path(path).encode()).hexdigest()[:16]
         ending = os.path.splitext(plain_name(path))[1]
         copy = of_file / f"{hashlib.sha256(f'{file.size} {file.version}'.encode()).hexdigest()[:16]}{ending}"
         if not copy.exists():
             of_file.mkdir(parents=True, exist_ok=True)
-            for old in of_file.glob(f"*{ending}"):  # of what the file was before
+            for old in of_file.glob(f"*{ending}"):  # copies of earlier versions of the file
                 old.unlink()
             _unpack(path, file, how, copy)
     return os.fspath(copy)
@@ -119,7 +119,7 @@ def _unpack(path: str, file: File, how: str, copy: Path) -> None:
             shutil.copyfileobj(stream, out, _BLOCK)
         os.replace(temporary, copy)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise
         raise PackError(f"{path} is damaged: {error}; get it again") from None
     finally:

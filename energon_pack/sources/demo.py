@@ -1,7 +1,7 @@
 """The built-in demo: a few hundred samples and a small processor, both made here from nothing.
 
-The processor is of the real classes (Qwen2_5_VLProcessor, its tokenizer and image processor) with a vocabulary of
-about a thousand tokens learnt from the samples' own text. It shows how packing works; its lengths are no model's.
+The processor has the real classes (Qwen2_5_VLProcessor, its tokenizer and image processor) and a vocabulary of
+about a thousand tokens, learnt from the samples' own text. It shows how packing works; no real model has its lengths.
 """
 
 import io
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from energon_pack.run.files import make_once
 
-#: Raised when the demo's content changes: a cached one is then made again.
+#: Raise this number when the demo's content changes: a cached demo is then made again.
 _VERSION = 1
 
 _NUM_SHARDS = 3
@@ -44,7 +44,7 @@ _CHAT_TEMPLATE = """\
 
 
 def make_demo(folder: Path) -> tuple[str, str]:
-    """Make the demo in a folder, or find it there: its folder of tars, and its processor's folder."""
+    """Make the demo in a folder, or find it there; return its folder of tars, and its processor's folder."""
     finished = folder / f"v{_VERSION}"
     make_once(finished, _make)
     return os.fspath(finished / "source"), os.fspath(finished / "processor")
@@ -67,7 +67,7 @@ _UNITS = (("kilometre", "metre", 1000), ("hour", "minute", 60), ("kilogram", "gr
 
 
 def _samples(rng: random.Random) -> Iterator[DemoSample]:
-    """Text, one image, several images; one turn and several."""
+    """Yield samples of text, with one image and with several images, with one turn and with several."""
     kinds = [(make, num_turns) for make, num_turns, number in _KINDS for _ in range(number)]
     rng.shuffle(kinds)
     for make, num_turns in kinds:
@@ -107,7 +107,7 @@ def _sort(rng: random.Random) -> list[Turn]:
 
 
 def _draw(rng: random.Random) -> tuple[Image.Image, dict[str, int]]:
-    """A picture of a few shapes, and how many there are of each."""
+    """Draw a picture of a few shapes; return it, and how many there are of each."""
     width, height = rng.randint(60, 420), rng.randint(60, 420)
     image = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(image)
@@ -148,7 +148,7 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items())
 
 
-#: what a sample holds, its turns, how many of them
+#: maker of a sample's content, its turns, and how many such samples there are
 _KINDS = ((_text, 1, 90), (_text, 4, 50), (_image, 1, 90), (_image, 3, 40), (_images, 1, 50))
 NUM_SAMPLES = sum(number for _, _, number in _KINDS)
 
@@ -184,7 +184,7 @@ def _encoded(image: Image.Image, name: str) -> bytes:
 
 
 def _write_processor(folder: Path, samples: list[DemoSample]) -> None:
-    """The files of a Qwen2_5_VLProcessor, as `AutoProcessor.from_pretrained` reads them."""
+    """Write the files of a Qwen2_5_VLProcessor, as `AutoProcessor.from_pretrained` reads them."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

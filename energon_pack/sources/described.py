@@ -1,4 +1,4 @@
-"""Describes the form of a source in a line, by its files and by the first sample of each kind of file.
+"""Describe the form of a source in a line, by its files and by the first sample of each kind of file.
 
 read as: Parquet, texts: user/assistant, images in cells; 12 files
 """
@@ -36,7 +36,7 @@ def read_as(source: Source, settings: ReadSettings, num_samples: int | None = No
     """Describe a source.
 
     Args:
-        num_samples: of all of it; None: not known.
+        num_samples: the samples in the whole source; None: not known.
     """
     of_kind: dict[str, list[Shard]] = {}
     for shard in source.shards:
@@ -55,7 +55,7 @@ def _called(shard: Shard) -> str:
 
 
 def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
-    """Yield what the first readable sample of a file of lines or rows has: its turns, and where its media are."""
+    """Describe the first readable sample of a file of lines or rows: its turns, and where its media are."""
     if isinstance(shard, TarShard):
         if shard.field_map is not None:
             yield f"{' and '.join(name for name, _ in shard.field_map.fields)} by Energon's field_map"
@@ -65,7 +65,7 @@ def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
         return
     try:
         values = [_value(shard, raw, settings) for raw in shard.first(_NUM_TRIED)]
-    except (PackError, OSError):  # indexing says what is wrong
+    except (PackError, OSError):  # indexing reports what is wrong
         return
     for value in values:
         if turns := _turns(value):

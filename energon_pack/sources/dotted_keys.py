@@ -1,12 +1,12 @@
-"""Finds files whose writer meant other keys than Energon reads: they look like parts but are separate samples.
+"""Find files whose writer meant other keys than Energon reads: they look like parts, but are separate samples.
 
 A key ends at the first dot of a name. So `scene.0001.json`, `scene.0002.json` … would be parts of one sample `scene`,
-and all but one line of them would be lost. What tells them from a sample with a further part, `0001.json` and
-`0001.meta.json`, is asked of the data, of each part whose name ends as a record's does:
+and only one of them would be read. A sample may also have a further part, such as `0001.json` and `0001.meta.json`.
+To tell the two apart, this module looks at the data of each part whose name ends like a record's. It is a sample:
 
-    where its key has a record     it is read as that record is, or has media of its own beside a caption's
-    where its key has none         no other key of its shard has this part beside a record; and it is not the only one
-                                   of a key that has its own medium (`0001.jpg`), and so lost its record
+    if its key has a record     and the part has the same form, or is a caption with its own medium
+    if its key has no record    and no other key of its shard has this part beside a record; except if it is the only
+                                such part of a key that has its own medium (`0001.jpg`), and so lost its record
 """
 
 import re
@@ -26,9 +26,9 @@ Member = tuple[str, int, int]  # part, offset, size
 
 _ENDINGS = (".json", ".txt")
 _SIDES = re.compile(r"\.(question|answer|context|prompt|query|response)s?\.txt$")
-_MOST_ASKED = 16  # so many parts of one name are compared; the others are assumed to be like them
+_MOST_ASKED = 16  # parts of one name that are compared; the others are assumed to be like them
 
-#: A tar with no dot in its names but the last.
+#: command that writes a tar in which names have only their last dot
 _RENAME = (
     'import re,sys,tarfile as t;a=t.open(sys.argv[1]);b=t.open(sys.argv[2],"w",format=t.GNU_FORMAT);'
     '[(setattr(m,"name",re.sub("[.](?=[^/]*[.])","_",m.name)),b.addfile(m,a.extractfile(m))) for m in a];b.close()'
@@ -38,7 +38,7 @@ _RENAME = (
 class DottedFile(NamedTuple):
     """A file that is a separate sample but can't be read as one."""
 
-    key: str  # whose part it would be
+    key: str  # the key that it would be a part of
     part: str
 
     @property
@@ -54,8 +54,8 @@ def refusal(path: str, name: str, number: int) -> str:
     """Say why a tar is refused.
 
     Args:
-        name: of a file in it that is a sample of its own.
-        number: of such files.
+        name: the name of a file in it that is a separate sample.
+        number: the number of such files.
     """
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
     if _SIDES.search(name):
@@ -74,21 +74,21 @@ def refusal(path: str, name: str, number: int) -> str:
 
 
 class DottedKeys:
-    """Looks at the samples of a shard, one after the other."""
+    """Checks the samples of a shard, one after the other."""
 
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
-        self._beside_a_record: dict[str, int] = {}  # part → how often its form was another than the record's
-        self._doubts: dict[str, list[str]] = {}  # part → keys that have it and no record
+        self._beside_a_record: dict[str, int] = {}  # part → how often its form differed from the record's
+        self._doubts: dict[str, list[str]] = {}  # part → keys that have it, but no record
         self._samples: list[DottedFile] = []
 
     def look(self, key: str, record: Member | None, parts: Collection[Member], may_lack_record: bool = False) -> None:
-        """Look at a sample.
+        """Check a sample.
 
         Args:
-            record: its JSON or text, wherever that is in the shard.
-            parts: all others.
-            may_lack_record: its tar is damaged, and its record may have been there: one part alone then says nothing.
+            record: its JSON or text, wherever it is in the shard.
+            parts: its other parts.
+            may_lack_record: its tar is damaged, and its record may be lost: then a single part proves nothing.
         """
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]
         if not like_records:
@@ -113,7 +113,7 @@ class DottedKeys:
         name = part[0]
         stem, _, ending = name.rpartition(".")
         asked = self._beside_a_record.setdefault(name, 0)
-        if record[0] == "txt" and ending == "txt":  # two captions, each with its medium
+        if record[0] == "txt" and ending == "txt":  # they may be two captions, each with its medium
             media = _media(parts)
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or asked >= _MOST_ASKED:
@@ -137,7 +137,9 @@ def _has_its_own_media(like_records: Collection[Member], parts: Collection[Membe
 
 
 def _form(raw: bytes) -> list[str] | None:
-    """The fields of a JSON, those of the first message where it is a list of messages; of a conversation its own."""
+    """Return the fields of a JSON; of its first message if it is a list of messages; of its conversation if it has
+    one.
+    """
     try:
         value = load_json(raw)
     except Skip:
@@ -148,5 +150,5 @@ def _form(raw: bytes) -> list[str] | None:
     with suppress(Skip):
         others = parse_record(value, ReadSettings()).fields
         if conversation := [key for key in MESSAGE_KEYS if key in value and key not in others]:
-            return conversation  # whatever else is said of it
+            return conversation  # whatever other fields there are
     return sorted(value)

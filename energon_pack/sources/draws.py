@@ -1,4 +1,4 @@
-"""Draws samples of a source by the `sample_ratio` of a meta file and by `source.slice`. Pure."""
+"""Draw samples of a source by the `sample_ratio` of a meta file and by `source.slice`. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
     """Draw rows of a shard, ascending: each row `ratio` times; the fraction of `ratio` draws some rows once more.
 
     Args:
-        name: of the shard, so that two do not draw alike.
+        name: the name of the shard, so that two shards do not draw alike.
     """
     whole = int(ratio)
     count = np.full(num_rows, whole)
@@ -43,10 +43,10 @@ def source_key(key: str) -> str:
 
 
 def parse_slice(text: str | None) -> tuple[int, int]:
-    """`1/4` as (1, 4); None as (0, 1).
+    """Parse `1/4` as (1, 4); None gives (0, 1).
 
     Raises:
-        PackError: anything else, or a number of a slice that does not exist.
+        PackError: the text has another form, or there is no such slice.
     """
     number, slash, of = (text or "0/1").partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):

@@ -1,4 +1,4 @@
-"""Reads the field map of a folder that Energon has prepared: which part of a tar is which field of a sample.
+"""Read the field map of a folder that Energon has prepared: which part of a tar is which field of a sample.
 
 .nv-meta/dataset.yaml
     sample_type: {__module__: megatron.energon, __class__: VQASample}
@@ -24,7 +24,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole
 from energon_pack.sources.text_pairs import SIDES
 
-#: Energon's types of samples: the fields that are read, and the names that they have here
+#: Energon's types of samples: the fields that are read, and their names in this package
 _FIELDS = {
     "Captioning": {"caption": "caption"},
     "VQA": {"context": "question", "answers": "answers"},
@@ -43,11 +43,11 @@ _Way = tuple[str, ...]
 class FieldMap:
     """Where the fields of a sample are."""
 
-    #: of each field its name here and the ways to it, of which the first that leads somewhere is taken
+    #: for each field its name here and the ways to it; the first way that leads to a value is taken
     fields: tuple[tuple[str, tuple[_Way, ...]], ...]
     #: the parts that are its media
     media: tuple[str, ...]
-    #: why such samples are not read; None: they are
+    #: why such samples are refused; None: they are read
     refusal: str | None = None
 
     @property
@@ -59,10 +59,10 @@ class FieldMap:
         """Make the JSON of a sample.
 
         Args:
-            raw: of the part; of two texts their JSON.
+            raw: the bytes of the part; for two texts, their JSON.
 
         Raises:
-            Skip: `invalid_json`, `bad_message`: a field is not there.
+            Skip: `invalid_json`; `bad_message`: a field is missing.
         """
         if part in SIDES:
             return load_json(raw)
@@ -89,7 +89,7 @@ def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
 
 
 def read_field_map(folder: str) -> FieldMap | None:
-    """Read the field map of a prepared folder; None: it has none, and samples are read as those of any tar.
+    """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar.
 
     Raises:
         PackError: its dataset.yaml can't be read.
@@ -145,14 +145,14 @@ def _is_medium(ways: Sequence[_Way]) -> bool:
 
 
 def _note_code(path: str, value: Mapping[str, Any]) -> None:
-    """Say that code is not run which may make other samples of the parts."""
+    """Log that a `sample_loader` is not run, although it may make other samples of the parts."""
     loader = value.get("sample_loader")
     if loader and not (isinstance(loader, dict) and str(loader.get("__module__")).startswith("energon_pack")):
         say(f"{path}: its sample_loader is not run: samples are read by their JSON or text")
 
 
 class _Plain(yaml.SafeLoader):
-    """Reads tags of Python (`!!python/name:…`), by which YAML names code, as nothing."""
+    """Reads Python tags (`!!python/name:…`), by which YAML names code, as null."""
 
 
 _Plain.add_multi_constructor("", lambda loader, suffix, node: None)

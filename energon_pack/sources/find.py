@@ -1,4 +1,4 @@
-"""Finds the tars of a source from folders, files and globs, without what Energon's split or excludes leave out."""
+"""Find the tars of a source from folders, files and globs, without those that Energon's split or excludes leave out."""
 
 import os
 import re
@@ -22,15 +22,16 @@ _PARQUET = re.compile(r"\.parquet$")
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
-    """The tars of a source.
+    """Find the tars of a source.
 
     Args:
         path: a folder (searched recursively), a tar, a glob, or a list of these.
-        split: the part of a prepared folder's `split.yaml` to take; None takes all. What it excludes is always out.
-        copies: where uncompressed copies of compressed tars are kept; None: these are refused.
+        split: the part of a prepared folder's `split.yaml` to take; None: all parts. Excluded samples are always left
+            out.
+        copies: where uncompressed copies of compressed tars are kept; None: compressed tars are refused.
 
     Raises:
-        PackError: nothing there, no such split, or compressed tars among it.
+        PackError: there are no tars, no such split, or compressed tars.
     """
     found: dict[str, str] = {}  # real path → path
     roots: list[str] = []
@@ -82,11 +83,12 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
 def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     """Name each file for sample ids; the names do not depend on where the roots lie.
 
-    One root: the path from there. Several: each under the name of its root, with as many of the folders above it as
-    tell the roots apart, and none above the folder that holds them all. A root inside another is no root.
+    With one root, a name is the path from there. With several, it begins with the name of the file's root, and with as
+    many folders above the root as are needed to tell roots apart, but none above the folder that holds all roots. A
+    root inside another does not count.
 
     Args:
-        roots: folders the files lie in, in any order; of a file that lies in none of them, its own folder is one.
+        roots: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
     paths = list(map(_as_path, files))
     folders = _outermost(map(_as_path, roots))
@@ -111,28 +113,28 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
 
 
 def but_parquet(folders: Sequence[str]) -> str:
-    """Says that folders have Parquet, where they do."""
+    """Return a remark if folders have Parquet; else an empty text."""
     return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
 def local_folders(folders: Iterable[str]) -> frozenset[Path]:
-    """Those of this machine, links resolved."""
+    """Return the folders that are on this machine, with links resolved."""
     return frozenset(Path(folder).resolve() for folder in folders if not is_address(folder))
 
 
 def _as_path(path: str) -> str:
-    """A path that names are cut from; an address as if it were a folder of the root."""
+    """Return the path that names are cut from; an address becomes a path below the root folder."""
     return "/" + path.replace("://", ":/", 1) if is_address(path) else os.path.abspath(path)
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:
-    """Folders that lie in no other of them."""
+    """Return the folders that lie in no other of them."""
     every = set(folders)
     return {folder for folder in every if _above(folder, every) is None}
 
 
 def _above(path: str, folders: Collection[str]) -> str | None:
-    """The nearest of these folders that a path lies in."""
+    """Return the nearest of these folders that a path lies in."""
     while (above := os.path.dirname(path)) != path:
         if above in folders:
             return above

@@ -1,9 +1,10 @@
-"""A folder of images and videos as a shard: each is a sample, captioned by the text beside it, or by its folder's name.
+"""Read a folder of images and videos as a shard: each is a sample, captioned by the text beside it or its folder's
+name.
 
 cat/1.jpg, cat/1.txt       ──►  {"image": "cat/1.jpg", "caption": "A cat on a mat."}
 cat/1.jpg, source.classes  ──►  {"image": "cat/1.jpg", "caption": "cat"}
 
-Its bytes are its listing, a line of JSON for each medium: each process lists it once.
+The bytes of the shard are its listing, a line of JSON for each medium; each process lists the folder once.
 """
 
 import hashlib
@@ -34,20 +35,20 @@ from energon_pack.sources.storage import File, InMemory, absolute, expand, path_
 
 MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
 _MEDIA_AND_TEXTS = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)}|txt)$")
-_ALL = "*"  # the name of its files in its folder
+_ALL = "*"  # stands for all its files
 _IN_IDS = "files"
 
 
 @dataclass(frozen=True)
 class FolderShard(JsonlShard):
-    """A folder of media, with the folders in it."""
+    """A folder of media, including its subfolders."""
 
-    names = re.compile(r"(?!)")  # it is no file of a folder
+    names = re.compile(r"(?!)")  # matches no file: it is a folder
     called = "images or videos in folders"
     noun = "folder"
     is_read_by_place = False
 
-    #: None: captions are texts beside the media
+    #: how folder names are used; None: captions are texts beside the media
     classes: Classes | None = None
 
     @cached_property
@@ -70,7 +71,7 @@ class FolderShard(JsonlShard):
         return [(start, end - start) for start, end in islice(pairwise(ends), number)]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a line of the listing, with the text beside the medium; raises Skip where that is not UTF-8."""
+        """Read a line of the listing, with the text beside the medium; raises Skip if the text is not UTF-8."""
         value = load_json(file.read(offset, size))
         if (name := value.pop("text", None)) is not None:
             text = read_whole(path_in(self.media_root, name))
@@ -110,12 +111,12 @@ def _lines(folder: str, names: Sequence[str], classes: Classes | None) -> Iterat
 
 
 def find_folders(path: Sequence[str], classes: Classes | None, remote_media: bool) -> Source:
-    """Find the media of folders that have no samples of another form.
+    """Find the media of folders that have no samples in another form.
 
     Raises:
-        PackError: there are texts beside media and names of folders are asked for, or neither; or several splits.
+        PackError: there are texts beside media and `classes` is set, or neither; or several splits.
     """
-    found: dict[str, FolderShard] = {}  # by the name in ids
+    found: dict[str, FolderShard] = {}  # by its name in sample ids
     roots, folders = list[str](), list[str]()
     for entry in path:
         root, inside, _ = expand(os.path.expanduser(entry))

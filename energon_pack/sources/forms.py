@@ -1,8 +1,8 @@
-"""Finds out what the files of a source are, by their names: tars, lines of JSON, tables, or some of each.
+"""Recognise the files of a source by their names: tars, lines of JSON, tables, or several of these.
 
     source.path ──each entry──► its forms ──find_shards, find_lines──► one source
 
-A folder may hold several forms. `source=wds`, `jsonl` or `table` reads one of them alone.
+A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
 import re
@@ -29,8 +29,8 @@ from energon_pack.sources.splits import with_samples
 from energon_pack.sources.storage import expand, folder_of, walk
 from energon_pack.sources.table_shard import TableShard
 
-_LEDGER = "skipped.jsonl"  # which packing and converting leave beside what they write
-_TABLES = re.compile(r"\.(parquet|arrow)$")  # beside which a CSV may be anything
+_LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
+_TABLES = re.compile(r"\.(parquet|arrow)$")  # if there are such files, a CSV may be anything
 _LINES: dict[Format, type[JsonlShard]] = {
     Format.jsonl: JsonlShard,
     Format.table: TableShard,
@@ -41,14 +41,14 @@ _KINDS = {Format.wds: TarShard, **_LINES}
 
 
 def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
-    """Find the files of a source, read as the settings say, or as they look.
+    """Find the files of a source, in the form that the settings name, or that their names show.
 
     Args:
-        path: not looked at where `source.mixture` names the entries.
-        copies: where uncompressed copies of compressed tars are kept; None: these are refused.
+        path: ignored if `source.mixture` names the entries.
+        copies: where uncompressed copies of compressed tars are kept; None: compressed tars are refused.
 
     Raises:
-        PackError: as `find_shards` and `find_lines`, and for an entry with files of two forms.
+        PackError: like `find_shards` and `find_lines`, and for an entry with files of two forms.
     """
     if settings.mixture is not None:
         return _mixed(settings, given_mixture(settings.mixture), copies)
@@ -82,7 +82,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
 
 
 def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
-    """Find the files of all entries; where there are several, ids of samples begin with the name of their entry."""
+    """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value, mixture=None)
     for number, entry in enumerate(entries):
@@ -106,7 +106,7 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
 
 
 def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
-    """Return the settings with those by which an entry's records are read."""
+    """Return the settings, overridden by an entry's own settings for reading records."""
     read = {} if own.reading is None else {each.name: getattr(own.reading, each.name) for each in fields(ReadSettings)}
     return replace(settings, **read)
 
@@ -131,7 +131,7 @@ def _lines(
 
 
 def _as_mapped(source: Source, settings: SourceConfig) -> Source:
-    """Return tars with the field maps of their folders, or, where settings say what is read, without.
+    """Return tars with the field maps of their folders, or without if settings name the fields to read.
 
     Raises:
         PackError: a field map can't be followed.
@@ -146,9 +146,9 @@ def _as_mapped(source: Source, settings: SourceConfig) -> Source:
 
 
 def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
-    """Return a file of lines, with the folder in which its media are, where that is not its own."""
+    """Return a file of lines, with the folder of its media if that is not its own."""
     if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
-        return shard  # a meta file says it
+        return shard  # a meta file names it
     root = find_media_root(shard, settings)
     return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
 
@@ -159,10 +159,10 @@ class Looked(NamedTuple):
 
 
 def look(entry: str) -> Looked:
-    """Tell the forms of the files that an entry of `source.path` stands for; a file of no known name is lines.
+    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines.
 
     Raises:
-        PackError: it has none; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
+        PackError: there are no files; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
     """
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
@@ -176,11 +176,11 @@ def look(entry: str) -> Looked:
                 " source=jsonl the lines, a list of globs in source.path both"
             )
         tables = with_samples(_tables(stems, walk(folder, TableShard.names)))
-        if tars or lines:  # beside samples, a CSV may be anything
+        if tars or lines:  # if there are other samples, a CSV may be anything
             tables = list(filter(_TABLES.search, tables))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms:  # of *.json finding lines has advice
+    if not forms:  # for *.json, finding lines gives advice
         others = ((Format.lmdb, LmdbShard.names), (Format.folder, MEDIA), (Format.jsonl, LINES))
         there = (form for form, names in others if any(walk(folder, names) for folder in folders))
         forms |= {*islice(there, 1)}
@@ -190,18 +190,18 @@ def look(entry: str) -> Looked:
 
 
 def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Leave out ledgers, and the table that img2dataset writes about each tar beside it."""
+    """Leave out ledgers, and the tables that img2dataset writes beside its tars."""
     return [file for file in files if not file.endswith(_LEDGER) and _stem(file) not in stems]
 
 
 def _tables(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Take Parquet and Arrow; where there is none, CSV and TSV."""
+    """Take Parquet and Arrow; if there is none, CSV and TSV."""
     tables = _with_samples(stems, files)
     return list(filter(_TABLES.search, tables)) or tables
 
 
 def format_of(source: Source) -> Format:
-    """Tell which format reads all of a source; `auto` if it has files of several."""
+    """Return the format that reads all files of a source; `auto` if there are several formats."""
     kinds = {type(shard) for shard in source.shards}
     return next((form for form, kind in _KINDS.items() if kinds == {kind}), Format.auto)
 
@@ -217,7 +217,7 @@ def _stem(file: str) -> str:
 
 
 def _together(parts: Sequence[Source]) -> Source:
-    """Make one source; its files have the names that they have in their own."""
+    """Join sources into one; files keep the names that they have in their own source."""
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
         folders=frozenset().union(*(part.folders for part in parts)),

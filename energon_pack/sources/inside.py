@@ -1,4 +1,4 @@
-"""Media inside of another file, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
+"""Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from energon_pack.sources.zip_file import open_member
 _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
-#: Only files that are called so are tables.
+#: extensions of tables
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 def split_name(path: str) -> tuple[str, str | None]:
-    """Split a path into the file and the key in it; no key: it names an ordinary file."""
+    """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
     return (file, key) if separator and file.endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
 
 
 def kind_of_table(path: str) -> str:
-    """Return the ending of a table that says how it is read."""
+    """Return the extension of a table that decides how it is read."""
     return os.path.splitext(path.removesuffix(".gz"))[1]
 
 
@@ -40,14 +40,14 @@ def media_in(media_root: str, name: str) -> str | None:
 
 
 def open_inside(file: str, key: str) -> File:
-    """Open what a key names.
+    """Open the value of a key.
 
     Raises:
         FileNotFoundError, KeyError: nothing is there.
         Skip: `unreadable_media`, `unsupported_media`.
     """
     if file.endswith(TABLES):
-        from energon_pack.sources.tables import open_cell  # a loader of other packs needs no pyarrow
+        from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
     if file.endswith(_ZIP):

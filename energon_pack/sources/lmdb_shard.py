@@ -1,11 +1,11 @@
-"""An LMDB of text recognition as a shard: each image is captioned by its label.
+"""Read an LMDB of text recognition as a shard: each image is captioned by its label.
 
 num-samples: 3
 image-000000001: a JPEG
 label-000000001: hello   ──►  {"image": "data.mdb::image-000000001", "caption": "hello"}
 
-The layout is that of clovaai's deep-text-recognition-benchmark, which PARSeq, MMOCR and others read. An LMDB of another
-layout is refused: lines of JSON may name its values.
+The layout comes from clovaai's deep-text-recognition-benchmark; PARSeq, MMOCR and others read it. An LMDB with another
+layout is refused; lines of JSON may name its values.
 """
 
 import hashlib
@@ -30,8 +30,8 @@ from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 
 _NUMBER = "num-samples"
-_HEAD = 8192  # both pages that say which was written last
-_ABOUT = 32  # bytes of a label
+_HEAD = 8192  # bytes of the two pages that tell which was written last
+_ABOUT = 32  # bytes of a label, approximately
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LmdbShard(JsonlShard):
             return hashlib.sha256(file.read(0, _HEAD) + str(file.size).encode()).hexdigest()
 
     def _num_samples(self) -> int:
-        """Return how many samples there are; raises PackError where it is an LMDB of another layout."""
+        """Return how many samples there are; raises PackError if the LMDB has another layout."""
         if is_address(self.path):
             raise PackError(f"{self.path}: an LMDB is read from a disk alone: copy it there")
         try:
@@ -71,7 +71,7 @@ class LmdbShard(JsonlShard):
         return [(place, _ABOUT) for place in range(1, min(number, self._num_samples()) + 1)]
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Make the JSON of a sample; raises Skip where its label is not UTF-8."""
+        """Make the JSON of a sample; raises Skip if its label is not UTF-8."""
         number = f"{offset:09d}"
         value = {"image": joined_name(os.path.basename(self.path), f"image-{number}")}
         try:

@@ -1,9 +1,9 @@
-"""Finds the folder, or the zip archive, to which the names of media in a file are relative.
+"""Find the folder, or the zip archive, that the names of media in a file are relative to.
 
     data/train.jsonl  {"images": ["1.jpg"]}  ──►  data/1.jpg, else 1.jpg in ., */, */train/, data/*/, data/*/train/
 
-The folder of the file is the first choice, whatever else there is. On a store, folders are listed without what is in
-them, and few names are asked for.
+The folder of the file is always the first choice. On a store, folders are listed without their subfolders, and fewer
+names are looked up.
 """
 
 import os
@@ -22,15 +22,15 @@ from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import folder_of, names_in, path_in
 
 _NUM_SAMPLES = 16
-_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # that are looked for in each place
-_MOST_FOLDERS = 64  # of one folder: more are no folders of media, but media in folders
+_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in each place
+_MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
-    """Find where the first media of a file are; None: beside it, or nowhere, or it names none.
+    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none.
 
     Raises:
-        PackError: as many of them are in two places.
+        PackError: two places have equally many of them.
     """
     folder = folder_of(shard.path)
     most_names = _MOST_NAMES_STORED if is_address(folder) else _MOST_NAMES

@@ -1,10 +1,10 @@
-"""Reads a metadataset of Energon as a mixture: a blend's weights are shares of the samples.
+"""Read a metadataset of Energon as a mixture: a blend's weights are shares of the samples.
 
 __module__: megatron.energon
 __class__: MetadatasetV2
 splits: {train: {blend: [{path: ./charts, weight: 4}, …]}}
 
-The first version has `datasets` in the place of `blend`; `blend_epochized` says how often each sample comes.
+The first version has `datasets` in place of `blend`; `blend_epochized` says how often each sample comes.
 """
 
 import os
@@ -20,7 +20,7 @@ from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of, wit
 from energon_pack.sources.storage import absolute, folder_of, open_file
 
 _LARGEST = 1 << 20
-#: keys that are read, or change nothing of a sample
+#: keys that are read, or that do not change a sample
 _READ = {
     "path",
     "weight",
@@ -35,13 +35,13 @@ _DEEPEST = 8
 
 
 def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
-    """Read the entries of a metadataset; None: the path is none.
+    """Read the entries of a metadataset; None: the path is no metadataset.
 
     Args:
-        split: of which the entries are taken; None: train.
+        split: the split whose entries are taken; None: train.
 
     Raises:
-        PackError: it has no such split, or says something that a mixture can't.
+        PackError: it has no such split, or asks for something that a mixture can't do.
     """
     if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
         return None
@@ -54,12 +54,12 @@ def _read(path: str) -> dict[str, Any] | None:
         with open_file(path) as file:
             value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
     except (OSError, yaml.YAMLError):
-        return None  # finding lines says what is wrong
+        return None  # finding lines reports what is wrong
     return value if isinstance(value, dict) and "megatron.energon" in str(value.get("__module__")) else None
 
 
 def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Iterator[Entry]:
-    """Yield the entries of a metadataset and of those that it names, with weights that come to 1, or with epochs."""
+    """Yield the entries of a metadataset and of those that it names, with weights that sum to 1, or with epochs."""
     splits = value.get("splits")
     if not isinstance(splits, Mapping) or not isinstance(splits.get(split), Mapping):
         there = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"

@@ -1,12 +1,12 @@
-"""Reads a mixture: sources with the share of each in what is trained, as a YAML file or as `source.mixture`.
+"""Read a mixture: sources with the share of each in the training, as a YAML file or as `source.mixture`.
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
       - {path: chat.jsonl, weight: 60, max_samples: 100000, labels: {train_on: last}}
 
-`weight` is a share of the trained tokens, or of the samples where `weights: samples` stands beside `mixture`. `epochs`,
-in place of it, says how often each sample comes. Phases of entries come one after another. How its samples are read and
-trained, an entry may say in the place of the run.
+`weight` is a share of the trained tokens, or of the samples if `weights: samples` stands beside `mixture`. In place of
+it, `epochs` says how often each sample comes. Phases of entries come one after another. An entry may override the
+run's settings for reading and training its samples.
 """
 
 import os
@@ -35,24 +35,24 @@ class Entry:
 
     name: str
     path: str | list[str]
-    #: share of the trained tokens or of the samples, in relation to the others; None: `epochs` says it
+    #: share of the trained tokens or of the samples, relative to the other entries; None: `epochs` is set
     weight: float | None
-    #: how often each sample comes; None: `weight` says it
+    #: how often each sample comes; None: `weight` is set
     epochs: float | None
-    #: only so many of its samples, drawn by chance; None: all
+    #: take only so many of its samples, drawn at random; None: all
     max_samples: int | None
-    #: settings of `source` of its own
+    #: its own settings of `source`
     settings: dict[str, Any]
-    #: from 1: its packs come after those of all earlier phases
+    #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1
     #: settings of its samples, as `own.own_settings` reads them
     own: dict[str, Any] = field(default_factory=dict)
-    #: what `weight` is a share of
+    #: whether `weight` is a share of trained tokens or of samples
     weight_of: WeightOf = "tokens"
 
 
 def read_mixture(path: Any) -> list[Entry] | None:
-    """Read the entries of a mixture; None: the path is none.
+    """Read the entries of a mixture; None: the path is no mixture.
 
     Raises:
         PackError: an entry makes no sense, or two contradict each other.
@@ -63,7 +63,7 @@ def read_mixture(path: Any) -> list[Entry] | None:
         with open_file(path) as file:
             value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
     except (OSError, yaml.YAMLError):
-        return None  # finding lines says what is wrong
+        return None  # finding lines reports what is wrong
     if not isinstance(value, dict) or "mixture" not in value:
         return None
     listed = value["mixture"]
@@ -86,13 +86,13 @@ def given_mixture(given: Any) -> list[Entry]:
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
-    """Return entries that fit together.
+    """Check that entries fit together, and return them.
 
     Args:
-        path: for errors.
+        path: the name of the mixture in errors.
 
     Raises:
-        PackError: two contradict each other.
+        PackError: two entries contradict each other.
     """
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
@@ -157,7 +157,7 @@ def stem_of(path: str) -> str:
 
 
 def with_own_names(entries: list[Entry]) -> list[Entry]:
-    """Name entries that are called the same by the folders above them; where these do not tell them apart, number them.
+    """Name entries with equal names by the folders above them; if these do not tell them apart, number them.
 
     a/part0/webdataset, a/part1/webdataset ──► part0, part1
     """

@@ -1,4 +1,4 @@
-"""Puts names in the place of media that stand in a record itself: bytes, `{bytes, path}` of `datasets`, base64. Pure.
+"""Replace media inside a record by names: bytes, `{bytes, path}` of `datasets`, base64. Pure.
 
 {"images": ["/9j/4AAQ…"]} ──with_names──► {"images": ["NAME/images/0"]}
 images/0                  ──bytes_at────► the image
@@ -13,26 +13,26 @@ from urllib.parse import quote, unquote
 
 from energon_pack.samples.skip import Reason, Skip
 
-_STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio of `datasets`
+_STRUCT = {"bytes", "path"}  # the fields of an image, a video or an audio in `datasets`
 _BEGIN = (
     r"data:[a-z]+/[\w.+-]+;base64,|(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[A-Za-z0-9+/\s]{200}"
     r"|(?:SUQz|//[I-Po-v]|/\+[I-P]|T2dnU|ZkxhQ|GkXfo|AAAA[A-Za-z0-9+/]{2}Z0eX)[A-Za-z0-9+/]{200}"
 )
-#: how a data: URI, and the base64 of a image, and of a sound or a clip, begins
+#: beginnings of a data: URI, and of an image, a sound or a clip in base64
 _BASE64 = re.compile(_BEGIN)
 _BASE64_IN_JSON = re.compile(rf'"(?:{_BEGIN})'.encode())
 
 
 def may_have_base64(raw: bytes) -> bool:
-    """Tell whether a value of some JSON may begin so; without parsing it."""
+    """Tell, without parsing it, whether some JSON may hold a value that begins like this."""
     return _BASE64_IN_JSON.search(raw) is not None
 
 
 def with_names(value: Any, name: str) -> Any:
-    """Put names in the place of media; leave out what is null, for a struct of Arrow has every field of any row.
+    """Replace media by names, and drop null values, because a struct of Arrow has every field of any row.
 
     Args:
-        name: of the value: its media are called so, and by the way to them.
+        name: the name of the value; names of its media are this name and the way to them.
     """
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _STRUCT:
@@ -47,16 +47,16 @@ def with_names(value: Any, name: str) -> Any:
 def bytes_at(
     way: Sequence[str], item: Callable[[Any, str], Any], plain: Callable[[Any], Any] = lambda value: value
 ) -> bytes:
-    """Return the medium to which a way leads.
+    """Return the medium that a way leads to.
 
     Args:
         way: the last part of its name.
-        item: the item of a value by a step; None is the value at the start.
-        plain: makes a Python value of the last.
+        item: returns the item of a value for a step; None is the value at the start.
+        plain: turns the last value into a Python value.
 
     Raises:
-        KeyError: nothing is there, or no medium.
-        Skip: `unreadable_media`: it is no base64.
+        KeyError: there is nothing, or no medium.
+        Skip: `unreadable_media`: the value is no base64.
     """
     value: Any = None
     try:

@@ -1,4 +1,4 @@
-"""Open files of a source; a medium inside of another file is one, too."""
+"""Keep files of a source open, including media inside other files."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from energon_pack.sources.storage import File, open_file, read_ahead
 
 
 def open_medium(path: str) -> File:
-    """A file for reading, or a medium inside of one as if it were one; as `open_file` and `open_inside`."""
+    """Open a file for reading, or a medium inside a file; raises like `open_file` and `open_inside`."""
     file, key = split_name(path)
     return open_file(path) if key is None else open_inside(file, key)
 
@@ -23,25 +23,25 @@ def _none_open() -> Recent[str, File]:
 
 
 class OpenFiles:
-    """Files by their paths, the least recently used closed first. Each process opens its own."""
+    """Open files by their paths, the least recently used closed first. Each process opens its own."""
 
     def __init__(self) -> None:
         self._open = _none_open()
-        self._ahead: list[File] = []  # of which something was read ahead
+        self._ahead: list[File] = []  # files of which ranges were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
-        """The file of a path, opened where it is not.
+        """Return the file of a path; open it if it is not open.
 
         Args:
             opened: opens it; None: `open_medium` does.
         """
-        if self._process != os.getpid():  # those that are open are of the process that this one was forked from
+        if self._process != os.getpid():  # open files belong to the process that this one was forked from
             self._open, self._process = _none_open(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
 
     def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-        """As `storage.read_ahead`, in place of what was read ahead of any of these files before: one batch is kept."""
+        """Do `storage.read_ahead`, and drop everything that was read ahead before: only one batch is kept."""
         before, self._ahead = self._ahead, [file for file, _ in wanted]
         read_ahead([*((file, ()) for file in before if file not in self._ahead), *wanted])
 

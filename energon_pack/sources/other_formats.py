@@ -1,7 +1,7 @@
-"""Recognises files that are neither tar nor JSONL by their first bytes, with advice for the user. Pure."""
+"""Recognise files that are neither tar nor JSONL by their first bytes, with advice for the user. Pure."""
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
-#: what to do with a folder of it
+#: advice for a folder of Parquet files
 PARQUET = "Parquet: source=table reads it"
 _FORMATS = (
     (b"PAR1", PARQUET),

@@ -1,9 +1,9 @@
-"""Reads the samples of an entry of a mixture by settings of its own, in the place of those of the run. Pure.
+"""Read the samples of a mixture entry by the entry's own settings, which override the run's. Pure.
 
     {columns: {messages: chat}, labels: {train_on: last}, max_pixels: 50176}
 
-What says how a record is read goes before `source.*`. What says how it is trained is added to each sample, which takes
-it to training: `label_settings`, and the pixels among `chat_template_kwargs`. A sample that says it itself keeps it.
+Settings for reading a record override `source.*`. Settings for training are added to each sample, which carries them to
+training: `label_settings`, and pixels in `chat_template_kwargs`. A sample's own settings override both.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _PIXELS = ("min_pixels", "max_pixels")
 _OPTIONS = ("labels", "chat_template_kwargs", *_PIXELS)
 #: keys of an entry that this file reads
 OWN_KEYS = (*_NAMES, *_TEXTS, *_OPTIONS)
-#: settings that all entries have in common, and why
+#: settings that an entry can't override, and why
 OF_THE_RUN = {
     "map": "source.map is code, which the run names",
     "control_tokens": "source.control_tokens is a rule of the model's text, and packs mix entries",
@@ -35,20 +35,20 @@ OF_THE_RUN = {
 class Own:
     """The settings of the samples of a file."""
 
-    #: how its records are read; None: as the run says
+    #: settings for reading its records; None: the run's
     reading: ReadSettings | None = None
     #: fields that each sample gets
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> list[Any]:
-        """What lengths depend on; empty: nothing is its own."""
+        """Return what lengths depend on; empty: there are no own settings."""
         if self.reading is None and not self.options:
             return []
         return [None if self.reading is None else self.reading.identity, dict(self.options)]
 
     def applied(self, record: Record) -> Record:
-        """Return a record with the fields that each sample gets; what it says itself goes before."""
+        """Return a record with the fields that each sample gets; the record's own fields override them."""
         if not self.options:
             return record
         given = {key: _merged(item, record.fields.get(key)) for key, item in self.options.items()}
@@ -67,7 +67,7 @@ def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
 
     Args:
         where: names the entry in errors.
-        run: how all other records are read.
+        run: the run's settings for reading.
 
     Raises:
         PackError: a value that makes no sense.

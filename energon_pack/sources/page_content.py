@@ -1,8 +1,8 @@
-"""Reads parts of a Parquet page, without the rest of it where that can be: the head of an image for its size.
+"""Read parts of a Parquet page, if possible without the rest of it: for example the head of an image, for its size.
 
-A page that is not compressed is read in place. Snappy leaves bytes that it can't compress, as those of a JPEG, as they
-are: its elements are found by jumping from one to the next, and a part is put together from them. Any other page is
-decompressed whole. The format of snappy is google/snappy's format_description.txt.
+A page that is not compressed is read in place. Snappy stores bytes that it can't compress, such as a JPEG, unchanged:
+its elements are found by jumping from one to the next, and a part is put together from them. Any other page is
+decompressed whole. The format of snappy is described in google/snappy's format_description.txt.
 """
 
 from bisect import bisect_right
@@ -16,8 +16,8 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import Bytes
 
 _WINDOW = 256  # bytes that are read at once to find elements
-_MOST_ELEMENTS = 4096  # of a page: more are found no faster than the page is decompressed
-_MOST_VISITED = 512  # elements for one part: copies of copies of copies are decompressed
+_MOST_ELEMENTS = 4096  # elements of a page: if there are more, decompressing the page is faster
+_MOST_VISITED = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
 
 
 class Content(Protocol):
@@ -41,7 +41,7 @@ class Plain:
         return file.read(self.offset + start, max(0, min(length, self.size - start)))
 
 
-#: the last pages that were decompressed: values of one page are mostly read one after another
+#: the pages that were decompressed last: values of one page are mostly read one after another
 _pages: Recent[tuple[str, str, int], bytes] = Recent(64 << 20, len)
 
 
@@ -71,9 +71,9 @@ class Compressed:
 class Snappy:
     """A page compressed by snappy, by its elements."""
 
-    #: of each element: its first byte; the size of all
+    #: for each element its first byte in the page; and the size of the page
     starts: np.ndarray
-    #: of each element: where its bytes lie in the file, or how far before it they stand in the page, below zero
+    #: for each element: where its bytes lie in the file; below zero: how far before it they stand in the page
     places: np.ndarray
     whole: Compressed
 
@@ -98,7 +98,7 @@ class Snappy:
             place = int(self.places[number])
             if place >= 0:
                 pieces.append(file.read(place + start - begin, until - start))
-            else:  # a copy may reach into itself: then it repeats
+            else:  # a copy may overlap itself: then it repeats
                 far = -place
                 once = b"".join(self._pieces(file, begin - far, min(begin, until - far), left))
                 times = -(-(until - begin) // max(1, len(once)))
@@ -119,9 +119,9 @@ def content_of(
 
     Args:
         of: path and version of the file.
-        codec: None: it is not compressed.
-        offset, packed_size: of the page in the file.
-        size: when it is decompressed.
+        codec: the compression; None: it is not compressed.
+        offset, packed_size: the place of the page in the file.
+        size: the size of the page after decompression.
     """
     if codec is None:
         return Plain(offset, size)
@@ -130,11 +130,11 @@ def content_of(
 
 
 def _snappy(file: Bytes, whole: Compressed) -> Snappy | None:
-    """Find the elements of a page; None: they are too many, or no page of that size."""
+    """Find the elements of a page; None: there are too many, or they do not make a page of that size."""
     end = whole.offset + whole.packed_size
     window_start, window = whole.offset, file.read(whole.offset, min(_WINDOW, whole.packed_size))
     at, shift, size = whole.offset, 0, 0
-    while True:  # the size of all comes first
+    while True:  # the size of the page comes first
         byte = window[at - window_start] if at - window_start < len(window) else 0
         size |= (byte & 127) << shift
         at, shift = at + 1, shift + 7

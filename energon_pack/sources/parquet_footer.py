@@ -1,7 +1,7 @@
-"""Reads where a Parquet file has the chunks of its columns, from its footer.
+"""Read from the footer of a Parquet file where the chunks of its columns are.
 
-pyarrow has the same, but a damaged footer ends its process, with no error that could be caught: it throws across C.
-The layout is Parquet's own (apache/parquet-format: parquet.thrift).
+pyarrow can do the same, but a damaged footer ends the process, without an error that could be caught: it throws across
+C. The layout is Parquet's own (apache/parquet-format: parquet.thrift).
 """
 
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ class Chunk(NamedTuple):
     codec: int  # CompressionCodec
     encodings: list[int]
     num_values: int
-    plain_size: int  # bytes, before they were compressed
+    plain_size: int  # number of bytes before compression
     size: int
-    data_offset: int  # of its first data page
+    data_offset: int  # offset of its first data page
     dictionary_offset: int | None
 
 

@@ -1,4 +1,4 @@
-"""Finds the values of a Parquet column of bytes in its pages, so that one is read without the others of its row group.
+"""Find the values of a Parquet column of bytes in its pages, so that one can be read without its row group.
 
 The layout of pages, levels and encodings is Parquet's own (apache/parquet-format: Encodings.md, parquet.thrift).
 Columns of bytes, alone or in one list, with plain or dictionary encoding are read; `None` says that pyarrow has to.
@@ -18,11 +18,11 @@ from energon_pack.sources.thrift import read_struct, varint
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
 _PLAIN, _INDEXES, _LEVELS = 0, (2, 8), (3, 4)  # Encoding
-_HEADER = 1 << 16  # statistics in it are cut at 4 KB each
+_HEADER = 1 << 16  # bytes of a page header at most; statistics in it are cut at 4 KB each
 
 
 class _Page(NamedTuple):
-    offset: int  # of its content
+    offset: int  # offset of its content
     size: int
     plain_size: int
     header: dict[int, Any]
@@ -33,19 +33,19 @@ class Column:
     """Where each value of a column of bytes lies, in one row group."""
 
     pages: list[Content]
-    first: np.ndarray  # of each row: its first value; and the number of all
-    page: np.ndarray  # of each value
+    first: np.ndarray  # for each row the number of its first value; and the number of all values
+    page: np.ndarray  # for each value, its page
     start: np.ndarray
     length: np.ndarray  # -1: null
 
     @property
     def num_bytes(self) -> int:
-        """Return about how much memory it takes."""
+        """Return approximately how much memory it takes."""
         elements = sum(page.starts.nbytes + page.places.nbytes for page in self.pages if isinstance(page, Snappy))
         return elements + self.first.nbytes + self.page.nbytes + self.start.nbytes + self.length.nbytes
 
     def value(self, row: int, index: int) -> "Value | None":
-        """Find a value; None: it is null, or not there."""
+        """Find a value; None: it is null, or there is none."""
         number = int(self.first[row]) + index
         if not 0 <= index < self.first[row + 1] - self.first[row] or self.length[number] < 0:
             return None
@@ -57,7 +57,7 @@ class Column:
 
 
 class Value(NamedTuple):
-    """Where a value lies."""
+    """The place of a value."""
 
     page: Content
     start: int
@@ -69,7 +69,7 @@ class Value(NamedTuple):
 
 
 def is_read_by_pages(chunk: Chunk) -> bool:
-    """Tell whether the values of a column of bytes are found by their places, by its footer."""
+    """Tell by the footer whether the values of a column of bytes can be found in its pages."""
     return chunk.codec in _CODECS and {_PLAIN, *_INDEXES, *_LEVELS}.issuperset(chunk.encodings)
 
 
@@ -78,7 +78,7 @@ def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Colu
 
     Args:
         of: path and version of the file.
-        chunk: of the footer.
+        chunk: the chunk from the footer.
         leaf: pyarrow's ColumnSchema.
 
     Raises:
@@ -88,8 +88,8 @@ def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Colu
         return None
     codec = _CODECS[chunk.codec]
     pages: list[Content] = []
-    starts: list[np.ndarray] = []  # of the entries at which rows begin
-    found: list[np.ndarray] = []  # of each page: page, start and length of its entries
+    starts: list[np.ndarray] = []  # numbers of the entries at which rows begin
+    found: list[np.ndarray] = []  # for each page: page, start and length of its entries
     dictionary = np.zeros((0, 2), np.int64)
     num_entries = 0
     for page in _pages(file, chunk):
@@ -148,7 +148,7 @@ def _pages(file: Bytes, chunk: Chunk) -> Iterator[_Page]:
 
 
 def _places(file: Bytes, content: Content, begin: int, number: int) -> np.ndarray:
-    """Start and length of byte arrays in plain encoding, each with its length in 4 bytes before it."""
+    """Return start and length of byte arrays in plain encoding; each has its length in 4 bytes before it."""
     places = np.empty((number, 2), np.int64)
     for index in range(number):
         size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -160,7 +160,7 @@ def _places(file: Bytes, content: Content, begin: int, number: int) -> np.ndarra
 
 
 def _levels_v1(file: Bytes, content: Content, begin: int, most: int, number: int) -> tuple[np.ndarray, int]:
-    """Levels of a page of version 1, and where they end."""
+    """Return the levels of a page of version 1, and where they end."""
     if most == 0:
         return np.zeros(number, np.int64), begin
     size = int.from_bytes(content.read(file, begin, 4), "little")
@@ -176,7 +176,7 @@ def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
 
     Args:
         width: bits of a value.
-        number: of values.
+        number: number of values.
     """
     runs: list[np.ndarray] = []
     at = have = 0

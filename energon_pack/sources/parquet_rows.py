@@ -1,4 +1,4 @@
-"""Puts what is known of bytes into rows that were read without them. Pure.
+"""Put empty bytes into rows that were read without their bytes. Pure.
 
 {"texts": […], "images": [{"path": null}]}  +  images, LIST, bytes: there  ──►  "images": [{"path": null, "bytes": b""}]
 """
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-#: a step of a way into each element of a list
+#: the step of a way that leads into each element of a list
 LIST: Final = object()
 
 #: field names and `LIST`
@@ -37,12 +37,12 @@ def _inside(kind: pa.DataType, way: Way) -> Iterator[Way]:
 
 
 def put_bytes(row: dict[str, Any], way: Way, are_there: Sequence[bool]) -> None:
-    """Put empty bytes at the end of a way, and None where there are none.
+    """Put empty bytes at the end of a way, or None if the value is null.
 
     Args:
-        row: without the leaf; what leads to that alone is not there either.
-        way: with one `LIST` at most.
-        are_there: of each element; of an empty list, and of none, one that is not.
+        row: a row without the leaf, and without structs that hold only the leaf.
+        way: a way with at most one `LIST`.
+        are_there: whether each element is there; for an empty or missing list, a single False.
     """
     values = [b"" if is_there else None for is_there in are_there]
     if LIST not in way:

@@ -1,4 +1,4 @@
-"""Reads the split and the excludes of a folder that Energon has prepared.
+"""Read the split and the excludes of a folder that Energon has prepared.
 
 Only `split.yaml` (or `split.json`) and `.info.json` are read; the other YAML of a prepared folder can run code.
 """
@@ -24,7 +24,7 @@ class Prepared:
     """A folder that Energon has prepared; names of shards are relative to it."""
 
     folder: str
-    #: shards of the split that is asked for; None: all
+    #: shards of the requested split; None: all
     shards: frozenset[str] | None = None
     #: shards left out
     excluded_shards: frozenset[str] = frozenset()
@@ -37,8 +37,8 @@ class Prepared:
 class LeftOut(NamedTuple):
     """The part of a tar that is left out."""
 
-    keys: frozenset[str] | None = frozenset()  # None: the whole tar is
-    num_samples: int = 0  # of a whole tar, as far as its folder says
+    keys: frozenset[str] | None = frozenset()  # keys that are left out; None: the whole tar is left out
+    num_samples: int = 0  # samples of a tar that is left out, as far as its folder says
 
 
 class Selection:
@@ -71,10 +71,10 @@ class Selection:
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Whether these tars are every shard of the split, where Energon has prepared their folder.
+        """Check that these tars are all shards of the split, and that Energon has prepared their folder.
 
         Raises:
-            PackError: it has not.
+            PackError: they are not, or it has not.
         """
         prepared = self._of_folder(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):
@@ -93,10 +93,10 @@ class Selection:
 
 
 def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> Prepared | None:
-    """What a folder's splits select, or None where Energon has not prepared it.
+    """Read what the splits of a folder select; None: Energon has not prepared it.
 
     Args:
-        knob: what the split was chosen by.
+        knob: the setting that chose the split, for errors.
 
     Raises:
         PackError: it has no split of that name, or can't be read.
@@ -130,7 +130,7 @@ def read_prepared(folder: str, split: str | None, knob: str = "source.split") ->
 
 
 def _names(value: Any, where: str) -> list[str]:
-    """A list of names, its braces expanded; nothing at all is an empty list."""
+    """Return a list of names with braces expanded; null gives an empty list."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
     try:

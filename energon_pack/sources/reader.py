@@ -1,4 +1,4 @@
-"""Reads samples by their places: bytes of shards, and of media in separate files."""
+"""Read samples by their places: bytes of shards, and of media in separate files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,15 +20,15 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, State, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
-#: Raised when the index of a shard would come out differently.
+#: Raise this number when the same shard gets another index.
 INDEX_VERSION = 9
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
 OfMedium = Callable[[int, int], Sequence[tuple[int, int]]]
-_Wanted = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by paths: offsets, and how many bytes each
-_MOST_PLACES = 50_000  # of what is read ahead: all that is told about them is in memory
-_LARGEST_AHEAD = 32 << 20  # of a file: more is read block by block
+_Wanted = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by path: ranges, as offset and number of bytes
+_MOST_PLACES = 50_000  # ranges that are read ahead at a time: memory holds their places
+_LARGEST_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
 _SMALL = 1 << 20
 
 
@@ -37,14 +37,14 @@ class Reader:
 
     def __init__(self) -> None:
         self._open = OpenFiles()
-        self._ahead: dict[str, File] = {}  # shards of which something was read ahead
+        self._ahead: dict[str, File] = {}  # shards of which ranges were read ahead
 
     def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
         """Yield the same items, after reading ahead everything that a group of them needs from object stores.
 
         Args:
-            samples: those that an item is made of.
-            of_medium: what is read of a medium that lies in its shard: offsets, and how many bytes each.
+            samples: returns the samples of an item.
+            of_medium: returns the ranges to read of a medium in its shard, as offset and number of bytes.
         """
         window: list[Item] = []
         wanted: _Wanted = {}
@@ -65,21 +65,21 @@ class Reader:
         yield from window
 
     def _fetch(self, wanted: "_Wanted") -> None:
-        """Read ranges of shards; what was read ahead before is forgotten."""
+        """Read ranges of shards ahead, and forget earlier ones."""
         self._ahead = {}
         files = {path: shard.open() for path, (shard, _) in wanted.items()}
         read_ahead([(file, wanted[path][1]) for path, file in files.items()])
         self._ahead = files
 
     def read_ahead(self, wanted: Sequence[tuple[Shard, Sequence[tuple[int, int]]]]) -> None:
-        """Have ranges of shards read at once, in place of those before."""
+        """Read ranges of shards ahead, all at once, and drop earlier ones."""
         self._open.read_ahead([(self.shard_file(shard), ranges) for shard, ranges in wanted])
 
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
-        """The bytes of a sample's JSON or text, of which `Shard.record` makes the record.
+        """Return the bytes of a sample's JSON or text, from which `Shard.record` makes the record.
 
         Args:
-            lead: bytes of the header before it that are read, too.
+            lead: how many bytes of the header before it to read, too.
 
         Raises:
             PackError: the shard changed.
@@ -87,10 +87,10 @@ class Reader:
         return shard.raw_of(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
-        """The media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order it lists them.
 
         Args:
-            parts: of the sample, beside its JSON, in its shard.
+            parts: the other parts of the sample in its shard.
 
         Raises:
             Skip: `missing_media`, `unreadable_media`.
@@ -98,10 +98,10 @@ class Reader:
         return shard.media(record, key, parts, partial(self._part, shard))
 
     def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
-        """The patch positions that a sample names; None where a name is "". Nothing is searched for.
+        """Return the patch positions that a sample names; None for an empty name. Nothing is searched.
 
         Args:
-            parts: as in `media`, or those of its patch positions alone.
+            parts: as in `media`, or only its patch positions.
 
         Raises:
             Skip: `missing_media`, `unreadable_media`.
@@ -110,7 +110,7 @@ class Reader:
         return [shard.part(name, key, parts, look_up) if name else None for name in names]
 
     def read(self, shard: Shard, part: AnyPart) -> bytes:
-        """The bytes of a part."""
+        """Return the bytes of a part."""
         return self.part_file(shard, part).read(part.offset, part.size)
 
     def checksum(self, shard: Shard, raw: bytes, parts: Sequence[AnyPart]) -> int:
@@ -127,7 +127,7 @@ class Reader:
         return value
 
     def files(self, shard: Shard, parts: Sequence[AnyPart]) -> list[dict[str, Any]] | None:
-        """Name, size and version of parts that are files of their own; None where they are in the shard."""
+        """Return name, size and version of parts in separate files; None: the parts are in the shard."""
         if shard.media_root is None:
             return None
         names = dict.fromkeys(part.name for part in parts if not shard.is_inside(part.name))
@@ -135,7 +135,7 @@ class Reader:
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
     def part_file(self, shard: Shard, part: AnyPart) -> File:
-        """The file in which a part lies at its offset.
+        """Return the file in which a part lies at its offset.
 
         Raises:
             PackError: the file changed.
@@ -151,7 +151,7 @@ class Reader:
         return file
 
     def shard_file(self, shard: Shard) -> File:
-        """A shard whose size and version are still those that were indexed.
+        """Open a shard, and check that it still has the size and version that were indexed.
 
         Raises:
             PackError: it changed, or can't be opened.
@@ -183,12 +183,12 @@ class Reader:
 
 
 def whole(offset: int, size: int) -> list[tuple[int, int]]:
-    """All of a medium is read."""
+    """Return the range of a whole medium."""
     return [(offset, size)]
 
 
 def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
-    """All of a medium is read; of a large one, what turns out to be looked at."""
+    """Return the range of a whole medium; a large one is not read ahead."""
     return [(offset, size)] if size <= _SMALL else []
 
 
@@ -203,7 +203,7 @@ def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tup
 
 
 def state_of(path: str) -> State | None:
-    """Size and version of a medium as it is now; None where it can't be read."""
+    """Return size and version of a medium as it is now; None: it can't be read."""
     try:
         if split_name(path)[1] is None:
             return state_of_file(path)

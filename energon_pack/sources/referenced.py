@@ -1,5 +1,6 @@
-"""Reads the media that packs refer to from the source. Before a medium is used, its size, its name in the tar and the
-bytes at both ends are compared with those that were packed.
+"""Read the media that packs refer to from the source.
+
+Before a medium is used, its size, its name in the tar and the bytes at both ends are compared with the packed values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +18,24 @@ from energon_pack.sources.open_files import OpenFiles
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK, member_of
 
-#: Bytes at each end of a medium that tell whether it is still the same.
+#: bytes at each end of a medium that are compared
 END = 1024
-#: Media that are read at once: fewer than files are kept open.
+#: media that are read at the same time: fewer than the files that are kept open
 AT_ONCE = 32
 
 
 class Ends(NamedTuple):
     """The header before a part of a source, and the part's first and last bytes."""
 
-    header: bytes  # of the tar; none before a file of its own
+    header: bytes  # the header in the tar; empty for a separate file
     first: bytes
     last: bytes
 
     @property
     def checksum(self) -> int:
-        """Return a checksum that other parts of this size do not have; raises ValueError if the header is invalid."""
+        """Return a checksum that tells this part from others of its size; raises ValueError if the header is
+        invalid.
+        """
         name = b""
         if self.header:
             member = member_of(self.header)
@@ -43,16 +46,16 @@ class Ends(NamedTuple):
 
 
 def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
-    """Where the first and the last bytes of a part are, and how many."""
+    """Return the ranges of the first and the last bytes of a part, as offset and number of bytes."""
     end = min(size, END)
     return [(offset, end), (offset + size - end, end)]
 
 
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
-    """Two short reads of a part.
+    """Read both ends of a part.
 
     Args:
-        lead: bytes of the header before it.
+        lead: number of bytes of the header before it.
     """
     (first, end), last = ends_within(offset, size)
     head = file.read(first - lead, lead + end)
@@ -63,7 +66,7 @@ class SourceMedia:
     """The media of a source.
 
     Args:
-        root: where it lies now.
+        root: where the source lies now.
     """
 
     def __init__(self, root: str):
@@ -71,10 +74,10 @@ class SourceMedia:
         self._files = OpenFiles()
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
-        """The bytes of media.
+        """Return the bytes of media.
 
         Raises:
-            PackError: one can't be read, or is not what was packed.
+            PackError: a medium can't be read, or has changed since packing.
         """
         found: list[bytes] = []
         for first in range(0, len(references), AT_ONCE):
@@ -88,7 +91,7 @@ class SourceMedia:
 
         Args:
             references: at most `AT_ONCE`.
-            whole: or their ends alone.
+            whole: read media completely; else only their ends.
         """
         wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
         for reference in references if is_address(self._root) else ():
@@ -111,7 +114,7 @@ class SourceMedia:
         return medium
 
     def opened(self, reference: Reference) -> Bytes:
-        """The bytes of a medium, most of which are not read yet; raises as `read`."""
+        """Open a medium; most of its bytes are not read yet; raises like `read`."""
         path, offset, lead = self._place(reference)
         with _readable(path, reference):
             file = self._files.open(path)
@@ -121,7 +124,7 @@ class SourceMedia:
         return Range(file, offset, size)
 
     def _place(self, reference: Reference) -> tuple[str, int, int]:
-        """Path, offset and the bytes of the header before it."""
+        """Return path, offset, and the number of header bytes before it."""
         name, *where = reference.place
         path = path_in(self._root, str(name))
         if len(where) == 2:
@@ -129,10 +132,10 @@ class SourceMedia:
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
     def _check(self, reference: Reference, ends: Ends, size: int) -> None:
-        """Refuse another medium.
+        """Raise PackError if the medium has changed.
 
         Args:
-            size: of what is there.
+            size: its size now.
         """
         member = member_of(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum

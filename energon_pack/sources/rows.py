@@ -13,7 +13,7 @@ from energon_pack.samples.sample import MediaPart, Part
 
 @dataclass(slots=True)
 class SampleRow:
-    """Where the JSON or text of a sample is in its shard."""
+    """The place of a sample's JSON or text in its shard."""
 
     key: str
     record_part: str
@@ -23,19 +23,19 @@ class SampleRow:
 
 @dataclass(slots=True)
 class IndexRow(SampleRow):
-    """A sample that was found, and not read yet: a row of `wds.INDEX_SCHEMA`."""
+    """A sample that was indexed, but not read yet: a row of `wds.INDEX_SCHEMA`."""
 
-    parts: list[Part]  # all others, in the tar's order
-    reason: str | None  # why it can't be read; None: it may be
+    parts: list[Part]  # its other parts, in the tar's order
+    reason: str | None  # why it can't be read; None: it may be readable
     detail: str | None
 
 
 @dataclass(slots=True)
 class MeasuredRow(SampleRow):
-    """A sample that was measured, or a part of one that was cut: what lengths and the plan say alike."""
+    """A sample that was measured, or a part of one that was cut: the columns that lengths and the plan share."""
 
     parts: list[MediaPart]  # its media, in the order of their placeholders
-    positions: list[Part]  # the .npy of the whole sample's images, where they are members of its tar
+    positions: list[Part]  # the .npy files of the whole sample's images, if they are members of its tar
     cut: Cut | None  # None: a whole sample
     token_len: int
     num_supervised: int
@@ -46,17 +46,18 @@ _Row = TypeVar("_Row", bound=SampleRow)
 
 
 def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
-    """The rows of a table.
+    """Return the rows of a table.
 
     Args:
-        form: which of the classes of rows; each of its fields is a column, but for the last ones if they have defaults.
+        form: the class of the rows; each of its fields is a column, except that last fields with defaults may be
+            missing.
     """
     names = [field.name for field in fields(form) if field.default is MISSING or field.name in table.column_names]
     return map(form, *(_values(table[name], name) for name in names))
 
 
 def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:
-    """A list a row: of `MediaPart` where the column tells their kinds, else of `Part`."""
+    """Return a list for each row: of `MediaPart` if the column has their kinds, else of `Part`."""
     array = column.combine_chunks()
     starts = array.offsets.to_pylist()
     first, values = starts[0], array.values[starts[0] : starts[-1]]  # a slice of a table has the values of all of it

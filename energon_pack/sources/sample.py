@@ -1,8 +1,8 @@
-"""The one way to read a sample: from its row to its messages, its media and the times of its frames.
+"""Read a sample, from its row to its messages, its media and the times of its frames.
 
-    IndexRow    ──read_sample──►     media are searched for, looked at, and put in the order of their placeholders
-    MeasuredRow ──read_again──►      the media it was measured with are looked at
-    MeasuredRow ──read_but_media──►  its media are not opened: their bytes are copied
+    IndexRow    ──read_sample──►     media are searched, their headers read, and put in the order of their placeholders
+    MeasuredRow ──read_again──►      the headers of its media are read again
+    MeasuredRow ──read_but_media──►  its media are not opened, because their bytes are only copied
 
 All three then do the same: JSON ─► record ─► placeholders ─► patch positions ─► times ─► `ReadSample`.
 """
@@ -35,15 +35,15 @@ class ReadSample(NamedTuple):
     messages: list[Message]  # as packs store them: their placeholders match the media, no times in the text
     timed: list[Message]  # as a template renders them: with the time of each frame
     tools: list[Any] | None
-    fields: dict[str, Any]  # all else that its JSON has
+    fields: dict[str, Any]  # the other fields of its JSON
     parts: list[MediaPart]  # its media, in the order of their placeholders
     positions: list[Part | None]  # the patch positions of each image; empty: it names none
-    marks: list[str]  # the time of each image, as `timed` has it; empty: they have none
-    is_timed: bool  # its images, or those of the whole it is a part of, have times
-    media: list[Media]  # as `parts`; empty: not looked at
+    marks: list[str]  # the time of each image, as in `timed`; empty: images have no times
+    is_timed: bool  # whether images of the whole sample have times
+    media: list[Media]  # like `parts`, with their headers; empty: headers were not read
     placeholders_put_in: bool = False
-    unknown: Sequence[str] = ()  # keys that nothing knows
-    leaves_out_tools: bool = False  # by `source.tools`
+    unknown: Sequence[str] = ()  # unknown keys
+    leaves_out_tools: bool = False  # `source.tools` leaves its tools out
 
     @property
     def kinds(self) -> list[str]:
@@ -52,7 +52,7 @@ class ReadSample(NamedTuple):
 
     @property
     def options(self) -> SampleOptions:
-        """What it asks for; raises Skip where its fields say nothing that can be read."""
+        """Return its options for rendering and training; raises Skip if they are invalid."""
         return options_of(self.fields)
 
 
@@ -60,7 +60,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     """Read a sample for the first time.
 
     Raises:
-        Skip: it can't be packed; its `media_type` says what the sample seems to be.
+        Skip: it can't be packed; its `media_type` is what the sample seems to be.
         PackError: the shard changed.
     """
     seems, raw = media_type_by_name([part.name for part in row.parts]), b""
@@ -89,7 +89,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
 
 
 def _seems(raw: bytes) -> str | None:
-    """The medium of a sample that could not be read, by the names in its JSON; None: it names none."""
+    """Guess the media type of an unreadable sample by the names in its JSON; None: it names no media."""
     try:
         value = load_json(raw)
     except Skip:
@@ -104,15 +104,15 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
     """Read a measured sample again, to render it or its parts.
 
     Raises:
-        Skip: it is not what was measured.
-        PackError: the shard changed, or a file that is one of its media.
+        Skip: it has changed since it was measured.
+        PackError: the shard, or a file with one of its media, changed.
     """
     sample = read_but_media(reader, shard, row, settings, reader.raw(shard, row))
     return sample._replace(media=_as_asked(_looked_at(reader, shard, row.parts), sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
-    """Read all of a measured sample but its media.
+    """Read a measured sample without its media.
 
     Args:
         raw: its JSON or text.
@@ -166,7 +166,7 @@ def _as_asked(media: Sequence[Media], fields: dict[str, Any]) -> list[Media]:
 def _times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
-    """Where the patch positions of each image are, and the times that they tell."""
+    """Return the patch positions of each image, and the times that they give."""
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]

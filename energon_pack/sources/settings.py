@@ -1,4 +1,4 @@
-"""Where samples come from: the config's node `source`."""
+"""Settings of the source: the config's node `source`."""
 
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -11,7 +11,7 @@ from energon_pack.samples.settings import ReadSettings
 
 
 class Format(str, Enum):
-    """What the files of a source are."""
+    """The form of the files of a source."""
 
     auto = "auto"
     wds = "wds"
@@ -22,20 +22,20 @@ class Format(str, Enum):
 
 
 class Classes(str, Enum):
-    """What the names of folders of images are."""
+    """How the names of folders of images are used."""
 
     caption = "caption"
 
 
 class Compressed(str, Enum):
-    """What a compressed tar does to a run."""
+    """What happens with a compressed tar."""
 
     refuse = "refuse"
     copy = "copy"
 
 
 class OnDamaged(str, Enum):
-    """What a damaged tar does to a run."""
+    """What happens with a damaged tar."""
 
     error = "error"
     keep = "keep"
@@ -53,17 +53,18 @@ class SourceConfig(ReadSettings):
     path: Any = None
     #: in place of `path`: entries by name, each {path, weight, epochs, max_samples, phase, media_root, split, datasets}
     mixture: Any = None
-    #: what paths of media are relative to; None: the folder of the JSONL, or what its meta file says
+    #: the folder that paths of media are relative to; None: the folder of the JSONL, or the one that its meta file
+    #: names
     media_root: str | None = None
     #: whether media that a JSONL names on other object stores are read, with the keys of this run
     remote_media: bool = False
-    #: a damaged tar: an error before any work, or what is whole of it is kept
+    #: a damaged tar is an error before any work, or its whole samples are kept
     on_damaged: OnDamaged = OnDamaged.error
-    #: a compressed tar: refused, with the command that unpacks it, or packed from a copy in the cache
+    #: a compressed tar is refused, with the command that unpacks it, or packed from a copy in the cache
     compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
-    #: of folders of images without texts: each is captioned by the name of its folder; None: they are refused
+    #: images without texts are captioned by the name of their folder; None: such folders are refused
     classes: Classes | None = None
     #: entries of a meta file that are taken, by name; None: all whose files are here
     datasets: Any = None
@@ -78,18 +79,18 @@ class SourceConfig(ReadSettings):
         return self.path is None and self.mixture is None
 
     def __post_init__(self) -> None:
-        """Name the map with a hash of its file: all that is kept of this config then depends on it."""
+        """Add a hash of its file to the name of the map, so that everything that is kept depends on it."""
         super().__post_init__()
         if self.map is not None:
             self.map = with_hash(self.map)
 
     @property
     def reading(self) -> ReadSettings:
-        """How samples are read, wherever they are: what lengths are kept by."""
+        """Return the settings for reading a sample; they are part of the key of lengths."""
         return ReadSettings(**{field.name: getattr(self, field.name) for field in fields(ReadSettings)})
 
     def check(self) -> None:
-        """Raises PackError where the path is none, nothing reads such a format, or two settings name the messages."""
+        """Raise PackError if the path is no path, nothing reads the format, or two settings name the messages."""
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
             there = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")

@@ -39,26 +39,26 @@ from energon_pack.sources.storage import File, State, absolute, folder_of, open_
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
-#: A file beside the shard as a part, by the name it has in a sample; raises Skip where it can't be read.
+#: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
 LookUp = Callable[[str], Part]
 
 
 @dataclass(frozen=True)
 class _File:
-    """One source file, and how to tell whether it is still the same."""
+    """One source file, with the values that tell whether it has changed."""
 
-    #: what stands between its name and the key of a sample in a sample id
+    #: the character between its name and the key of a sample in a sample id
     mark: ClassVar[str]
-    #: bytes of the header that stands before each part of a sample
+    #: bytes of the header before each part of a sample
     lead: ClassVar[int] = 0
-    #: what it is called where the form of a source is said
+    #: its name in the description of a source
     called: ClassVar[str]
-    #: what one of it is
+    #: the noun for one of it
     noun: ClassVar[str] = "file"
-    #: whether a sample is bytes at an offset
+    #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True
 
-    name: str  # as `names_of` gives it, with forward slashes
+    name: str  # as `names_of` returns it, with forward slashes
     path: str
     size: int
     version: str
@@ -67,7 +67,7 @@ class _File:
 
     @cached_property
     def real_path(self) -> str:
-        """Where it lies, links resolved."""
+        """Return its path with links resolved."""
         return real_path(self.path)
 
     @property
@@ -77,7 +77,7 @@ class _File:
 
     @property
     def media_root(self) -> str | None:
-        """What the names of its media are relative to; None: they lie in it."""
+        """Return the folder that names of its media are relative to; None: media lie in the file itself."""
         return None
 
     @property
@@ -86,7 +86,7 @@ class _File:
         return state_of(self.path) == (self.size, self.version)
 
     def open(self) -> File:
-        """Open it; raises OSError where it can't be."""
+        """Open it; raises OSError if it can't be opened."""
         return open_file(self.path, State(self.size, self.version))
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
@@ -94,15 +94,15 @@ class _File:
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Do the same by the sample's row.
+        """Do `raw` for a row of the index.
 
         Args:
-            lead: bytes of the header before it that are read, too.
+            lead: how many bytes of the header before it to read, too.
         """
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Read the record of a sample by the settings of its entry, or by those of the run; raises as `record`."""
+        """Read the record of a sample by the settings of its entry, or of the run; raises like `record`."""
         return self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -114,16 +114,16 @@ class _File:
         return offset >= 0 and size >= 0 and offset + size <= self.size
 
     def is_inside(self, name: str) -> bool:
-        """Tell whether a medium lies in this very file."""
+        """Tell whether a medium lies in this file."""
         return self.media_root is None
 
     def path_of(self, name: str) -> str:
-        """The file that a part is in."""
+        """Return the path of the file that a part is in."""
         return self.path if self.media_root is None else path_in(self.media_root, name)
 
     @property
     def ratio(self) -> float:
-        """How often a sample is drawn."""
+        """Return how often a sample is drawn."""
         return 1.0
 
     def sample_id(self, key: str) -> str:
@@ -139,7 +139,7 @@ class TarShard(_File):
     called = "WebDataset tars"
     lead = BLOCK
 
-    #: of the folder that Energon has prepared; None: parts are what their names say
+    #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
     field_map: FieldMap | None = field(default=None, kw_only=True)
 
     @property
@@ -147,7 +147,7 @@ class TarShard(_File):
         return *super().identity[:-1], None if self.field_map is None else asdict(self.field_map)
 
     def index(self) -> pa.Table:
-        """Where each sample is: a row of `wds.INDEX_SCHEMA` each.
+        """Index the places of its samples: a row of `wds.INDEX_SCHEMA` for each.
 
         Raises:
             PackError: the shard is compressed, or can't be opened.
@@ -155,31 +155,31 @@ class TarShard(_File):
         return wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Read a sample's JSON or text; of a question and an answer in texts of their own, the JSON of both."""
+        """Read a sample's JSON or text; for a question and an answer in separate texts, make the JSON of both."""
         raw = super().raw_of(file, row, lead)
         if row.record_part not in SIDES:
             return raw
         return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Whether it is still what was indexed, its headers or its lines, by the metadata of its index."""
+        """Whether its headers, or its lines, are still the same as in the metadata of its index."""
         return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """The record of a sample from the bytes of its JSON or text.
+        """Return the record of a sample from the bytes of its JSON or text.
 
         Raises:
-            Skip: as `parse_record`.
+            Skip: like `parse_record`.
         """
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
-        """The media of a sample, in the order it lists them.
+        """Return the media of a sample, in the order it lists them.
 
         Args:
-            parts: of the sample, beside its JSON, in the shard.
+            parts: the other parts of the sample in the shard.
 
         Raises:
             Skip: `missing_media`, `unreadable_media`.
@@ -189,35 +189,35 @@ class TarShard(_File):
         return media_parts(record, key, parts)
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:
-        """What a sample names, as in `media`."""
+        """Return the part that a sample names; raises like `media`."""
         return listed_parts([name], key, parts)[0]
 
     @property
     def base(self) -> str:
-        """The folder in which it has its name; its own folder, where it is called otherwise."""
+        """Return the folder that its name is relative to; its own folder if its path does not end with its name."""
         folder = self.path.removesuffix(f"/{self.name}")
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Where a part lies, as packs that refer to it say it.
+        """Return the place of a part in the form of packs that refer to it.
 
         Args:
-            root: of the source.
+            root: the root of the source.
         """
         return _inside(root, self.path), part.offset, part.size
 
 
 @dataclass(frozen=True)
 class JsonlShard(_File):
-    """A file of JSON samples, their media files of their own; its methods are those of a tar."""
+    """A file of JSON samples with media in separate files; it has the same methods as a tar."""
 
     mark = ":"
     called = "JSONL"
-    #: which files of a folder are such
+    #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
-    #: of a class of somebody else: raise it when `value` reads the same bytes otherwise
+    #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
-    #: whether the names of files tell splits, of which `source.split` takes one
+    #: whether names of files tell splits, from which `source.split` takes one
     has_splits: ClassVar[bool] = False
 
     lines: Lines
@@ -240,7 +240,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first samples that can be read, as `raw` does, without an index of all.
+        """Yield the first readable samples, as `raw` returns them, without indexing all.
 
         Raises:
             PackError, OSError: the file can't be read.
@@ -254,13 +254,13 @@ class JsonlShard(_File):
         return lines.first_places(self.path, number)
 
     def raw(self, file: File, offset: int, size: int) -> bytes:
-        """Read a line, with names in the place of media in base64, and of the number of an image of COCO."""
+        """Read a line; media in base64, and numbers of COCO images, are replaced by names."""
         raw = with_image(file.read(offset, size), file, self.path)
         if not may_have_base64(raw):
             return raw
         try:
             value = json.loads(raw)
-        except ValueError:  # `record` says so
+        except ValueError:  # `record` reports it
             return raw
         return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
 
@@ -281,12 +281,12 @@ class JsonlShard(_File):
             value = self.value(raw)
         except Skip:
             raise
-        except Exception as error:  # of somebody else's class
+        except Exception as error:  # raised by a class of another package
             raise Skip(Reason.INVALID_JSON, f"{type(self).__name__} can't read it: {one_line(error)}") from None
         return parse_line(mapped(value, settings), self.lines, settings)
 
     def value(self, raw: bytes) -> Any:
-        """The JSON value of a line, from its bytes; an error costs the sample: `invalid_json`."""
+        """Return the JSON value of a line, from its bytes; if it raises, the sample is left out as `invalid_json`."""
         return load_json(raw)
 
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
@@ -299,7 +299,7 @@ class JsonlShard(_File):
         return look_up(self._asked_for(name))
 
     def _asked_for(self, name: str) -> str:
-        """The name of a medium; raises Skip for an address where data alone say that a store is to be asked."""
+        """Return the name of a medium; raises Skip for an address on a store that no setting names."""
         if is_address(name) and not self.lines.remote_media and bucket_of(name) != bucket_of(self.media_root):
             what = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, what)
@@ -307,7 +307,7 @@ class JsonlShard(_File):
 
     @property
     def base(self) -> str:
-        """The folder to which names of its media are relative."""
+        """Return the folder that names of its media are relative to."""
         return folder_of(self.media_root) if media_in(self.media_root, "") else self.media_root
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
@@ -330,16 +330,16 @@ def shard_of(
     kind: type[JsonlShard] = JsonlShard,
     field_map: FieldMap | None = None,
 ) -> Shard:
-    """A file as it is now: a tar, or one that is read as lines of a kind.
+    """Describe a file as it is now: a tar, or a file that is read as lines.
 
     Raises:
-        PackError: it is not a regular file, or its name can't stand in the ledger.
+        PackError: it is not a regular file, or its name can't be written in the ledger.
     """
     state = state_of(path)
     if state is None:
         raise PackError(f"source.path: {path} is not a regular file")
     try:
-        name = os.fsencode(name).decode()  # whatever the locale took the bytes for
+        name = os.fsencode(name).decode()  # undo the decoding by the locale
     except UnicodeDecodeError:
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
@@ -353,24 +353,24 @@ class Source:
     """The files that `source.path` names, and the shards and samples that are left out."""
 
     shards: list[Shard]  # in name order
-    folders: frozenset[Path]  # named as a whole: nothing may be written anywhere in them
+    folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
     excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
-    num_left_out: int = 0  # samples of shards left out whole, as far as the source says
-    stored: frozenset[str] = frozenset()  # addresses of folders on object stores, named as a whole
-    mixture: Mixture | None = None  # None: each sample comes once, or as its file's `ratio` says
+    num_left_out: int = 0  # samples of shards that are left out whole, as far as the source says
+    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
+    mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
     @cached_property
     def beside(self) -> frozenset[Path]:
-        """The folders of this machine in which its files are."""
+        """Return the folders of this machine that contain its files."""
         paths = (shard.real_path for shard in self.shards)
         return frozenset(map(Path, {os.path.dirname(path) for path in paths if not is_address(path)}))
 
     @cached_property
     def root(self) -> str:
-        """The folder to which paths in packs that refer to their media are relative.
+        """Return the folder that paths in packs with references are relative to.
 
         Raises:
-            PackError: no folder holds all of it.
+            PackError: no folder contains the whole source.
         """
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
@@ -381,10 +381,10 @@ class Source:
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
     def around(self, place: Path | str) -> Path | str | None:
-        """The folder of the source in which, or beside whose files, a place lies: nothing is written there.
+        """Return the folder of the source that contains a place, where nothing may be written; None: there is none.
 
         Args:
-            place: an address where it is a string.
+            place: a path, or an address if it is a string.
         """
         if isinstance(place, str):
             beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}

@@ -1,4 +1,4 @@
-"""Takes one split of a folder of tables, which names of files and folders tell, as on the Hugging Face Hub. Pure.
+"""Take one split of a folder of tables, by the names of files and folders, as on the Hugging Face Hub. Pure.
 
 data/train-00000-of-00002.parquet, train/data-00000-of-00001.arrow, validation.csv
 """
@@ -19,11 +19,11 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
     """Return the files of a split that hold samples.
 
     Args:
-        folder: of the files.
-        split: None: there is only one.
+        folder: the folder of the files.
+        split: its name; None: there is only one.
 
     Raises:
-        PackError: there is no such split, or several and none is named.
+        PackError: there is no such split, or there are several and none is named.
     """
     found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
     counts = Counter(found.values())
@@ -46,6 +46,6 @@ def with_samples(files: Sequence[str]) -> list[str]:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a path below its folder names last; None: none."""
+    """Return the last split that a path below its folder names; None: it names none."""
     named = _NAMED.findall(name)
     return _ALIKE.get(named[-1], named[-1]) if named else None

@@ -1,10 +1,10 @@
-"""Lists the files of a source, and reads their size, version and bytes, on this machine or on object stores.
+"""List the files of a source, and read their size, version and bytes, on this machine or on object stores.
 
     path ──expand, walk──► paths ──state_of──► size and version
                               └───open_file──► File: the same, and its bytes; a descriptor where the kernel can copy
 
-Only this module knows the storage: files of this machine, objects of stores by their addresses, and values that were
-read whole.
+Only this module distinguishes storages: files of this machine, objects of stores by their addresses, and values that
+are read whole.
 """
 
 import glob
@@ -26,14 +26,14 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-_SHORT = 4096  # bytes; of longer reads nothing is kept
+_SHORT = 4096  # bytes; longer reads are not kept
 
 
 class State(NamedTuple):
     """Size and version of a file, which show whether it changed."""
 
     size: int
-    version: str  # another once it was written to: today the time of that
+    version: str  # changes when the file is written to; for a local file, its time
 
 
 class File(ABC):
@@ -47,16 +47,16 @@ class File(ABC):
 
     @abstractmethod
     def read(self, offset: int, size: int) -> bytes:
-        """The `size` bytes from `offset` on; fewer where the end is before that."""
+        """Read the `size` bytes from `offset` on; fewer if the file ends before that."""
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        """Read into `view` what is at `offset`; how many bytes, 0 at the end alone."""
+        """Read bytes at `offset` into `view`; return their number, which is 0 only at the end."""
         data = self.read(offset, len(view))
         view[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        """Nothing is read from it any more."""
+        """Close the file."""
         return
 
     def __enter__(self) -> "File":
@@ -73,7 +73,7 @@ class _Read:
 
 
 def counted(function: Callable[[Job], Result], job: Job) -> tuple[Result, int]:
-    """The result of a job, and how many bytes were read for it."""
+    """Do a job; return its result, and how many bytes were read for it."""
     before = _Read.num_bytes
     return function(job), _Read.num_bytes - before
 
@@ -86,7 +86,7 @@ class LocalFile(File):
     def __init__(self, fd: int, state: State):
         super().__init__(state)
         self.fd = fd
-        self._last: tuple[tuple[int, bytes], ...] = ()  # what was read last: both ends of a medium are looked at twice
+        self._last: tuple[tuple[int, bytes], ...] = ()  # the last reads: both ends of a medium are read twice
 
     def read(self, offset: int, size: int) -> bytes:
         for start, data in self._last:
@@ -133,24 +133,24 @@ class StoredFile(File):
 
 
 def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-    """Tell files what will be read next, all at once: objects are read several at a time.
+    """Tell files which ranges will be read next, all at once, so that objects are read several at a time.
 
     Args:
-        wanted: of each file its ranges, by offset and size.
+        wanted: for each file its ranges, as offset and size.
     """
     blockwise.read_ahead([(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)])
 
 
 def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
-    """A file for reading.
+    """Open a file for reading.
 
     Args:
-        expected: of an object, which is then not asked for its state: reading it notices that it is another.
+        expected: the state of an object, which is then not requested: reading notices if the object has changed.
 
     Raises:
-        FileNotFoundError: there is none, or something from which reading might never end.
+        FileNotFoundError: there is no file, or something else whose reading might never end.
         OSError: it can't be read.
-        StoreError: the same, of an object.
+        StoreError: an object can't be read.
     """
     if is_address(path):
         return StoredFile(str(path), expected or State(*stores.find(str(path))))
@@ -163,10 +163,10 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
 
 
 def state_of(path: str) -> State | None:
-    """Size and version of a file as it is now; None where something is there that is no regular file.
+    """Return size and version of a file as it is now; None: it is no regular file.
 
     Raises:
-        OSError: nothing is there, or it can't be asked.
+        OSError: nothing is there, or its state can't be read.
     """
     return State(*stored.state_of(path)) if is_address(path) else _state(os.stat(path))
 
@@ -179,7 +179,7 @@ def _state(status: os.stat_result) -> State | None:
 
 
 def read_whole(path: str) -> bytes | None:
-    """All of a file; None where there is none.
+    """Return the content of a file; None: there is none.
 
     Raises:
         OSError: it can't be read.
@@ -192,7 +192,7 @@ def read_whole(path: str) -> bytes | None:
 
 
 def is_file(path: str) -> bool:
-    """Whether a regular file is there."""
+    """Whether there is a regular file."""
     try:
         return state_of(path) is not None
     except OSError:
@@ -200,22 +200,22 @@ def is_file(path: str) -> bool:
 
 
 def absolute(path: str) -> str:
-    """As `os.path.abspath`; an address is one."""
+    """Do `os.path.abspath`; an address is unchanged."""
     return stores.tidy(path) if is_address(path) else os.path.abspath(path)
 
 
 def path_in(folder: str, name: str) -> str:
-    """As `os.path.join`, of addresses too."""
+    """Do `os.path.join`, also for addresses."""
     return stores.joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
-    """As `os.path.dirname`; of a bucket, itself."""
+    """Do `os.path.dirname`; a bucket is its own folder."""
     return stores.parent(path) if is_address(path) else os.path.dirname(path)
 
 
 def real_path(path: str) -> str:
-    """As `os.path.realpath` of a file, asking once about its folder: of a hundred thousand files that is soon felt."""
+    """Do `os.path.realpath` of a file, but resolve each folder only once: it matters with a hundred thousand files."""
     if is_address(path):
         return path
     if os.path.islink(path):
@@ -230,7 +230,7 @@ def _real_folder(folder: str, working: str) -> str:
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """What an entry's names are relative to, and the folders and files it stands for."""
+    """Return the folder that an entry's names are relative to, and the folders and files it stands for."""
     if is_address(entry):
         return stored.expand(entry)
     if os.path.isdir(entry):
@@ -246,7 +246,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """Files of a folder, and of the folders in it, with names like that."""
+    """Return files of a folder and its subfolders whose names match."""
     if is_address(folder):
         return stored.walk(folder, pattern)
     paths = []
@@ -263,7 +263,7 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def names_in(folder: str) -> list[str]:
-    """Names of what is in a folder; of folders with a slash at their end."""
+    """Return the names in a folder; names of subfolders end with a slash."""
     if is_address(folder):
         return stores.names(folder)
     with os.scandir(folder or ".") as entries:
@@ -271,10 +271,10 @@ def names_in(folder: str) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
-    """What is in a folder, by its name in it: of an object its state as it was listed; of a file None, it is not asked.
+    """List a folder by names: for an object its state as listed; for a local file None, its state is not read.
 
     Args:
-        below: folders in it whose files are wanted, too. All others end in a slash, and are not looked into.
+        below: subfolders to list, too. All other subfolders end with a slash, and are not listed.
     """
     if is_address(folder):
         return {name: State(*found) if found else None for name, found in stored.files_in(folder, below).items()}
@@ -291,5 +291,5 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
 
 
 def _raise(error: OSError) -> None:
-    """A folder that can't be read is no empty folder."""
+    """Raise the error: an unreadable folder must not pass for an empty one."""
     raise error

@@ -1,4 +1,4 @@
-"""Lists the objects on a store that an entry of `source.path` stands for."""
+"""List the objects on a store that an entry of `source.path` stands for."""
 
 import re
 from collections.abc import Collection
@@ -12,19 +12,19 @@ from energon_pack.run.stores import Found
 _MAGIC = re.compile(r"[*?\[]")
 
 
-#: What listing a folder said of its objects, until they are asked for: a source is not asked twice for each.
+#: state of objects from listing their folder, until it is used: so no object is requested twice
 _LISTED: dict[str, Found] = {}
-#: the folder that was expanded last, which is then looked through for files of each form
+#: the folder that was expanded last; it is then searched for files of each form
 _FOLDERS: dict[str, dict[str, Found]] = {}
 
 
 def state_of(address: str) -> Found:
-    """Size and version of an object; of one that was just listed, as it was then."""
+    """Return size and version of an object; if it was just listed, from the list."""
     return _LISTED.pop(address, None) or stores.find(address)
 
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
-    """As `storage.expand`, of an address."""
+    """Do `storage.expand` for an address."""
     entry = stores.tidy(entry)
     if _MAGIC.search(entry):
         fixed = stores.parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
@@ -45,7 +45,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 
 
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
-    """As `storage.walk`, of an address."""
+    """Do `storage.walk` for an address."""
     found = _FOLDERS.get(folder) or stores.entries(folder)
     _LISTED.update(found)
     names = {address: address[len(folder) + 1 :] for address in found}
@@ -57,7 +57,9 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
-    """As `storage.files_in`, of an address; an object that stands for a folder, as a console makes it, is no file."""
+    """Do `storage.files_in` for an address; an object that stands for a folder, as a web console makes it, is no
+    file.
+    """
     objects = {address[len(folder) + 1 :]: found for address, found in stores.entries(folder).items()}
     around = {name: [above.as_posix() for above in PurePosixPath(name).parents][:-1] for name in objects}
     folders = set(chain.from_iterable(around.values()))
@@ -72,7 +74,7 @@ def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
 
 
 def _above(address: str, fixed: str) -> list[str]:
-    """The folders that an object lies in, below one."""
+    """Return the folders below `fixed` that contain an object."""
     folders = []
     while len(address := stores.parent(address)) > len(fixed):
         folders.append(address)
@@ -80,12 +82,14 @@ def _above(address: str, fixed: str) -> list[str]:
 
 
 def _as_class(matched: re.Match[str]) -> str:
-    """Characters in brackets, their hyphens not escaped."""
+    """Turn characters in brackets into a character class, without escaping hyphens."""
     return f"[{'^' * bool(matched[1])}{matched[2]}]".replace(r"\-", "-")
 
 
 def _as_regex(pattern: str) -> str:
-    """A glob as `glob` reads it: `*` is within a name, `**` is any folders, and neither is a hidden one."""
+    """Turn a glob into a regex, as `glob` reads it: `*` is within a name, `**` any folders; neither matches hidden
+    names.
+    """
     parts = []
     for part in pattern.split("/"):
         if part == "**":

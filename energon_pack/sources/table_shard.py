@@ -1,4 +1,4 @@
-"""A table as a shard: a row is a sample, its media are cells of the table or files beside it."""
+"""Read a table as a shard: a row is a sample; its media are cells of the table, or files beside it."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class TableShard(JsonlShard):
-    """A Parquet or Arrow file, or a CSV or TSV, also in gzip.
+    """A Parquet or Arrow file, or a CSV or TSV, also compressed by gzip.
 
     `record_offset` is the number of a row, as `datasets` counts them.
     """
@@ -49,7 +49,7 @@ class TableShard(JsonlShard):
         return offset >= 0
 
     def _digest(self) -> str:
-        """Of both ends: the footer of a Parquet file says where each column of each group lies."""
+        """Hash both ends of the file: the footer of a Parquet file has the places of all columns."""
         with self.open() as file:
             start = max(0, file.size - _FOOTER)
             ends = file.read(0, _HEAD), file.read(start, file.size - start)

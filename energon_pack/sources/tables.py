@@ -1,8 +1,8 @@
-"""Reads rows and cells of tables: Parquet, Arrow (what `save_to_disk` writes), CSV and TSV.
+"""Read rows and cells of tables: Parquet, Arrow (as `save_to_disk` writes it), CSV and TSV.
 
     a.parquet ──table_row──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
 
-A row becomes the JSON of a sample. Bytes in it, and images in base64, become names, which `open_cell` opens.
+A row becomes the JSON of a sample. Bytes and images in base64 become names, which `open_cell` opens.
 """
 
 import json
@@ -35,9 +35,9 @@ from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 _BUFFER = 1 << 20
-_GROUP = 1024  # rows of a table that has no groups
+_GROUP = 1024  # rows of a group in a table without groups
 _LARGEST = 1 << 30  # bytes of a group that are read at once
-_SMALL_BUFFER = 1 << 14  # between columns of text there are columns of images
+_SMALL_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
 
 
 @dataclass
@@ -45,21 +45,21 @@ class Table:
     """An open table, in groups of rows that are read together."""
 
     file: File
-    group_lens: list[int]  # number of rows of each
-    text_lens: list[int]  # about how many bytes the text of a row has, in each
-    read: Callable[[int], pa.Table]  # a group by its number
-    bad: list[str] = field(default_factory=list)  # what is no row
+    group_lens: list[int]  # number of rows of each group
+    text_lens: list[int]  # approximate bytes of a row's text, for each group
+    read: Callable[[int], pa.Table]  # returns the group with this number
+    bad: list[str] = field(default_factory=list)  # lines that are no rows
     parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
-    chunks: list[list[Chunk]] = field(default_factory=list)  # of Parquet: the columns of each group
+    chunks: list[list[Chunk]] = field(default_factory=list)  # for Parquet: the columns of each group
 
     @cached_property
     def starts(self) -> list[int]:
-        """The number of each group's first row."""
+        """Return the number of each group's first row."""
         return list(accumulate(self.group_lens, initial=0))
 
     @cached_property
     def bytes_at(self) -> dict[Way, int]:
-        """The leaf of each way of a Parquet file to bytes."""
+        """Return the leaf of each way that leads to bytes in a Parquet file."""
         columns = enumerate(ways_of(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
@@ -78,11 +78,12 @@ def _parquet(path: str, file: File) -> Table:
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
-    """Refuse a file with a group of rows that would take all memory, because its texts or all of it are read at once.
+    """Refuse a file with a row group that would take too much memory, because its texts, or all of it, are read at
+    once.
 
     Args:
-        texts: numbers of the columns of text.
-        are_deep: of each column, whether it is in two or more lists.
+        texts: the numbers of the text columns.
+        are_deep: for each column, whether it is in two or more nested lists.
     """
     for number, group in enumerate(groups):
         of_bytes = {*range(len(group))} - texts
@@ -132,7 +133,7 @@ def _text(path: str, file: File) -> Any:
 
 
 def _in_utf8(table: pa.Table, bad: list[str]) -> pa.Table:
-    """Make texts of bytes, without the rows that are not UTF-8: these are added to `bad`."""
+    """Decode bytes to texts; rows that are not UTF-8 are left out, and added to `bad`."""
     schema = pa.schema([(name, pa.string()) for name in table.column_names])
     try:
         return table.cast(schema)
@@ -152,7 +153,7 @@ def _is_utf8(value: bytes | None) -> bool:
 
 
 def _in_memory(table: pa.Table, file: File) -> Table:
-    """Make groups of a table that is there whole, so that the texts of few rows at a time are made."""
+    """Divide a table in memory into groups, so that the texts of only few rows are made at a time."""
     starts = range(0, max(1, len(table)), _GROUP)
     lens = [min(_GROUP, len(table) - start) for start in starts]
     texts = _means([table.nbytes], [len(table)]) * len(lens)
@@ -167,11 +168,11 @@ _ANEW = (
     "import pyarrow.parquet as p, sys; f = p.ParquetFile(sys.argv[1]);"
     " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
 )
-#: by `kind_of_table`
+#: readers by `kind_of_table`
 _READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
 
-_Key = tuple[str, str, int]  # path, version and number of a group
-#: path → version and table
+_Key = tuple[str, str, int]  # path and version of a table, and number of a group
+#: open tables: path → version and table
 _tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
 #: the rows of a group
 _groups: Recent[_Key, pa.Table] = Recent(64 << 20, lambda group: group.nbytes)
@@ -187,17 +188,17 @@ def table_of(path: str) -> Table:
     """Open a table.
 
     Raises:
-        PackError: it is damaged, or something else.
+        PackError: it is damaged, or no table.
     """
     with _named(path):
         return _opened(path, None)
 
 
 def table_row(path: str, version: str, number: int) -> bytes:
-    """Return the JSON of a row, with names in the place of bytes.
+    """Return the JSON of a row, with names in place of bytes.
 
     Args:
-        version: of the file, as it was found.
+        version: the version of the file when it was found.
 
     Raises:
         Skip: `invalid_json`: there is no such row, or it can't be read.
@@ -224,7 +225,7 @@ def _rows(key: _Key) -> list[bytes]:
 
 
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
-    """Read the rows of a Parquet group with empty bytes in the place of bytes; None: it has to be read whole."""
+    """Read the rows of a Parquet group with empty bytes in place of bytes; None: the group has to be read whole."""
     if table.parquet is None:
         return None
     schema = table.parquet.schema
@@ -244,7 +245,7 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
 
 
 def _emptied(array: Any) -> Any:
-    """Put empty bytes in the place of bytes, which would be copied twice for their names alone."""
+    """Replace bytes by empty bytes: they would be copied twice only for their names."""
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     kind = array.type
@@ -260,7 +261,7 @@ def _emptied(array: Any) -> Any:
 
 
 class _Cell(File):
-    """A value of a page, whose file may be closed in between."""
+    """A value in a page; its file may be closed between reads."""
 
     def __init__(self, path: str, version: str, value: Value):
         super().__init__(State(value.size, version))
@@ -274,18 +275,18 @@ class _Cell(File):
 
 
 def open_cell(path: str, key: str) -> File:
-    """Open the bytes of a cell; their version is the table's.
+    """Open the bytes of a cell; their version is the version of the table.
 
     Args:
-        key: the row, and the way to the value in it: `17/images/0/bytes`.
+        key: the row, and the way to the value: `17/images/0/bytes`.
 
     Raises:
-        FileNotFoundError: no such file.
-        KeyError: no such row or value.
+        FileNotFoundError: there is no such file.
+        KeyError: there is no such row or value.
         Skip: `unreadable_media`: no base64, or a page that can't be read.
     """
     opened = _tables.get(path) if is_address(path) else None
-    if opened is not None:  # its requests name the version: another one is an error
+    if opened is not None:  # its requests name the version, so another version is an error
         version = opened[0]
     elif state := state_of(path):
         version = state.version
@@ -350,7 +351,7 @@ def _group(key: _Key) -> pa.Table:
 
 
 def _opened(path: str, version: str | None) -> Table:
-    """Return a table, opened if it is not, or if it was written to."""
+    """Return an open table; open it if it is not open, or was written to."""
     was, table = _tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)

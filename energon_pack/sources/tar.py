@@ -1,8 +1,8 @@
-"""The members of an uncompressed tar by reading its headers only, and the headers and lengths of one that is written.
+"""Find the members of an uncompressed tar by reading only headers; compute headers and lengths of a tar to write.
 
-One read for many members where they are small, and few calls a member: several times as fast as tarfile, which builds
-an object for each. And stricter: every header's checksum is checked, and damage is reported where tarfile would just
-stop.
+One read serves many members if they are small, with few calls for each. This is several times as fast as tarfile, which
+builds an object for each member. It is also stricter: every header's checksum is checked, and damage is reported where
+tarfile would just stop.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from zlib import adler32
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.other_formats import what_else
 
-BLOCK = tarfile.BLOCKSIZE  # headers, and what they describe, fill whole blocks
-#: Size of a member that is there but holds no bytes of its own: a link, a device, a sparse file.
+BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
+#: size of a member without own bytes: a link, a device, a sparse file
 NO_DATA = -1
-#: how the damage of a file begins that has no member at all
+#: beginning of the damage of a file without any member
 NO_TAR = "not a tar file"
 
 _ZERO = bytes(BLOCK)
 _unpack_header = struct.Struct("100s 24x 12s 12x 8s c").unpack_from  # name, size, checksum, kind
 _REGULAR = frozenset((b"0", b"\0", b"7"))
-# Links, devices, folders: no blocks follow, whatever the size.
+# Links, devices, folders: no blocks follow, whatever their size field says.
 _WITHOUT_BLOCKS = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _FOLDER = b"5"
 _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
@@ -34,28 +34,28 @@ _PAX, _PAX_GLOBAL = b"x", b"g"
 _EXTENDED = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
 _MAX_EXTENDED_SIZE = 1 << 20
 _SMALLEST_READ, _LARGEST_READ = 4 << 10, 256 << 10
-_SMALL_MEMBER = 8 << 10  # reading one whole costs no more than a pread of the next header alone
+_SMALL_MEMBER = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
 
 
 @dataclass
 class Damage:
-    """What is wrong with a tar, and where."""
+    """A damage of a tar, and its place."""
 
     offset: int
     what: str
     #: the member that is not whole
     cut: str | None = None
-    #: at least one member whose name can't be read is lost here
+    #: whether at least one member with an unreadable name is lost here
     hides: bool = False
 
 
 @dataclass
 class TarScan:
-    """Iterate to get (name, data offset, size) of each whole member but folders; then see `damage` and `headers`."""
+    """Iterate over (name, data offset, size) of each whole member except folders; then see `damage` and `headers`."""
 
     file: Bytes
     damage: list[Damage] = field(default_factory=list)
-    #: hash of all headers in order: other members, or others' times, give another
+    #: hash of all headers in order; it changes with the members, and with their times
     headers: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
@@ -66,10 +66,10 @@ class TarScan:
         offset: int | None = 0
         data = 0  # where the last member's bytes begin
         window, start, length = b"", 0, _SMALLEST_READ  # bytes read ahead, their offset, how many to ask for
-        extended: dict[str, str] = {}  # what extended headers say of the member that follows them
+        extended: dict[str, str] = {}  # values of extended headers for the next member
         while offset is not None:
             header = window[offset - start : offset - start + BLOCK]
-            if len(header) < BLOCK:  # read on: twice as far where members are small
+            if len(header) < BLOCK:  # read on: twice as far if members are small
                 length = min(2 * length, _LARGEST_READ) if offset - data <= _SMALL_MEMBER else _SMALLEST_READ
                 window, start = read(offset, length), offset
                 header = window[:BLOCK]
@@ -121,7 +121,7 @@ class TarScan:
                 yield name, data, size
 
     def _after_end(self, offset: int) -> int | None:
-        """After the first zero block there is only padding; else where another archive begins."""
+        """Return None if only padding follows the first zero block; else where another archive begins."""
         start = offset
         while block := self.file.read(offset, 1 << 20):
             if block.strip(b"\0"):
@@ -133,7 +133,7 @@ class TarScan:
         return None
 
     def _next_header(self, offset: int) -> int | None:
-        """The next block that is a valid header of a ustar or GNU tar."""
+        """Find the next block that is a valid header of a ustar or GNU tar."""
         while len(header := self.file.read(offset, BLOCK)) == BLOCK:
             if header[257:262] == b"ustar":
                 with suppress(ValueError):
@@ -144,18 +144,18 @@ class TarScan:
 
 
 def _no_tar(head: bytes, what: str) -> Damage:
-    """Of a file that does not begin as a tar does: that it is something else, or what is wrong with its begin."""
+    """Describe a file that does not begin like a tar: it has another format, or a damaged beginning."""
     other = what_else(head)
     return Damage(0, f"{NO_TAR} but {other}" if other else what, hides=True)
 
 
 def num_tar_bytes(sizes: Sequence[int]) -> int:
-    """Bytes that files of these sizes take in a tar, with their headers."""
+    """Return the bytes that files of these sizes take in a tar, with their headers."""
     return sum(BLOCK - (-size // BLOCK) * BLOCK for size in sizes)
 
 
 def tar_len(position: int) -> int:
-    """Bytes of a whole tar whose last member ends at `position`: two zero blocks, filled up to a record."""
+    """Return the bytes of a tar whose last member ends at `position`: two zero blocks, filled up to a record."""
     end = position + 2 * BLOCK
     return end + -end % tarfile.RECORDSIZE
 
@@ -168,7 +168,7 @@ _TEMPLATE_SUM = sum(_TEMPLATE)
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The header of a regular file, byte for byte what tarfile writes for mode 0644, no owner, time 0."""
+    """Return the header of a regular file, byte for byte as tarfile writes it for mode 0644, no owner, time 0."""
     encoded = name.encode()
     digits = b"%011o\0" % size
     if len(encoded) > 100 or len(digits) > 12:  # beyond USTAR
@@ -183,7 +183,7 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 def is_header_of(header: bytes, name: str, size: int) -> bool:
-    """Whether a block is the header of this member; of a name that needs an extended header, the size has to do."""
+    """Whether a block is the header of this member; if the name needs an extended header, only the size is compared."""
     if len(header) < BLOCK:
         return False
     if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:
@@ -197,7 +197,7 @@ def is_header_of(header: bytes, name: str, size: int) -> bool:
 
 
 def member_of(header: bytes) -> tuple[str, int] | None:
-    """Name and size of the member whose header a block is, the name as far as it stands there; None: it is none."""
+    """Return name (as far as the block holds it) and size of the member of a header; None: it is no header."""
     try:
         name, size, _ = _fields(header)
     except (ValueError, struct.error):
@@ -206,7 +206,7 @@ def member_of(header: bytes) -> tuple[str, int] | None:
 
 
 def _fields(header: bytes) -> tuple[str, int, bytes]:
-    """Name, size and kind of a member; a size that can't be read is below zero.
+    """Return name, size and kind of a member; an unreadable size is below zero.
 
     Raises:
         ValueError: the checksum is wrong.
@@ -229,15 +229,17 @@ def _fields(header: bytes) -> tuple[str, int, bytes]:
 
 @lru_cache(maxsize=4096)
 def _adler32_low(checksum: bytes) -> int:
-    """The low half of the Adler-32 of a header with this checksum, if it is right.
+    """Return the low half of the Adler-32 of a header with this checksum, if the checksum is right.
 
-    It is 1 + the sum of the header's bytes, modulo 65521; to the checksum, its own eight bytes count as spaces.
+    It is 1 + the sum of the header's bytes, modulo 65521; in the checksum, its own eight bytes count as spaces.
     """
     return (1 + int(checksum.rstrip(b" \0") or b"0", 8) - 8 * ord(" ") + sum(checksum)) % 65521
 
 
 def _pax(payload: bytes) -> dict[str, str]:
-    """Records of a PAX header: b"<length> <key>=<value>\\n". A broken record ends them: the plain header holds."""
+    """Parse the records of a PAX header, b"<length> <key>=<value>\\n"; after a broken record, the plain header
+    counts.
+    """
     fields = {}
     while payload:
         digits, _, _ = payload[:20].partition(b" ")

@@ -1,4 +1,4 @@
-"""Reads a question and an answer that are texts of their own in a tar: together they are the JSON of a sample.
+"""Read a question and an answer in separate texts of a tar: together they become the JSON of a sample.
 
 00012.jpg, 00012.question.txt, 00012.answer.txt  ──►  {"question": "…", "answer": "…"}
 """
@@ -21,10 +21,10 @@ _Member = tuple[str, int, int]  # part, offset, size
 
 
 def first_of_pair(parts: Mapping[str, _Member]) -> _Member | None:
-    """Return the first text of a question with its answer; None: a sample has no such two, or more than two.
+    """Return the first text of a question with its answer; None: the sample has no such pair, or more than two texts.
 
     Args:
-        parts: of a sample, by name.
+        parts: the parts of a sample, by name.
     """
     if SIDES.isdisjoint(parts):
         return None
@@ -34,14 +34,14 @@ def first_of_pair(parts: Mapping[str, _Member]) -> _Member | None:
 
 
 def question_and_answer(first: bytes, file: Bytes, key: str, part: str, offset: int) -> bytes:
-    """Return the JSON of a question with its answer, of which the second text follows the first in the tar.
+    """Return the JSON of a question with its answer; the second text follows the first in the tar.
 
     Args:
         first: the text that `first_of_pair` found.
-        key, part, offset: of that text.
+        key, part, offset: key, name and place of that text.
 
     Raises:
-        Skip: `bad_message`: one of them is not UTF-8; `non_adjacent_member`: the second does not follow.
+        Skip: `bad_message`: a text is not UTF-8; `non_adjacent_member`: the second text does not follow.
     """
     start = -(-(offset + len(first)) // BLOCK) * BLOCK
     keys = key, source_key(key)

@@ -1,6 +1,7 @@
-"""Reads structs in Thrift's compact protocol, of which the headers of Parquet's pages and its footer are made. Pure.
+"""Read structs in Thrift's compact protocol, the form of Parquet's page headers and footer. Pure.
 
-Numbers, structs and lists are returned, bytes are passed over. The protocol: Apache Thrift, thrift-compact-protocol.md.
+Numbers, structs and lists are returned; bytes are skipped. The protocol is described in Apache Thrift's
+thrift-compact-protocol.md.
 """
 
 from typing import Any
@@ -11,10 +12,10 @@ _SIZES = {_BYTE: 1, _DOUBLE: 8}
 
 
 def read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Read the fields of a struct by their numbers, and where it ends.
+    """Return the fields of a struct by their numbers, and where it ends.
 
     Raises:
-        IndexError, ValueError: it is none.
+        IndexError, ValueError: there is no struct.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -31,7 +32,7 @@ def read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number without a sign, and where it ends."""
+    """Return an unsigned number, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,7 +1,7 @@
-"""Indexes the samples of a WebDataset tar by the places of their parts, and reads the record of one sample.
+"""Index the samples of a WebDataset tar by the places of their parts, and read the record of one sample.
 
-A member's key is its path up to the first dot of the basename, its part the rest, as Energon groups them; the
-members of a sample are adjacent. Nothing is unpacked and nothing is written beside the tars.
+A member's key is its path up to the first dot of the basename, and its part is the rest, as in Energon; the
+members of a sample are adjacent. Nothing is unpacked, and nothing is written beside the tars.
 """
 
 import json
@@ -31,7 +31,7 @@ INDEX_SCHEMA = pa.schema(
         ("record_part", pa.string()),  # json, txt, or the first of a question and an answer
         ("record_offset", pa.int64()),
         ("record_size", pa.int64()),
-        ("parts", PART_TYPE),  # all others, in the tar's order
+        ("parts", PART_TYPE),  # all other parts, in the tar's order
         ("reason", pa.string()),
         ("detail", pa.string()),
     ]
@@ -46,14 +46,14 @@ _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Ener
 def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
     """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
 
-    A key twice in a tar is a `duplicate_key` (the first wins). A key that comes back with other parts is one
-    sample, `non_adjacent_member`, in the row of what was there first. A sample beside a damage, with no media left, is
-    `truncated_tar`: they may have been lost there. A key with files that are samples of their own is a `dotted_key`,
-    and so is each of them: nothing tells whose its media are.
+    If a key is twice in a tar, the second sample is `duplicate_key`. If a key comes back with other parts, it is one
+    sample, `non_adjacent_member`, in the row of its first parts. A sample next to a damage, without media, is
+    `truncated_tar`: its media may be lost. A key with files that are separate samples is `dotted_key`, and so is each
+    of these files: nothing tells to which of them its media belong.
 
     Args:
-        record_parts: that hold what is said, as a field map names them; empty: a JSON, a question with its answer, or a
-            text.
+        record_parts: the parts that hold the record, as a field map names them; empty: a JSON, a question with its
+            answer, or a text.
 
     Raises:
         PackError: the tar is compressed, or can't be opened.
@@ -88,38 +88,38 @@ def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
 
 
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """(offset, what) of each damage `index_tar` met."""
+    """Return offset and description of each damage that `index_tar` found."""
     return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
 
 
 def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
-    """Why a tar is not read, where its files were meant to have other keys; None: they were not."""
+    """Return why a tar is refused because its files were meant to have other keys; None: they were not."""
     return refusal(path, *json.loads(about["dotted"])) if "dotted" in about else None
 
 
 class _Rows:
-    """Groups members into samples, columns growing as the scan goes on."""
+    """Groups members into samples; its columns grow during the scan."""
 
     def __init__(self, dotted: DottedKeys, record_parts: Sequence[str]) -> None:
         self._dotted, self._record_parts = dotted, record_parts
-        self._damage: list[Damage] = []  # so far
+        self._damage: list[Damage] = []  # damages found so far
         self._keys: list[str] = []
         self._records: list[Member | None] = []
         self._reasons: list[tuple[str, str] | None] = []  # reason, detail
         self._parts: list[Member] = []
         self._part_starts = [0]
         self._rows: dict[str, int] = {}  # key → its latest row
-        self._scattered: dict[int, dict[str, Member]] = {}  # row → its parts, where some follow other samples
+        self._scattered: dict[int, dict[str, Member]] = {}  # row → its parts, if some follow other samples
 
     def add_all(self, scan: TarScan) -> None:
-        """A row for each sample, then one for every damage that hides a sample."""
+        """Add a row for each sample, then one for every damage that hides a sample."""
         self._damage = damage = scan.damage
         num_damages, is_beside_damage = 0, False
         sample_key: str | None = None
         group: dict[str, Member] = {}  # by part
         for name, offset, size in scan:
             key, dot, part = name.partition(".")
-            if "/" in part:  # the dot was in the name of a folder
+            if "/" in part:  # the dot is in the name of a folder
                 folder, _, file = name.rpartition("/")
                 stem, dot, part = file.partition(".")
                 key = f"{folder}/{stem}"
@@ -145,13 +145,13 @@ class _Rows:
                     self._append(key, None, Reason.TRUNCATED_TAR, what)
 
     def leave_out(self, files: Sequence[DottedFile]) -> None:
-        """Leave out keys some of whose files are samples of their own, with a row for each sample that is lost."""
+        """Leave out keys with files that are separate samples, and add a row for each sample that is lost."""
         seen: set[str] = set()
         for file in files:
             row = self._rows[file.key]
             if file.key not in seen:
                 self._reasons[row] = (Reason.DOTTED_KEY.value, file.detail[:_LONGEST_DETAIL])
-            if file.key in seen or self._records[row] is not None:  # else the key's own row is that of its first file
+            if file.key in seen or self._records[row] is not None:  # otherwise its first file takes the key's own row
                 self._append(file.name.rpartition(".")[0], None, Reason.DOTTED_KEY, file.detail)
             seen.add(file.key)
 
@@ -188,13 +188,13 @@ class _Rows:
             self._append(key, record)
 
     def _take_record(self, group: dict[str, Member]) -> Member | None:
-        """Take the part that says what a sample holds out of its parts; of a question and an answer, the first."""
+        """Take the part with the record out of a sample's parts; of a question and an answer, the first."""
         if not self._record_parts:
             return group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
         return group.pop(self._record_parts[0], None) if len(self._record_parts) == 1 else first_of_pair(group)
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
-        """Add parts to a sample that was there before; not where it has one of them: then they are another's."""
+        """Add late parts to an earlier sample, unless it has one of them: then they belong to another sample."""
         parts = self._scattered.get(row)
         if parts is None:
             start, end = self._part_starts[row : row + 2]
@@ -229,7 +229,7 @@ class _Rows:
         return pa.table([pa.array(self._keys, pa.string()), *record, parts, *reason], schema=INDEX_SCHEMA)
 
     def _gather(self) -> None:
-        """The parts of a sample side by side."""
+        """Put the parts of each sample side by side."""
         starts, self._part_starts, parts, self._parts = self._part_starts, [0], self._parts, []
         for row, (start, end) in enumerate(pairwise(starts)):
             self._parts += self._scattered[row].values() if row in self._scattered else parts[start:end]
@@ -244,10 +244,10 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """The record of one sample from its JSON, from the text that captions its media, or is a document.
+    """Return the record of a sample from its JSON, or from a text that is a caption or a document.
 
     Raises:
-        Skip: as `parse_record`, and `missing_json` for a text that is no caption.
+        Skip: like `parse_record`, and `missing_json` for a text that is no caption.
     """
     if part == "json" or part in SIDES:
         return parse_record(mapped(load_json(raw), settings), settings)

@@ -1,4 +1,4 @@
-"""Media in a zip archive, each read whole."""
+"""Read media in a zip archive, each as a whole."""
 
 import zipfile
 import zlib
@@ -9,17 +9,17 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, open_file, state_of
 
-_LARGEST = 4 << 30  # of a medium
-#: archive → its version, and what is open
+_LARGEST = 4 << 30  # bytes of a medium
+#: archive → its version, and the open archive
 _archives: Recent[str, tuple[str, zipfile.ZipFile]] = Recent(16, close=lambda opened: opened[1].close())
 
 
 def open_member(archive: str, name: str) -> InMemory:
-    """Open a member of an archive; its version is the archive's.
+    """Open a member of an archive; its version is the version of the archive.
 
     Raises:
-        FileNotFoundError: no such archive.
-        KeyError: no such member.
+        FileNotFoundError: there is no such archive.
+        KeyError: there is no such member.
         Skip: `unreadable_media`: the archive or the member is damaged, encrypted, or too large.
     """
     state = state_of(archive)

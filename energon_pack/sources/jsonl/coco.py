@@ -1,4 +1,4 @@
-"""Reads COCO captions: a caption and the number of its image become a caption with its image.
+"""Read COCO captions: a caption and the number of its image become a caption with its image.
 
 {"images": [{"id": 7, "file_name": "7.jpg"}], "annotations": [{"image_id": 7, "caption": "A cat."}]}
 """
@@ -13,18 +13,18 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
 
-#: how such a file begins
+#: the beginning of such a file
 _HEAD = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(info|licenses|images|annotations|type|categories)"\s*:\s*["[{]')
 _HEAD_SIZE = 512
 _CAPTION = re.compile(rb'"image_id"\s*:')
 _IMAGES = re.compile(rb'"images"\s*:\s*(?=\[)')
 
-#: path and version of a file → name of each image; None: the file has no captions of COCO
+#: path and version of a file → name of each image; None: the file has no COCO captions
 _names: Recent[tuple[str, str], tuple[dict[int, str] | None]] = Recent(4)
 
 
 def is_coco(file: File) -> bool:
-    """Tell whether a file has the captions of COCO."""
+    """Tell whether a file has COCO captions."""
     if not _HEAD.match(file.read(0, min(file.size, _HEAD_SIZE))):
         return False
     with mapped(file) as data:
@@ -32,7 +32,7 @@ def is_coco(file: File) -> bool:
 
 
 def with_image(raw: bytes, file: File, path: str) -> bytes:
-    """Return a line, or, of COCO, a caption with the name of its image.
+    """Return a line unchanged, or, in a COCO file, a caption with the name of its image.
 
     Raises:
         Skip: `missing_media`: no such image is listed.
@@ -44,7 +44,7 @@ def with_image(raw: bytes, file: File, path: str) -> bytes:
         return raw
     try:
         value = json.loads(raw)
-    except ValueError:  # reading the record says so
+    except ValueError:  # reading the record reports it
         return raw
     if not isinstance(value, dict) or "caption" not in value:
         return raw
@@ -65,12 +65,12 @@ def _image_names(file: File) -> dict[int, str] | None:
         images, _ = json.JSONDecoder().raw_decode(text)
         return {image["id"]: str(image["file_name"]) for image in images}
     except (ValueError, KeyError, TypeError):
-        return {}  # damaged: each caption says that its image is not there
+        return {}  # damaged: each caption then reports that its image is missing
 
 
 @contextmanager
 def mapped(file: File) -> "Iterator[mmap.mmap | bytes]":
-    """Map a file into memory, or read it where it has no descriptor."""
+    """Map a file into memory, or read it if it has no descriptor."""
     if file.fd is None:
         yield file.read(0, file.size)
         return

@@ -1,4 +1,4 @@
-"""Translates other tools' spellings of a JSONL line for `parse_record`: media, columns, tags of roles. Pure.
+"""Translate other tools' spellings of a JSONL line for `parse_record`: media, columns, tags of roles. Pure.
 
 {"images": ["a.jpg", ["f0.jpg", "f1.jpg"]], "video": {"path": "b.mp4"}, "messages": […]}
 """
@@ -22,7 +22,7 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import Frames, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 
-_PATHS = ("path", "url", *PART_TYPES)  # of an entry that is an object
+_PATHS = ("path", "url", *PART_TYPES)  # keys with the path, in an entry that is an object
 _ROLE_TAGS = {
     "user_tag": "user",
     "assistant_tag": "assistant",
@@ -37,13 +37,13 @@ class Lines:
     """How the samples of a JSONL file are read; names are those of LLaMA-Factory's and Automodel's meta files."""
 
     media_root: str
-    #: field → what it is called in this file
+    #: field → its name in this file
     columns: tuple[tuple[str, str], ...] = ()
     #: `role_tag`, `user_tag` … → how a message spells it
     tags: tuple[tuple[str, str], ...] = ()
     #: how often a sample is drawn
     ratio: float = 1.0
-    #: whether media may lie on any object store; else on that of `media_root` alone
+    #: whether media may lie on any object store; else only on the store of `media_root`
     remote_media: bool = False
 
 
@@ -52,16 +52,16 @@ class _Medium:
     """One entry of a list of media: a file, or the frames of a video."""
 
     paths: list[str]
-    is_frames: bool  # a list of its own in the list
-    is_video: bool  # listed as one
-    frames: list[int] | None = None  # which of a video's
+    is_frames: bool  # it is a list of files
+    is_video: bool  # it is listed as a video
+    frames: list[int] | None = None  # the chosen frames of a video
     is_sound: bool = False
 
 
 def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     """Parse a line's JSON to a record with a list of the media it names.
 
-    Frames of a video that a sample lists take the place of its `<video>`; those of `videos` are one video still.
+    Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
 
     Raises:
         Skip: as `parse_record`, and `missing_media` for an entry that names no file.
@@ -112,7 +112,7 @@ def _path(entry: Any, key: str) -> str:
 
 
 def _note_lists(record: Record, placed: list[_Medium]) -> None:
-    """Say in the field `media_settings` which images are the frames of one video, and how many a second."""
+    """Note in the field `media_settings` which images are the frames of one video, and their rate per second."""
     lists = [medium for medium in placed if medium.is_frames and medium.is_video]
     if not lists:
         return
@@ -132,7 +132,7 @@ def _note_lists(record: Record, placed: list[_Medium]) -> None:
 
 
 def _rates_of_each(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
-    """Rates of several videos, of each where a field lists them."""
+    """Return the rates of each of several videos; a field may list them."""
     listed = {key: value if isinstance(value, list) else [value] * num for key, value in rates.items()}
     if wrong := next((key for key, value in listed.items() if len(value) != num), None):
         raise Skip(Reason.BAD_MESSAGE, f"{wrong} is no list of {num} numbers, one for each list of frames")
@@ -140,7 +140,7 @@ def _rates_of_each(rates: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
 
 
 def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> tuple[list[Message], list[_Medium]]:
-    """Each `<video>` that stands for listed frames as so many `<image>`, where there is one `<video>` a video.
+    """Replace each `<video>` that stands for listed frames by as many `<image>`, if each video has one `<video>`.
 
     Returns:
         The messages, and the media in the order of their placeholders.

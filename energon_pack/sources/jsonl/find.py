@@ -1,4 +1,4 @@
-"""Finds the JSONL files of a source: folders, files, globs, and meta files that list files with their format."""
+"""Find the JSONL files of a source: folders, files, globs, and meta files that list files with their format."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def kind_of_lines(format: str) -> type[JsonlShard] | None:
     """Return the class that reads the lines of a source of this format; None: the source is tars.
 
     Raises:
-        PackError: there is no such format, or what an installed package adds reads no lines.
+        PackError: there is no such format, or the format of an installed package does not read lines.
     """
     if format in list(Format):
         return _KINDS.get(format)
@@ -71,16 +71,16 @@ def find_lines(
 
     Args:
         path: a folder (searched recursively for *.jsonl), a file, a glob, a meta file, or a list of these.
-        media_root: what paths of media are relative to; None: the folder of their file, or a meta file's `media_dir`.
-        remote_media: lines and meta files may name media on stores other than that of `media_root`, and than their own.
-        split: of folders of tables, as `of_split`.
-        copies: where uncompressed copies of compressed files are kept; None: these are refused.
-        datasets: the entries of meta files to take; None: all that are here.
-        chosen: which files of a folder are taken.
+        media_root: the folder that paths of media are relative to; None: the folder of their file, or a meta file's
+            `media_dir`.
+        remote_media: whether lines and meta files may name media on other stores than `media_root`'s and their own.
+        split: the split of folders of tables, as in `of_split`.
+        copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
+        datasets: the entries of meta files to take; None: all whose files are here.
+        chosen: chooses the files of a folder.
 
     Raises:
-        PackError: nothing is there, a file comes twice, or a meta file names a path at which no file is; or as
-            `of_split`.
+        PackError: nothing is there, a file comes twice, or a meta file names a missing file; or like `of_split`.
     """
     if media_root is not None and not (is_address(media_root) or _has_media(os.path.expanduser(media_root))):
         raise PackError(f"source.media_root={media_root}: no such folder or zip archive")
@@ -130,7 +130,7 @@ def _has_media(root: str) -> bool:
 
 
 class _Wanted:
-    """The entries of meta files that are wanted, and those that there are."""
+    """The requested entries of meta files, and the entries that exist."""
 
     def __init__(self, names: Sequence[str]):
         self._names, self._there = names, set[str]()
@@ -140,14 +140,14 @@ class _Wanted:
         return {name: value for name, value in meta.items() if name in self._names}
 
     def check(self) -> None:
-        """Raises PackError where one is in no meta file."""
+        """Raise PackError if a requested entry is in no meta file."""
         if missing := [name for name in self._names if name not in self._there]:
             there = ", ".join(sorted(self._there)) or "no meta file is in source.path"
             raise PackError(f"source.datasets: no {missing[0]} among {there}")
 
 
 def _entries(path: str, media_root: str | None, remote_media: bool, wanted: _Wanted | None) -> Iterator[_Entry]:
-    """The file itself, or those a meta file lists."""
+    """Yield the file itself, or the files that a meta file lists."""
     meta = read_meta(path)
     if meta is not None and wanted is not None:
         meta = wanted.of(meta)
@@ -194,7 +194,7 @@ def _entries(path: str, media_root: str | None, remote_media: bool, wanted: _Wan
 
 
 def read_meta_mixture(path: Any, settings: SourceConfig) -> list[MixtureEntry] | None:
-    """Read InternVL's meta file or LLaVA-OneVision's YAML as a mixture, by epochs; None: the path is neither.
+    """Read InternVL's meta file or LLaVA-OneVision's YAML as a mixture with epochs; None: the path is neither.
 
     Raises:
         PackError: an entry makes no sense, or `source.datasets` names none.
@@ -213,7 +213,7 @@ def read_meta_mixture(path: Any, settings: SourceConfig) -> list[MixtureEntry] |
         root = settings.media_root or _in(folder, str(value["media_dir"]))
         _refuse_remote(where, root, folder, settings.remote_media or settings.media_root is not None)
         own: dict[str, Any] = {"datasets": None}
-        if is_address(root) or _has_media(root):  # else they are looked for around the file
+        if is_address(root) or _has_media(root):  # otherwise media are searched around the file
             own["media_root"] = root
         called = stem_of(name) if name.endswith((".json", ".jsonl")) else name.replace("/", "_").lstrip(".")
         entries.append(MixtureEntry(called or "source", file, None, ratio_of(where, value), None, own))
@@ -221,7 +221,7 @@ def read_meta_mixture(path: Any, settings: SourceConfig) -> list[MixtureEntry] |
 
 
 def ratio_of(where: str, value: Mapping[str, Any]) -> float:
-    """Return how often a meta file draws each sample of an entry; raises PackError for what is no number."""
+    """Return how often a meta file draws each sample of an entry; raises PackError if that is no number."""
     ratio = value.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1000:
         raise PackError(f"{where}: sample_ratio is {ratio!r}, not a number of draws of each sample")
@@ -229,7 +229,7 @@ def ratio_of(where: str, value: Mapping[str, Any]) -> float:
 
 
 def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> None:
-    """Raises PackError where a meta file names a store that it does not lie on itself, and nobody asked for that."""
+    """Raise PackError if a meta file names another store than its own, and `source.remote_media` is off."""
     if is_address(named) and not remote_media and bucket_of(named) != bucket_of(folder):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
@@ -238,7 +238,7 @@ def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> N
 
 
 def _in(folder: str, name: str) -> str:
-    """A path that a meta file names."""
+    """Return the path of a file that a meta file names."""
     if is_address(folder) or is_address(name):
         return joined(folder, name)
     return os.path.join(folder, os.path.expanduser(name))

@@ -1,8 +1,8 @@
-"""Indexes the samples of a JSONL file: one JSON value in each line, the elements of one JSON array, or of the array
-`data` of one JSON object, or of the captions of COCO.
+"""Index the samples of a JSONL file: one JSON value in each line, the elements of one JSON array, or of the array
+`data` of one JSON object, or COCO captions.
 
-The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as an editor does; of an array, its
-elements are.
+The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as in an editor; in an array, elements
+are numbered.
 """
 
 import json
@@ -31,11 +31,12 @@ from energon_pack.sources.wds import INDEX_SCHEMA
 
 _Place = tuple[int, int, int]  # number, offset, size
 _BLANK = b" \t\r\n"
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, at a file's start
-#: the first two lines of an object that is printed over several; two lines of JSON where the first is broken are none
+_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
+#: the first two lines of an object that is printed over several lines; does not match two lines of JSONL, even if the
+#: first is broken
 _BEGUN = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
-_LONGEST_FIRST_LINE = 64 << 20  # where a file has a list on every line
-#: What tells the elements of an array apart. A string is whole, so that nothing in it counts.
+_LONGEST_FIRST_LINE = 64 << 20  # bytes, for a file with a list on every line
+#: tokens that tell the elements of an array apart; a string is one token, so its content does not matter
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
 _BUFFER = 1 << 20
@@ -46,13 +47,13 @@ LINE = "line"
 
 
 def index_lines(path: str) -> pa.Table:
-    """One row of `INDEX_SCHEMA` a sample; its key is the number of its line, or of its element.
+    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element.
 
     Raises:
-        PackError: the file is compressed, holds something else than JSON in UTF-8, or can't be opened.
+        PackError: the file is compressed, holds something other than JSON in UTF-8, or can't be opened.
     """
     numbers, offsets, sizes = (array("q") for _ in range(3))
-    bad: list[str] = []  # what ends an array before its end
+    bad: list[str] = []  # damage that ends an array early
     with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
@@ -75,8 +76,8 @@ def index_of(
     """Make the table of `INDEX_SCHEMA`.
 
     Args:
-        numbers, offsets, sizes: of each sample.
-        digest: by which a file is known again.
+        numbers, offsets, sizes: for each sample.
+        digest: identifies the content of the file.
         bad: why the last samples can't be read.
     """
     num = len(numbers)
@@ -96,14 +97,14 @@ def index_of(
 
 
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
-    """Offset and size of the first samples of a file; raises PackError as `index_lines`."""
+    """Return offset and size of the first samples of a file; raises PackError like `index_lines`."""
     with _open(path) as file:
         _, places = _places(file, as_file(file, _BUFFER), [])
         return [(offset, size) for _, offset, size in islice(places, number)]
 
 
 def _places(file: File, stream: BinaryIO, bad: list[str]) -> "tuple[_Form, Iterator[_Place]]":
-    """Find the samples; what ends an array before its end is added to `bad` with the last of them."""
+    """Find the samples; if damage ends an array early, it is added to `bad` with the last sample."""
     if is_coco(file):
         return _Form.array, _elements(file, bad, b'"annotations"')
     form = _form(stream)
@@ -133,7 +134,7 @@ def _open(path: str) -> Iterator[File]:
 
 
 def _other_format(head: bytes, path: str) -> str | None:
-    """What a file is that holds no JSON in UTF-8, by its first bytes, and what to do about it; None: it may."""
+    """Name the format of a file without JSON in UTF-8, by its first bytes, and what to do; None: it may hold JSON."""
     if head.startswith(_TAR, _PLACE):
         return "a tar: source=wds reads tars"
     if what := what_else(head):
@@ -186,10 +187,10 @@ def _lines(file: BinaryIO) -> Iterator[_Place]:
 
 
 def _elements(file: File, bad: list[str], field: bytes | None) -> Iterator[_Place]:
-    """The elements of an array; where it is not whole, one more for what follows the last whole one.
+    """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
 
     Args:
-        field: of an object that has the array, as it stands there; None: the array is all.
+        field: the field of an object that has the array, as written there; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
     with mapped(file) as data:

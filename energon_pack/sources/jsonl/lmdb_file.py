@@ -1,4 +1,4 @@
-"""Images in an LMDB, each read whole."""
+"""Read images in an LMDB, each as a whole."""
 
 import os
 from typing import Any
@@ -7,24 +7,25 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import InMemory, state_of
 
-#: LMDB → its version and an environment
+#: path of an LMDB → its version and an open environment
 _environments: Recent[str, tuple[str, Any]] = Recent(16, close=lambda opened: opened[1].close())
 
 
 def open_value(database: str, key: str) -> InMemory:
-    """The value of a key; its version is that of the LMDB.
+    """Return the value of a key; its version is the version of the LMDB.
 
     Raises:
-        FileNotFoundError: no such LMDB.
-        KeyError: no such key.
-        Skip: `unsupported_media` without lmdb, `unreadable_media` for a file that is none, or a key that can't be.
+        FileNotFoundError: there is no such LMDB.
+        KeyError: there is no such key.
+        Skip: `unsupported_media` if lmdb is not installed; `unreadable_media` if the file is no LMDB, or the key is
+            impossible.
     """
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
         raise FileNotFoundError(file)
     environment = _environment(database, state.version)
-    import lmdb  # it is there, and has opened one
+    import lmdb  # it is installed: it has opened the LMDB
 
     try:
         with environment.begin(buffers=True) as transaction:
@@ -37,7 +38,7 @@ def open_value(database: str, key: str) -> InMemory:
 
 
 def _environment(database: str, version: str) -> Any:
-    """An open LMDB; opened anew once it was written to, for a process opens none twice."""
+    """Return an open LMDB; it is opened anew after it was written to, as a process may not open one twice."""
     was, environment = _environments.get(database) or ("", None)
     if was != version:
         _environments.drop(database)

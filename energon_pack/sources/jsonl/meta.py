@@ -1,4 +1,4 @@
-"""Reads meta files, which list files of samples with their format, in the words of LLaMA-Factory's dataset_info.json.
+"""Read meta files, which list files of samples with their format, into the form of LLaMA-Factory's dataset_info.json.
 
 {name: {file_name, columns, tags, formatting, media_dir, sample_ratio}}    LLaMA-Factory, Automodel
 {name: {root, annotation, repeat_time, data_augment, length}}              InternVL
@@ -19,19 +19,19 @@ from energon_pack.sources.storage import open_file
 
 _LARGEST = 16 << 20
 _SHARE = re.compile(r"random:(\d+(?:\.\d+)?)%")
-#: what entries of InternVL and LLaVA-OneVision have, in our words
+#: keys of entries of InternVL and LLaVA-OneVision, under the names used here
 _BLEND = {"file_name", "media_dir", "sample_ratio"}
-#: where LLaMA-Factory finds the files of an entry that are not here
+#: keys that say where LLaMA-Factory downloads the files of an entry
 _ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 _Meta = dict[str, dict[str, Any]]
 
 
 def read_meta(path: str) -> _Meta | None:
-    """Return what a meta file says of each entry; None: the file holds samples.
+    """Return the entries of a meta file; None: the file holds samples.
 
     Raises:
-        PackError: an entry is to be drawn in a way that is not known.
+        PackError: an entry asks for an unknown way to draw samples.
     """
     is_yaml = path.endswith((".yaml", ".yml"))
     if not is_yaml and not path.endswith(".json"):
@@ -45,7 +45,7 @@ def read_meta(path: str) -> _Meta | None:
     except (ValueError, yaml.YAMLError) as error:
         if is_yaml:
             raise PackError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
-        return None  # lines of samples, or none at all: indexing will tell
+        return None  # lines of samples, or nothing: indexing will tell
     if is_yaml:
         return _of_onevision(path, value)
     if not (isinstance(value, dict) and value and all(isinstance(item, dict) for item in value.values())):
@@ -56,13 +56,13 @@ def read_meta(path: str) -> _Meta | None:
 
 
 def read_blend(path: str) -> _Meta | None:
-    """Return what InternVL's meta file or LLaVA-OneVision's YAML says of each entry; None: the file is neither.
+    """Return the entries of InternVL's meta file or LLaVA-OneVision's YAML; None: the file is neither.
 
     Raises:
         PackError: as `read_meta`.
     """
     if path.endswith((".yaml", ".yml", ".json")):
-        with suppress(OSError):  # finding lines says what is wrong
+        with suppress(OSError):  # finding lines reports what is wrong
             with open_file(path) as file:
                 raw = file.read(0, min(file.size, _LARGEST))
             if (b"json_path" if path.endswith("l") else b"annotation") in raw:
@@ -95,7 +95,7 @@ def _of_onevision(path: str, value: Any) -> _Meta:
 
 
 def _ratio(path: str, item: Mapping[str, Any]) -> float:
-    """How often a sample is drawn."""
+    """Return how often a sample is drawn."""
     strategy = str(item.get("sampling_strategy", "all"))
     if strategy == "all":
         return 1.0
