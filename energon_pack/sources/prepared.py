@@ -71,10 +71,10 @@ class Selection:
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Check that these tars are all shards of the split, and that Energon has prepared their folder.
+        """Check that these tars are all shards of the split, if Energon has prepared their folder.
 
         Raises:
-            PackError: they are not, or it has not.
+            PackError: a shard is missing.
         """
         prepared = self._of_folder(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):

@@ -1,10 +1,11 @@
-"""Hashes the first tokens of a sample wherever another sample may go on otherwise: what begins alike is found by them.
+"""Hash the first tokens of a sample at each place where another sample may continue differently, to find equal
+beginnings.
 
     <|im_start|>user⏎<|vision_start|>▒▒▒▒▒▒<|vision_end|>What is it?<|im_end|>⏎<|im_start|>assistant⏎A cat.<|im_end|>⏎
     ▲                                                   ▲            ▲          ▲                        ▲         ▲
     a place stands before each special token, behind each medium, and at the end
 
-Equal hashes say equal token ids, in which the same media lie with the same settings.
+Equal hashes mean equal token ids, with the same media and settings in the same places.
 """
 
 from array import array
@@ -17,7 +18,7 @@ from energon_pack.templates.template import Template
 
 
 class Beginning(NamedTuple):
-    """The first tokens of a sample, up to a place where another sample may go on otherwise."""
+    """The first tokens of a sample, up to a place where another sample may continue differently."""
 
     high: int  # hash of 128 bits, as two numbers
     low: int
@@ -25,7 +26,7 @@ class Beginning(NamedTuple):
     num_images: int
     num_videos: int
     num_visual_tokens: int
-    may_fork: bool  # the token behind it is not trained: the label of the token before it may be another sample's
+    may_fork: bool  # the next token is not trained, so a branch may begin with it
     ends_medium: bool
 
 

@@ -1,4 +1,4 @@
-"""A template from a processor's files and the settings of a model, with transformers."""
+"""Build a template from a processor's files and the settings of a model, with transformers."""
 
 import copy
 import json
@@ -39,10 +39,11 @@ _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "
 
 @errors_only()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """The template of a family's rules, or of those that ask the full processor, for the processor in a folder.
+    """Build the template for the processor in a folder, with a family's rules or with rules that ask the full
+    processor.
 
     Raises:
-        PackError: the processor is not one, or not the family's.
+        PackError: there is no processor, or it belongs to another family.
     """
     with importing():
         prepare_torchvision()
@@ -51,7 +52,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     family = FAMILIES[model.template]
     where = f"model.processor={named_processor(model)}"
     # A copy: transformers writes into the settings it is given.
-    # Whether its code is run is said by one setting alone: these kwargs may be those of a dataset that is loaded.
+    # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
     if setting := next((name for name in _SOUND_OF_VIDEOS if kwargs.get(name)), None):
         raise PackError(f"model.processor_kwargs.{setting}: the sound of videos is not packed, sounds in files are")
@@ -67,11 +68,11 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     video = _merged(files.video, kwargs, video_settings(media), has_old_names=family.has_old_names)
     changed = _filled(video_settings(media))
-    if "size" in changed:  # a call wants it whole
+    if "size" in changed:  # a call needs the whole value
         changed["size"] = video["size"]
     written = {}
     if model.template in ASKED:
-        with suppress(PackError):  # what is no template is refused below, by its name
+        with suppress(PackError):  # an unknown template is refused below, by its name
             renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
             written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
     processor = replace(
@@ -105,7 +106,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     try:
         backend = files.tokenizer.backend_tokenizer
         template = Template(spec, rules, _own_tokenizer(backend) if model.template in ASKED else backend)
-    except PackError as error:  # the chat template's
+    except PackError as error:  # raised by the chat template
         raise PackError(f"{where}: {error}") from None
     if model.document_end and template.token_id(model.document_end) is None:
         raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
@@ -120,7 +121,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
 
 @lru_cache(maxsize=1)
 def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy, half a second to two: a full processor's call may leave its tokenizer padding or cutting texts."""
+    """Copy a tokenizer, which takes 0.5 to 2 s: a full processor's call may leave it padding or cutting texts."""
     return Tokenizer.from_str(tokenizer.to_str())
 
 
@@ -137,7 +138,7 @@ def _no_token(token: str, template: str, name: str, where: str) -> str:
 class _Files:
     """The contents of a processor's folder."""
 
-    tokenizer: Any  # of transformers
+    tokenizer: Any  # a tokenizer of transformers
     chat_template: Any
     image: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class _Files:
 
 
 def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
-    """Read the files once for all families, without the full processor, which mostly needs torchvision."""
+    """Read the files once for all families, without the full processor, which usually needs torchvision."""
     return _read(os.fspath(folder), json.dumps(kwargs), where, state_of(folder))
 
 
@@ -205,12 +206,12 @@ def _check_fast(tokenizer: Any, where: str) -> None:
 
 
 def has_media(folder: Path) -> bool:
-    """Whether a folder has more than a tokenizer."""
+    """Whether a folder contains more than a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
 def _own(folder: Path) -> dict[str, Any]:
-    """A processor's own settings; none of a tokenizer alone."""
+    """Return a processor's own settings; empty for a folder with only a tokenizer."""
     from transformers import ProcessorMixin
 
     try:
@@ -221,7 +222,7 @@ def _own(folder: Path) -> dict[str, Any]:
 
 
 def _adds_its_own(template: Template, tokenizer: Any) -> bool:
-    """Whether special tokens belong around a text, as transformers' `apply_chat_template(tokenize=True)` decides."""
+    """Whether the tokenizer adds special tokens around a text, as `apply_chat_template(tokenize=True)` decides."""
     try:
         text = template.render(Sample(_ORDINARY, [])).text
     except Skip:  # its processor takes no text alone
@@ -231,7 +232,7 @@ def _adds_its_own(template: Template, tokenizer: Any) -> bool:
 
 
 def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelConfig) -> MediaRules:
-    """The family's rules, tried out before any sample is measured."""
+    """Return the family's rules, tried out before any sample is measured."""
     try:
         rules = family(processor)
         rules.try_out()
@@ -262,7 +263,7 @@ def _video(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
-    """Later settings over earlier ones, those of `size` one by one."""
+    """Merge settings; later ones override earlier ones, and settings in `size` one by one."""
     merged: dict[str, Any] = {}
     for layer in layers:
         size = {**(merged.get("size") or {}), **(layer.get("size") or {})}

@@ -1,4 +1,4 @@
-"""Chooses the rules that count a processor's media: the first whose tokens equal the full processor's in a trial.
+"""Choose the rules that count a processor's media: the first whose tokens equal the full processor's in a trial.
 
 rules of a family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
 """
@@ -27,7 +27,7 @@ _NAMES = {
     MIXED: "images and videos in one sample",
     UNEVEN: "videos of several lengths in one sample",
 }
-#: what such samples are made of: where that is left out, they are, too
+#: kinds of media in such samples: if one of these kinds is left out, so are these samples
 _PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}}
 
 
@@ -43,11 +43,11 @@ class Tried:
 class Choice:
     """The chosen rules for a model's media and their comparison; kept beside the template, and reported."""
 
-    template: str  # of FAMILIES
-    processor: str = ""  # the class that was asked
-    #: media on which both made the same, by kind
+    template: str  # a name in FAMILIES
+    processor: str = ""  # the class of the processor
+    #: number of media for which both gave the same, by kind
     num_compared: dict[str, int] = field(default_factory=dict)
-    #: kinds of media that the processor has and that are not measured, and why
+    #: kinds of media that the processor takes, but that are not measured, and why
     left_out: dict[str, str] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     #: why nothing was compared
@@ -91,7 +91,7 @@ class _Candidate:
 
     @property
     def impossible(self) -> set[str]:
-        """Kinds of samples that the full processor refuses: no rules can count them."""
+        """Return the kinds of samples that the full processor refuses: no rules can count them."""
         return {kind for kind, outcome in self.outcomes.items() if not outcome.is_possible}
 
     @property
@@ -106,10 +106,10 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
-        settings: whose `model.template` is a family, or of AUTO.
+        settings: their `model.template` is a family, or one of AUTO.
 
     Raises:
-        PackError: nothing is exact, or the processor is not the family's.
+        PackError: no rules are exact, or the processor belongs to another family.
     """
     name, where = settings.model.template, f"model.processor={named_processor(settings.model)}"
     refuse_damaged(folder)
@@ -158,13 +158,13 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
 
 
 def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
-    """Templates in the order in which they are taken.
+    """Yield templates in the order in which they are tried.
 
     Args:
-        tried: told why the full processor can't be asked.
+        tried: gets an entry if the full processor can't be asked.
 
     Raises:
-        PackError: a family was asked for by name, and the processor is not its.
+        PackError: a family is set by name, and the processor belongs to another.
     """
     name = settings.model.template
     if name not in AUTO:
@@ -180,7 +180,7 @@ def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> 
 
 
 def _by_chance(candidate: _Candidate, settings: TemplateSettings, folder: Path, trial: Trial) -> str:
-    """Why a family whose rules nobody asked for is not this processor's, though they were exact; empty: they are."""
+    """Return why a family's rules, not set by name, may be exact only by chance; empty: they fit the processor."""
     if candidate.name in ASKED:
         return ""
     try:
@@ -192,7 +192,7 @@ def _by_chance(candidate: _Candidate, settings: TemplateSettings, folder: Path, 
 
 
 def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
-    """What the last candidate that knows says of a kind of media."""
+    """Return the reason of the last candidate that has one for a kind of media."""
     for candidate in reversed(candidates):
         outcome = candidate.outcomes.get(kind, Outcome())
         if why := outcome.difference or outcome.refusal or candidate.template.rules.why_not.get(kind):
@@ -201,7 +201,7 @@ def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
 
 
 def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
-    """One line of why no rules count a processor's media; what all of them say is said once."""
+    """Say in one line why no rules count a processor's media; a reason that all share is said once."""
     names: dict[str, list[str]] = {}
     for item in tried:
         names.setdefault(item.why_not, []).append(item.template)

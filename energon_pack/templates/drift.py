@@ -1,4 +1,4 @@
-"""Checks that lengths measured elsewhere still hold here, with other package versions or another processor."""
+"""Check that lengths measured elsewhere still hold here, with other package versions or another processor."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ class Drift:
         """Compare versions.
 
         Args:
-            fingerprints: of the template it was packed with.
+            fingerprints: the fingerprints of the template that the dataset was packed with.
             replays: the kept samples of the dataset, or of each dataset of a blend; None for a dataset that was packed
                 before replays existed.
         """
@@ -46,8 +46,8 @@ class Drift:
     def refuse_other_lengths(self, template: Template, processor: str, has_own_code: bool) -> None:
         """Refuse a dataset whose lengths do not hold here.
 
-        If packages or the processor differ from those that packed it, samples of it are measured again. One line of
-        the log gives the result.
+        If packages or the processor differ from the packing's, samples of the dataset are measured again. The log gives
+        the result in one line.
 
         Args:
             template: built here.

@@ -1,4 +1,4 @@
-"""Finds the folder with a processor's files, which may come from the model hub."""
+"""Find the folder with a processor's files, which may come from the model hub."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py"
 
 
 def local_folder(model: ModelConfig) -> Path:
-    """The folder of a processor, downloaded where it is a hub id.
+    """Return the folder of a processor; a hub id is downloaded.
 
     Raises:
-        PackError: no such folder or hub id.
+        PackError: there is no such folder or hub id.
     """
     processor = named_processor(model)
     folder = Path(processor).expanduser()
@@ -32,7 +32,7 @@ def local_folder(model: ModelConfig) -> Path:
 
 
 def refuse_missing_folder(processor: str) -> None:
-    """Raises PackError where a processor can only be a folder, and there is none."""
+    """Raise PackError if a processor can only be a folder, and the folder is missing."""
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder")
@@ -58,7 +58,7 @@ def _why_not(error: Exception) -> str:
 
 
 def named_processor(model: ModelConfig) -> str:
-    """The folder or hub id of a model's processor.
+    """Return the folder or hub id of a model's processor.
 
     Raises:
         PackError: the model has none.
@@ -70,7 +70,7 @@ def named_processor(model: ModelConfig) -> str:
 
 
 def settings_files(folder: Path) -> list[Path]:
-    """The small files of a processor, by name."""
+    """Return the small files of a processor, sorted by name."""
     return sorted({path for pattern in _SETTINGS_FILES for path in folder.glob(pattern)})
 
 

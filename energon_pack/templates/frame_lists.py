@@ -1,4 +1,4 @@
-"""Lists of frames as the model sees them: a video each. Pure."""
+"""Turn lists of frames into videos, as the model sees them. Pure."""
 
 from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.probe import Media
@@ -8,7 +8,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
-    """A conversation as the model sees it: each list of frames is one video.
+    """Return a conversation as the model sees it: each list of frames is one video.
 
     Args:
         messages: as `place_media` returned them.
@@ -22,7 +22,7 @@ def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message
     seen = list(lists_of_frames(media))
     kinds = {part.start: medium.kind for medium, part in seen}
     ends = {part.start: part.stop for _, part in seen}
-    number = end = 0  # of the medium that comes next, and where the list ends that it is in
+    number = end = 0  # number of the next medium, and the end of its list
     result = []
     for message in split_content(messages, [medium.kind for medium in media]):
         content = message["content"]

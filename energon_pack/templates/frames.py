@@ -1,4 +1,4 @@
-"""Media in the text of a conversation: what a chat template writes for one, and that none of it is ever a label.
+"""Find media in the text of a conversation, with the text that a chat template writes around them: never labels.
 
 Which one? <|vision_start|><|image_pad|><|image_pad|>…<|vision_end|> The left one.
            ──── before ────                           ─── after ───
@@ -16,7 +16,7 @@ from energon_pack.templates.tokens.added import AddedTokens
 
 
 class Frames:
-    """What a chat template writes for media."""
+    """The texts that a chat template writes for media."""
 
     def __init__(
         self, chat: ChatTemplate, media_tokens: Mapping[str, str], others: Iterable[str], special: Iterable[str]
@@ -24,8 +24,8 @@ class Frames:
         """Set the template.
 
         Args:
-            media_tokens: what it writes for one medium, by kind.
-            others: tokens that the processor puts in their place, and around them.
+            media_tokens: the text that it writes for one medium, by kind.
+            others: tokens that the processor writes in their place, and around them.
             special: all special tokens of the tokenizer.
         """
         self._chat = chat
@@ -36,13 +36,15 @@ class Frames:
         self._is_shown: dict[tuple[str, str], bool] = {}
 
     def in_question(self, kind: str) -> str:
-        """What a question holds for a medium: its token, and what stands around it; empty: the template refuses it."""
+        """Return the text of a medium in a question: its token and the text around it; empty: the template refuses
+        it.
+        """
         if kind not in self._in_question:
             self._in_question[kind] = medium_in_question(self._chat.render, kind)
         return self._in_question[kind]
 
     def with_all_media(self, message: Message) -> Message:
-        """A message whose media are texts, as in a question, where the chat template drops them in such a turn."""
+        """Return a message with its media written as in a question, if the chat template drops them in such a turn."""
         if message["role"] == "user" or isinstance(message["content"], str):
             return message
         content = [
@@ -54,14 +56,14 @@ class Frames:
         return {**message, "content": content}
 
     def are_spelled(self, text: str) -> bool:
-        """Whether a text holds a token that stands for a medium, or frames one."""
+        """Whether a text contains a token that stands for a medium, or stands around one."""
         for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
                 return True
         return False
 
     def are_near(self, text: str, spans: Iterable[Range], media: Sequence[Range]) -> bool:
-        """Whether a span may hold a medium or what frames one, so that `untrained` may change it."""
+        """Whether a span may contain a medium or text around one, so that `untrained` may change it."""
         widest = self._widest
         for start, end in spans:
             for first, last in media:
@@ -72,21 +74,21 @@ class Frames:
         return False
 
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
-        """What is trained of a text, without its media and what frames them.
+        """Return the trained parts of a text, without its media and the text around them.
 
         Args:
-            media: where they stand, ascending.
+            media: their places, ascending.
         """
         left = without(trained, [self._framed(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in left:
             span = text[start:end]
-            if self.are_spelled(span):  # by a text
+            if self.are_spelled(span):  # a text spells such a token
                 holes += [(start + at, start + at + len(token)) for at, token in self._tokens.find_all(span)]
         return without(left, holes) if holes else left
 
     def _shows(self, role: str, kind: str) -> bool:
-        """Whether the template writes the token of a medium in turns of a role; a refusal tells nothing."""
+        """Whether the template writes the token of a medium in turns of a role; a refusal counts as yes."""
         key = role, kind
         if key not in self._is_shown:
             content = [{"type": kind}, {"type": "text", "text": "b"}]
@@ -103,7 +105,7 @@ class Frames:
         return self._is_shown[key]
 
     def _framed(self, text: str, start: int, end: int) -> Range:
-        """The place of a medium, with what the chat template writes around it."""
+        """Return the place of a medium, including the text that the chat template writes around it."""
         for before, after in self._around:
             if text.startswith(after, end) and text.endswith(before, 0, start):
                 return start - len(before), end + len(after)
@@ -111,18 +113,18 @@ class Frames:
 
     @cached_property
     def _around(self) -> list[tuple[str, str]]:
-        """What stands before and after a medium in a question, the longest first."""
+        """Return the texts before and after a medium in a question, the longest first."""
         framed = (self.in_question(kind).partition(token) for kind, token in self._media_tokens.items())
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
 
     @cached_property
     def _widest(self) -> int:
-        """Characters of the longest text that stands before or after a medium."""
+        """Return the number of characters of the longest text before or after a medium."""
         return max((len(text) for pair in self._around for text in pair), default=0)
 
     @cached_property
     def _tokens(self) -> AddedTokens:
-        """All special tokens that stand for a medium, or frame one."""
+        """Return all special tokens that stand for a medium, or around one."""
         frames = "".join("".join(pair) for pair in self._around)
         of_frames = {token for token in self._special if token in frames}
         return AddedTokens({*of_frames, *self._media_tokens.values(), *self._others})

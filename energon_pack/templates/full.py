@@ -1,4 +1,4 @@
-"""Loads transformers' full processor (tokenizer and media), once in each process."""
+"""Load transformers' full processor (tokenizer and media), once in each process."""
 
 import json
 from functools import lru_cache
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.templates.folder import state_of
 from energon_pack.templates.quiet import errors_only
 
-if TYPE_CHECKING:  # families ask for it themselves
+if TYPE_CHECKING:  # families import this module
     from energon_pack.templates.families.rules import ProcessorSettings
 
 

@@ -1,4 +1,4 @@
-"""What a model is, by its YAML in `conf/model`: read without Hydra, which training does not have."""
+"""Read the YAML of a model in `conf/model` without Hydra, which training does not have."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 
 def conf_dir() -> Path:
-    """The folder of config.yaml: inside the package in a wheel, beside it in a checkout or an editable install."""
+    """Return the folder of config.yaml: in a wheel inside the package, in a checkout or editable install beside it."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
@@ -16,24 +16,24 @@ def conf_dir() -> Path:
 
 
 def packaged_models() -> list[str]:
-    """Names of the models that come with the package."""
+    """Return the names of the models that come with the package."""
     return sorted(file.stem for file in (conf_dir() / "model").glob("*.yaml"))
 
 
 def model_of(processor_class: str) -> str:
-    """The model whose name a processor's class has: `qwen2_5_vl` of Qwen2_5_VLProcessor; `auto` where none has."""
+    """Return the model with the name of a processor's class: `qwen2_5_vl` for Qwen2_5_VLProcessor; else `auto`."""
     names = {name.replace("_", ""): name for name in packaged_models()}
     return names.get(processor_class.removesuffix("Processor").replace("_", "").lower(), "auto")
 
 
 def read_model(name: str) -> dict[str, Any]:
-    """The `model` node of packing with `+model=NAME`; what its YAML does not set is left out.
+    """Return the `model` node of a run with `+model=NAME`, with only the settings in its YAML.
 
     Args:
         name: as in `+model=NAME`, or the path of a YAML file.
 
     Raises:
-        ValueError: there is none of that name, then it says which there are; or its file is no model's YAML.
+        ValueError: there is no such model (the message lists all), or its file is no model's YAML.
     """
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"

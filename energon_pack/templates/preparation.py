@@ -1,9 +1,9 @@
-"""Prepares media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
+"""Prepare media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
 
-    Media ──choose_frames──► indices ──prepared──► the size that the processor is told of
+    Media ──choose_frames──► indices ──prepared──► the size that the processor gets
     pixels ──prepare_image, prepare_frames──► pixels of that size
 
-What a record says of a medium goes before `media.*`, by qwen_vl_utils' rules; then comes the processor's own rule.
+A record's settings for a medium override `media.*`, by qwen_vl_utils' rules; then comes the processor's own rule.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Preparation:
     """Prepares media for one model."""
 
     def __init__(self, family: str, media: MediaConfig, rules: MediaRules):
-        """Take what the run says of all media; raises PackError as the preprocessors."""
+        """Read the run's settings for all media; raises PackError like the preprocessors."""
         self.rules = rules
         self._family, self._run = family, media
         self._factor = int(rules.settings.get("factor") or 1)
@@ -40,10 +40,10 @@ class Preparation:
         self._video = video_preprocessor(media, self._factor)
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Which frames of a video the model sees; measuring and decoding both ask here.
+        """Choose the frames of a video that the model sees; measuring and decoding both call this.
 
         Raises:
-            Skip: `unreadable_media` for a video that has too few.
+            Skip: `unreadable_media` for a video with too few frames.
         """
         if video.frames:
             return list(video.frames)
@@ -56,7 +56,7 @@ class Preparation:
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
     def _with_the_runs(self, settings: MediumSettings) -> MediumSettings:
-        """What a record says of the frames of a video; what it does not say, the run does."""
+        """Return a record's settings for the frames of a video, completed by the run's."""
         run = self._run
         return replace(
             settings,
@@ -67,11 +67,11 @@ class Preparation:
 
     @property
     def prepares_frames(self) -> bool:
-        """Whether `media.video` chooses frames in place of the processor."""
+        """Whether `media.video` chooses frames instead of the processor."""
         return self._video is not None
 
     def prepare_image(self, image: Image.Image, settings: MediumSettings | None = None) -> Image.Image:
-        """What is done to an image before the processor sees it: by `media.image`, or as its sample says of it."""
+        """Prepare an image for the processor: by `media.image`, or by its sample's settings."""
         if settings is not None and settings.pixels:
             return _resized(image, utils_image_size(settings, *image.size, self._factor_for(settings)))
         return image if self._image is None else self._image.apply(image)
@@ -79,7 +79,7 @@ class Preparation:
     def prepare_frames(
         self, frames: Sequence[Image.Image], settings: MediumSettings | None = None
     ) -> list[Image.Image]:
-        """What is done to the chosen frames before the processor sees them: by `media.video`, or as the sample says."""
+        """Prepare the chosen frames for the processor: by `media.video`, or by the sample's settings."""
         if not frames:
             return []
         width, height = self._frame_size(*frames[0].size, len(frames), settings)
@@ -91,7 +91,7 @@ class Preparation:
         return (width, height) if self._video is None else self._video.size(width, height, num_frames)
 
     def _factor_for(self, settings: MediumSettings) -> int:
-        """Pixels of a side of a token, in models whose rule qwen_vl_utils' settings are about."""
+        """Return the pixels of a token's side, for models whose rule takes qwen_vl_utils' settings."""
         if self._factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
@@ -101,7 +101,7 @@ class Preparation:
         return self._factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
-        """A medium with the size that its sample, `media.*` or resampling gives it before the processor sees it."""
+        """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
         if media.kind == "audio":
             return self._as_heard(media)
         settings, size = media.settings, (media.width, media.height)
@@ -116,7 +116,7 @@ class Preparation:
         return replace(media, width=size[0], height=size[1], settings=settings if media.kind == "video" else None)
 
     def _as_heard(self, sound: Media) -> Media:
-        """A sound after `decode_audio` brought it to the rate of the processor."""
+        """Return a sound as `decode_audio` resamples it to the rate of the processor."""
         rate = self.rules.rate or sound.rate
         num_samples = resampled_length(sound.num_samples, sound.rate, rate)
         return Media("audio", num_samples=num_samples, rate=rate)

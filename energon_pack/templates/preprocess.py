@@ -1,9 +1,9 @@
-"""Media preprocessors: what is done to images and videos before the processor's own rule (`media.*` of the config).
+"""Media preprocessors: change images and videos before the processor's own rule (`media.*` of the config).
 
-Each has a geometry, which measuring applies to sizes alone, and does the same to pixels, which training applies; so
-the two agree without a pixel decoded while packing. A name with a colon, `my_package.crops:Faces`, is a class of
-someone else's: it is made with the `media` node and the model's `factor`, and has the methods below. So is one that an
-installed package has among its entry points `energon_pack.media`.
+Measuring applies a preprocessor to sizes, and training applies the same to pixels; so the two agree, although packing
+decodes no pixel. A name with a colon, `my_package.crops:Faces`, is a class of your own: it is made with the `media`
+node and the model's `factor`, and needs the methods below. An installed package may also name such a class among its
+entry points `energon_pack.media`.
 """
 
 import math
@@ -20,40 +20,40 @@ from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.settings import MediaConfig
 
-_ANY_FACTOR = 28  # pixels of a token's side, where only the settings are looked at
+_ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
 
 
 class ImagePreprocessor(Protocol):
-    """What is done to an image."""
+    """Changes an image."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height afterwards."""
+        """Return width and height afterwards."""
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """The same to its pixels: an image of that size."""
+        """Do the same to its pixels: return an image of that size."""
 
 
 class VideoPreprocessor(Protocol):
-    """What is done to a video in place of the processor's choice of frames."""
+    """Changes a video, and replaces the processor's choice of frames."""
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Indices of the frames that are kept, ascending."""
+        """Return the indices of the frames to keep, ascending."""
 
     def size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        """Width and height of its frames afterwards, when so many were kept."""
+        """Return width and height of its frames afterwards, if so many are kept."""
 
 
 def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
-    """The preprocessor that `media.image` names; None for `default`.
+    """Return the preprocessor that `media.image` names; None for `default`.
 
     Raises:
-        PackError: there is none of that name, or a setting it needs is missing.
+        PackError: there is no such preprocessor, or a setting that it needs is missing.
     """
     return cast(ImagePreprocessor | None, _make("image", media.image, media, factor, IMAGE_PREPROCESSORS))
 
 
 def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
-    """The preprocessor that `media.video` names; None for the names that only set the processor's own choice.
+    """Return the preprocessor that `media.video` names; None for names that only set the processor's own choice.
 
     Raises:
         PackError: as `image_preprocessor`.
@@ -62,7 +62,7 @@ def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | N
 
 
 def check_media(media: MediaConfig) -> None:
-    """Raises PackError as this module's other functions do, for names of its own: before any model is there."""
+    """Raise PackError like the other functions here, for built-in names, before any model is loaded."""
     for kind, name, known in (("image", media.image, IMAGE_PREPROCESSORS), ("video", media.video, VIDEO_PREPROCESSORS)):
         if ":" not in name:
             _make(kind, name, media, _ANY_FACTOR, known)
@@ -70,12 +70,12 @@ def check_media(media: MediaConfig) -> None:
 
 
 def image_settings(media: MediaConfig) -> dict[str, Any]:
-    """What the `media` node changes in the settings of the image processor."""
+    """Return the changes of the `media` node to the settings of the image processor."""
     return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
 
 
 def video_settings(media: MediaConfig) -> dict[str, Any]:
-    """What the `media` node changes in the settings of the video processor.
+    """Return the changes of the `media` node to the settings of the video processor.
 
     Raises:
         PackError: a setting is missing, or belongs to another choice of frames.
@@ -110,7 +110,7 @@ def _make(kind: str, name: str, media: MediaConfig, factor: int, known: Mapping[
         return None if make is None else make(media, factor)
     except PackError:
         raise
-    except Exception as error:  # someone else's class
+    except Exception as error:  # raised by a class of another package
         raise PackError(f"media.{kind}={name}: {type(error).__name__}: {error}") from None
 
 
@@ -128,7 +128,7 @@ def _of_qwen(kind: str, factor: int) -> int:
 
 
 class _Resize:
-    """An image resized to what `size` says."""
+    """Resizes an image to `size`."""
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         raise NotImplementedError
@@ -178,7 +178,7 @@ class CenterCrop:
 
 
 class QwenVLUtils(_Resize):
-    """Images as the package qwen-vl-utils prepares them: 4 to 16,384 tokens, whole tokens."""
+    """Prepares images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
 
     def __init__(self, media: MediaConfig, factor: int):
         self._factor = _of_qwen("image", factor)
@@ -188,11 +188,11 @@ class QwenVLUtils(_Resize):
 
 
 class QwenVLUtilsVideo:
-    """Videos as the package qwen-vl-utils prepares them.
+    """Prepares videos like the package qwen-vl-utils.
 
-    `media.fps` (2) frames a second from the first to the last, an even number within `media.min_frames` (4) and
-    `media.max_frames` (768); 128 to 768 tokens a frame, of which two share one, and less where 90 % of 128,000 tokens
-    would not hold them all.
+    It takes `media.fps` (2) frames a second from the first to the last, an even number between `media.min_frames` (4)
+    and `media.max_frames` (768). A pair of frames has 128 to 768 tokens, or fewer if 90 % of 128,000 tokens would not
+    hold them all.
     """
 
     def __init__(self, media: MediaConfig, factor: int):
@@ -207,14 +207,14 @@ class QwenVLUtilsVideo:
 
 
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
-    """How many frames qwen_vl_utils takes of a video (its `smart_nframes`), with its defaults for what is not said.
+    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`), with its defaults.
 
     Args:
-        total: frames that there are.
-        fps: of the video.
+        total: frames in the video.
+        fps: frames per second of the video.
 
     Raises:
-        Skip: `unreadable_media`: they are fewer than two, or more than there are.
+        Skip: `unreadable_media`: it would take fewer than two frames, or more than there are.
     """
     if settings.nframes is not None:
         wanted = round(settings.nframes / 2) * 2
@@ -228,10 +228,10 @@ def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
 
 
 def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
-    """Width and height that qwen_vl_utils (its `fetch_image`) gives an image, with its defaults for what is not said.
+    """Return width and height that qwen_vl_utils (its `fetch_image`) gives an image, with its defaults.
 
     Raises:
-        Skip: `bad_message` where the settings contradict each other, `unreadable_media` as `smart_resize`.
+        Skip: `bad_message` if the settings contradict each other; `unreadable_media` like `smart_resize`.
     """
     area = factor**2
     if settings.resized_height and settings.resized_width:
@@ -243,10 +243,10 @@ def utils_image_size(settings: MediumSettings, width: int, height: int, factor: 
 def utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
-    """Width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video.
+    """Return width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video.
 
     Args:
-        num_frames: that were taken.
+        num_frames: number of frames that were taken.
 
     Raises:
         Skip: as `utils_image_size`.
@@ -268,7 +268,7 @@ def _utils_resize(width: float, height: float, factor: int, least: float, most: 
 
 
 def first_to_last(total: int, wanted: int) -> list[int]:
-    """Indices of `wanted` frames out of `total`, evenly from the first to the last."""
+    """Return the indices of `wanted` frames out of `total`, evenly from the first to the last."""
     chosen: list[int] = np.linspace(0, total - 1, wanted).round().astype(int).tolist()
     return chosen
 
@@ -283,13 +283,14 @@ def smart_resize(
     num_frames_rounded: int = 1,
     least_side: int = 0,
 ) -> tuple[int, int]:
-    """Height and width after Qwen's resizing, in pixels.
+    """Return height and width after Qwen's resizing, in pixels.
 
-    Each side goes to its nearest multiple of `factor`; where the area times the frames then leaves the budget, both
-    sides are scaled by one ratio to its edge, rounding towards the inside of the budget.
+    Each side is rounded to the nearest multiple of `factor`. If the area times the frames is then outside the budget,
+    both sides are scaled by one ratio to its edge, and rounded towards the inside of the budget.
 
     Args:
-        least_side: to which a shorter side goes before the budget is asked: qwen_vl_utils' `factor`, transformers' 0.
+        least_side: a shorter side is raised to this before the budget is checked: `factor` in qwen_vl_utils, 0 in
+            transformers.
 
     Raises:
         Skip: `unreadable_media` above an aspect ratio of 200, which the processor refuses.

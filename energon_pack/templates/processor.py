@@ -1,4 +1,6 @@
-"""A processor folder or hub id, read once with transformers and kept in the cache in a form that needs none of it."""
+"""Read a processor folder or hub id once with transformers, and keep it in the cache in a form that does not need
+it.
+"""
 
 import hashlib
 import json
@@ -25,39 +27,39 @@ from energon_pack.templates.identity import NO_SHORTCUT, RULES_VERSION, Identity
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
-#: The tokenizer of the template that this process built last, by its folder: reading it takes a while.
+#: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 4  # raised when `Template.save` writes other files
-#: what reads a processor's files, and what it is compared with
+_SAVED_VERSION = 4  # raise this number when `Template.save` writes other files
+#: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
-#: of `model`: what the same template may have another of
+#: settings of `model` that do not change the template
 _NOT_IN_TEMPLATE = ("name", "hub_id", "mask", "rope")
 _CHOICE = "choice.json"
 
 
 def load_template(settings: TemplateSettings) -> Template:
-    """The template of a model, built with transformers from its processor.
+    """Build the template of a model with transformers from its processor.
 
     Raises:
-        PackError: unknown family, no such folder or hub id, or a processor the family cannot use.
+        PackError: there is no such family, folder or hub id, or the family cannot use the processor.
     """
     folder = _folder(settings.model)
     return choose(settings, folder)[0] if settings.model.template in AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """The folder that `prepare_template` would give, where it is there already.
+    """Return the folder that `prepare_template` would return, if it exists already.
 
     Raises:
-        PackError: no such folder or hub id.
+        PackError: there is no such folder or hub id.
     """
     saved = _saved(settings, cache_dir, _folder(settings.model))
     return _as_known(saved) if is_as_made(saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
-    """Build the template of a model once; the folder in the cache from which `load_saved` takes it.
+    """Build the template of a model once; return the folder in the cache from which `load_saved` reads it.
 
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
     and no worker ever does.
@@ -116,7 +118,7 @@ def _note_of(folder: str | Path) -> Path:
 
 
 def choice_of(folder: str) -> Choice:
-    """How the template that `prepare_template` wrote came to be."""
+    """Return how the rules of the template that `prepare_template` wrote were chosen."""
     return _choice(json.loads(Path(folder, _CHOICE).read_bytes()))
 
 
@@ -127,7 +129,7 @@ def _choice(values: Any) -> Choice:
 
 
 def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
-    """As `choose`; from the user's cache where the same was compared before."""
+    """Do `choose`, or take its result from the user's cache if the same was compared before."""
     key = _key(settings, folder)
     if kept := read_kept("choices", key, _choice):
         model = replace(settings.model, template=kept.template)
@@ -140,7 +142,7 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]
 
 
 def date_of(folder: str) -> str | None:
-    """The date that the template which `prepare_template` wrote puts into texts; None: it writes none."""
+    """Return the date that the template writes into texts; None: it writes none."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     return str(values["date"]) if writes_date(values["chat_template"]) else None
 
@@ -152,7 +154,7 @@ def identity_of(folder: str) -> Identity:
 
 @lru_cache(maxsize=2)
 def load_saved(folder: str) -> Template:
-    """The template that `Template.save` wrote; in workers, once a process."""
+    """Load the template that `Template.save` wrote; once per process."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
     processor, media = ProcessorSettings(**values["processor"]), node_of(MediaConfig, values["media"])
     spec = node_of(TemplateSpec, {**values, "processor": processor, "media": media})
@@ -167,7 +169,7 @@ def rules_of(folder: str) -> MediaRules | None:
 
 
 def folder_of(folder: str) -> Path:
-    """The processor's folder of the template that `prepare_template` wrote."""
+    """Return the processor's folder of the template that `prepare_template` wrote."""
     return Path(json.loads(Path(folder, "spec.json").read_bytes())["processor"]["folder"])
 
 
@@ -185,7 +187,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     """Hash everything that `build` reads: the folder's small files, the settings, and the versions that read them.
 
     Args:
-        place: of the folder, from which the full processor is loaded again; empty: wherever it is.
+        place: the path of the folder, if the full processor is loaded from it again; empty: the path does not matter.
     """
     digest = hashlib.sha256()
     for path in settings_files(folder):

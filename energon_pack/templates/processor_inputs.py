@@ -1,4 +1,4 @@
-"""Images, chosen frames and sounds as processors are given them, in training and where lengths are verified."""
+"""Prepare images, chosen frames and sounds for processors, in training and when lengths are verified."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and what the processor asks of them
+Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and metadata for the processor
 
 
 def prepared_media(
     template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
 ) -> tuple[list[Image.Image], list[Clip], list[Samples]]:
-    """The images, clips and sounds of a sample, as its processor is given them.
+    """Return the images, clips and sounds of a sample, as its processor takes them.
 
     Args:
-        media: of the sample, in the order of their placeholders.
-        own: of each an image, or the bytes of a video or a sound.
+        media: the media of the sample, in the order of their placeholders.
+        own: for each an image, or the bytes of a video or a sound.
 
     Raises:
         ValueError, OSError: they can't be decoded.
@@ -47,7 +47,7 @@ def prepared_media(
 
 
 def _heard(template: Template, data: bytes, sound: Media) -> Samples:
-    """A sound at the rate of the processor; raises UndecodableError where it is shorter than its header says."""
+    """Return a sound at the rate of the processor; raises UndecodableError if it is shorter than its header says."""
     samples, wanted = decode_audio(data, template.rules.rate), template.prepared(sound, 0).num_samples
     if len(samples) != wanted:
         raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
@@ -55,7 +55,7 @@ def _heard(template: Template, data: bytes, sound: Media) -> Samples:
 
 
 def clip(template: Template, pixels: Any, video: Media) -> Clip:
-    """The frames of a video that the model sees, and what its processor wants to know of them.
+    """Return the frames of a video that the model sees, and their metadata for the processor.
 
     Args:
         pixels: its bytes, or all of its frames.
@@ -69,7 +69,7 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
 def media_inputs(
     template: Template, images: Sequence[Image.Image], clips: Sequence[Clip], sounds: Sequence[Samples] = ()
 ) -> dict[str, Any]:
-    """The arguments of a processor's call that hold media, and its settings for them; frames are chosen already."""
+    """Return the media arguments of a processor's call, and its settings for them; frames are chosen already."""
     settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
     if images:
@@ -87,18 +87,18 @@ def media_inputs(
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
-    """The tokens of a sample, as the full processor makes them of its conversation and media.
+    """Return the tokens that the full processor makes of a sample's conversation and media.
 
     Args:
-        processor: or a tokenizer, which takes no media.
-        media: arguments of its call: see `media_inputs`.
+        processor: a processor, or a tokenizer, which takes no media.
+        media: the media arguments of its call: see `media_inputs`.
 
     Raises:
-        Exception: whatever its class makes of them.
+        Exception: whatever the class raises.
     """
     spec = template.spec
     text = template.raw_text(sample)
-    if text is None and writes_date(spec.chat_template):  # transformers writes today's, and takes no function for it
+    if text is None and writes_date(spec.chat_template):  # transformers writes today's date, and takes no other
         text = template.text(sample)
     if text is None:
         text = processor.apply_chat_template(
@@ -114,12 +114,12 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
         ids: list[int] = tokenizer(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
         return ids
     settings = {"add_special_tokens": spec.add_special_tokens}
-    # Tensors, as in training: some processors can't do without, others can't make them of all samples.
+    # Return tensors, as in training: some processors need this, others can't do it for all samples.
     made = processor(text=[text], text_kwargs=settings, return_tensors="pt", **media)["input_ids"]
     return [int(number) for number in made[0]]
 
 
 def _needs_media(processor: Any) -> bool:
-    """Tell whether a processor's call takes no text alone: training then asks its tokenizer."""
+    """Tell whether a processor's call refuses a text without media: training then asks its tokenizer."""
     takes = inspect.signature(processor.__call__).parameters
     return any(name in takes and takes[name].default is inspect.Parameter.empty for name in ("images", "audio"))

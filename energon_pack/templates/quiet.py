@@ -1,4 +1,4 @@
-"""Silences the warnings and logs of transformers while a processor is loaded."""
+"""Silence the warnings and logs of transformers while a processor is loaded."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
-"""Raw texts (`samples.documents`) as a tokenizer sees them: no frame of a chat, and the token that ends a document.
+"""Write raw texts (`samples.documents`) for a tokenizer: without a chat template, and with the token that ends a
+document.
 
-Media stand in it as the chat template writes them in a user's turn.
+Media are written as the chat template writes them in a user's turn.
 """
 
 from functools import cached_property
@@ -16,26 +17,26 @@ from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import TemplateSpec
 
-#: tokens that end a document where the tokenizer's own ends a turn
+#: tokens that end a document if the tokenizer's own end token ends a turn
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 _PROBE = "energon_pack_probe"
 
 
 class RawTexts:
-    """How one model's raw texts are written."""
+    """Writes raw texts for one model."""
 
     def __init__(self, chat: ChatTemplate, frames: Frames, tokenizer: Tokenizer, spec: TemplateSpec):
         self._chat, self._frames, self._tokenizer, self._spec = chat, frames, tokenizer, spec
 
     def text(self, message: Message) -> str:
-        """The whole text of a document."""
+        """Return the whole text of a document."""
         return f"{self.begin}{self._content(message)}{self.end}"
 
     def marked(self, message: Message) -> Marked:
-        """The same with `OPEN` and `CLOSE` around what is trained: all but the token that begins it.
+        """Return the same with `OPEN` and `CLOSE` around the trained part: everything but the token that begins it.
 
         Raises:
-            Skip: `bad_message` where the text holds a mark already, or `turn_weight` refuses its weight.
+            Skip: `bad_message` if the text already contains a mark, or `turn_weight` refuses its weight.
         """
         content = self._content(message)
         if NONCHARACTERS.search(content):
@@ -47,7 +48,7 @@ class RawTexts:
 
     @cached_property
     def begin(self) -> str:
-        """The token that the tokenizer puts before a text, where it is not told to (`model.add_special_tokens`)."""
+        """Return the token that the tokenizer puts before a text, unless `model.add_special_tokens` adds it anyway."""
         token = self._spec.processor.tokens.get("bos_token")
         if self._spec.add_special_tokens or not token:
             return ""
@@ -56,7 +57,7 @@ class RawTexts:
 
     @cached_property
     def end(self) -> str:
-        """The token that ends a document; empty: there is none."""
+        """Return the token that ends a document; empty: there is none."""
         if self._spec.document_end is not None:
             return self._spec.document_end
         token = self._spec.processor.tokens.get("eos_token") or ""
@@ -73,7 +74,7 @@ class RawTexts:
             return False
 
     def _content(self, message: Message) -> str:
-        """The text, with what stands for its media."""
+        """Return the text, including the text of its media."""
         content = message["content"]
         if isinstance(content, str):
             return content

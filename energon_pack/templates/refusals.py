@@ -1,4 +1,4 @@
-"""Refuses, before any sample is measured, damaged files, models that can't take packs, and templates without media."""
+"""Refuse, before any sample is measured, damaged files, models that can't take packs, and templates without media."""
 
 import inspect
 from pathlib import Path
@@ -9,7 +9,7 @@ from energon_pack.templates.served import PROCESSOR_FILES, class_of, models_of, 
 from energon_pack.templates.template import Template
 
 _FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
-#: inputs of a forward by which images reach the text beside its tokens, where no mask or position keeps packs apart
+#: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
 _BESIDE = {
     "cross_attention_mask": "reads images by cross-attention",
     "image_attention_mask": "reads images by cross-attention",
@@ -22,20 +22,20 @@ def refuse_damaged(folder: Path) -> None:
     """Read the settings in a processor's folder.
 
     Raises:
-        PackError: one of the files holds no settings.
+        PackError: a file contains no settings.
     """
     for name in _FILES:
         settings_in(folder / name)
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:
-    """Ask the classes of models that a processor goes with what their forward takes.
+    """Check the inputs of the model classes that go with a processor.
 
     Args:
         where: the setting that names the folder.
 
     Raises:
-        PackError: each of them has inputs in which members of a pack can't be kept apart.
+        PackError: every class has inputs with which members of a pack can't be kept apart.
     """
     reasons = {make.__name__: _why_not(make) for make in models_of(folder)}
     if reasons and all(reasons.values()):
@@ -55,11 +55,11 @@ def refuse_silent(template: Template, folder: Path, where: str) -> None:
     """Render a question with each kind of media.
 
     Args:
-        folder: of the processor.
+        folder: the processor's folder.
         where: the setting that names it.
 
     Raises:
-        PackError: the chat template writes the token of none of them.
+        PackError: the chat template writes no token for any of them.
     """
     tokens = template.rules.media_tokens
     if tokens and not any(map(template.shows, tokens)):

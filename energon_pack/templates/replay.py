@@ -1,10 +1,10 @@
-"""Keeps measured samples beside a dataset, and measures them again to see whether other versions change a length.
+"""Keep measured samples beside a dataset, and measure them again to see whether other versions change a length.
 
     packing:  drawn samples ──record──► Replay, a file beside the manifest
     loading:  Replay ──compare──► Compared: which length differs, with the template that is built here
 
-A sample is kept as what a length depends on: the sizes of its media, and the beginnings of its texts where there is
-room for them. It is measured as it is kept, so that it needs neither the source nor the packs.
+Of a sample only the data are kept that its length depends on: the sizes of its media, and the beginnings of its texts
+if there is room. Its length is measured in this form, so neither the source nor the packs are needed.
 """
 
 import importlib.metadata
@@ -29,13 +29,13 @@ from energon_pack.templates.template import Template
 
 MOST_SAMPLES = 1000
 _FORMAT = 1
-_BYTES = 200_000  # of all
-_SIZES_BYTES = 60_000  # of these, those that texts leave to sizes
-_TEXT_BYTES, _SIZE_BYTES = 1_200, 6_000  # of one sample: with its texts, without
-_CUTS = (100, 30)  # characters a text keeps: the first with which its sample is small enough
-#: that measuring again may take; a processor may be far slower here than where the samples were counted out
+_BYTES = 200_000  # bytes of all samples
+_SIZES_BYTES = 60_000  # bytes among these that are reserved for samples without texts
+_TEXT_BYTES, _SIZE_BYTES = 1_200, 6_000  # bytes of one sample: with its texts, without
+_CUTS = (100, 30)  # characters that a text keeps: the first number with which its sample is small enough
+#: seconds that measuring again may take; a processor may be far slower here than at packing
 _MOST_SECONDS = 1.8
-_MOST_MEDIA = 32  # of a sample without its texts
+_MOST_MEDIA = 32  # media of a sample without its texts
 _MEDIA = ("kind", "width", "height", "num_frames", "fps", "frames")
 
 
@@ -50,7 +50,7 @@ class Measured:
     """A kept sample and its measured length."""
 
     sample: Sample
-    has_text: bool  # the messages are its own
+    has_text: bool  # whether its own texts are kept
     token_len: int
     ids: str  # a hash
 
@@ -68,8 +68,8 @@ class Compared:
 
     num_kept: int = 0
     num_measured: int = 0
-    difference: str = ""  # the first length that is another; empty: none is
-    other_ids: str = ""  # the first sample with as many tokens, but others
+    difference: str = ""  # the first length that differs; empty: none
+    other_ids: str = ""  # the first sample with equally many, but different tokens
 
     def __add__(self, other: "Compared") -> "Compared":
         return Compared(
@@ -89,10 +89,10 @@ class Replay:
     samples: Sequence[Measured] = field(repr=False)
 
     def compare(self, template: Template, share: int = 1) -> Compared:
-        """Measure samples again, those that tell most first.
+        """Measure samples again, the most telling first.
 
         Args:
-            share: one of so many replays that are compared: each has as large a part of the samples and of the time.
+            share: how many replays are compared: each gets an equal part of the samples and of the time.
         """
         samples = self.samples[: MOST_SAMPLES // share]
         found = _measure(template, [measured.sample for measured in samples], _MOST_SECONDS / share)
@@ -107,7 +107,7 @@ class Replay:
         return Compared(len(samples), len(found), difference and f"{difference} when it was packed", other_ids)
 
     def to_bytes(self) -> bytes:
-        """JSON, a line a sample."""
+        """Return the replay as JSON, with one line per sample."""
         head = json.dumps({"format": _FORMAT, "fingerprint": self.fingerprint, "versions": self.versions})
         lines = ",\n".join(map(_to_json, self.samples))
         return f'{head[:-1]}, "samples": [\n{lines}\n]}}\n'.encode()
@@ -117,7 +117,7 @@ class Replay:
         """Read a replay that `to_bytes` wrote.
 
         Raises:
-            ValueError: it was cut or damaged, or is of another format.
+            ValueError: it was cut or damaged, or has another format.
         """
         try:
             value = json.loads(data)
@@ -130,11 +130,11 @@ class Replay:
 
 
 def record(template: Template, drawn: Iterable[Sample]) -> Replay:
-    """The replay of samples, those that tell most first; one that can't be kept is left out.
+    """Make the replay of samples, the most telling first; samples that can't be kept are left out.
 
-    It depends on the samples and the template alone.
+    It depends only on the samples and the template.
     """
-    kept: dict[str, Measured] = {}  # by what is written of them: each once
+    kept: dict[str, Measured] = {}  # by their written form, so each is kept once
     room = _BYTES
     for sample in drawn:
         for smaller, has_text in _smaller(sample):
@@ -189,7 +189,7 @@ def _smaller(sample: Sample) -> Iterable[tuple[Sample, bool]]:
 
 
 def _cut(content: Any, num_characters: int) -> Any:
-    """A field of a message with the beginning of its text; calls of tools as they are."""
+    """Return a field of a message with the beginning of its text; tool calls stay unchanged."""
     if isinstance(content, str):
         return content[:num_characters]
     if isinstance(content, list):
@@ -203,7 +203,7 @@ def _cut(content: Any, num_characters: int) -> Any:
 
 
 def _of_media(media: list[Media]) -> Sample:
-    """The shortest conversation with some media."""
+    """Return the shortest conversation with these media."""
     parts: list[Message] = [{"type": item.kind} for item in media]
     parts.append({"type": "text", "text": "?"})
     return Sample([{"role": "user", "content": parts}, {"role": "assistant", "content": "."}], media)

@@ -1,4 +1,4 @@
-"""What a template is given, and what it makes: a sample, its text, its tokens. Plain data."""
+"""Input and outputs of a template: a sample, its text, its tokens. Plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Sample:
 
 
 def as_seen(sample: Sample) -> Sample:
-    """A sample in which each list of frames is one video; raises Skip as `as_videos`."""
+    """Return a sample in which each list of frames is one video; raises Skip like `as_videos`."""
     if not sample.media:
         return sample
     messages, media = as_videos(sample.messages, sample.media)
@@ -34,13 +34,13 @@ class Rendered:
 
     text: str
     spans: list[tuple[int, int]]  # supervised characters of `text`
-    num_visual_tokens: int  # that hold features of images and videos
-    num_control_tokens: int  # special tokens that a message spells out itself
-    leaves_out_tools: bool = False  # the chat template writes nothing of its tools
+    num_visual_tokens: int  # tokens with features of images and videos
+    num_control_tokens: int  # special tokens that the messages spell out
+    leaves_out_tools: bool = False  # the chat template does not write its tools
     media: Sequence[tuple[int, int]] = ()  # characters of each medium, in the order of the sample's `as_seen`
     weights: Sequence[float] = ()  # of each span; empty: all are 1
-    leaves_out_reasoning: bool = False  # the chat template writes nothing of its reasoning
-    num_audio_tokens: int = 0  # that hold features of sounds
+    leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
+    num_audio_tokens: int = 0  # tokens with features of sounds
 
 
 @dataclass(frozen=True)

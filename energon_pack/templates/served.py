@@ -1,4 +1,4 @@
-"""Reads the small files in a processor's folder: its class, its settings, and the model classes it serves."""
+"""Read the small files in a processor's folder: its class, its settings, and the model classes it serves."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokeniz
 
 
 def models_of(folder: Path) -> Iterator[Any]:
-    """Classes of models of media and text that go with a processor.
+    """Yield the model classes for media and text that go with a processor.
 
     Args:
-        folder: of a processor, with the model's config.json, maybe: one processor may serve several models.
+        folder: the processor's folder, perhaps with a model's config.json: one processor may serve several models.
 
     Raises:
-        PackError: one of the folder's files is no JSON.
+        PackError: a file of the folder is no JSON.
     """
     with importing():
         prepare_torchvision()
@@ -33,7 +33,7 @@ def models_of(folder: Path) -> Iterator[Any]:
     of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     of_sounds = models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     for kind in [own] if own else served:
-        # Of a model that speaks, too, the thinker is what sees, hears and writes.
+        # In a model that also speaks, the thinker is the part that sees, hears and writes.
         if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])
 
@@ -47,7 +47,7 @@ def said(folder: Path, names: Sequence[str], key: str) -> Any:
     """Return the value of a key from the first of these files that has it.
 
     Raises:
-        PackError: one of them is no JSON.
+        PackError: a file is no JSON.
     """
     for name in names:
         if value := settings_in(folder / name).get(key):
@@ -56,10 +56,10 @@ def said(folder: Path, names: Sequence[str], key: str) -> Any:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """The settings of a JSON file; none where there is no such file.
+    """Return the settings of a JSON file; empty if there is no such file.
 
     Raises:
-        PackError: it holds no JSON object.
+        PackError: the file contains no JSON object.
     """
     if not file.is_file():
         return {}

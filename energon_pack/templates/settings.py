@@ -1,4 +1,4 @@
-"""Which model, and what is done to media and labels: the config's nodes `model`, `media` and `labels`."""
+"""Settings of model, media and labels: the config's nodes `model`, `media` and `labels`."""
 
 import datetime
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.samples.placeholders import spells_placeholder
 
-#: what a chat template writes for today's date: the one that Llama 3's templates fall back to
+#: the date that chat templates write as today's: the fallback of Llama 3's templates
 DATE = "2024-07-26"
-_MISSING = "???"  # OmegaConf's name of what must be set; training reads these classes, too, and has no OmegaConf
+_MISSING = "???"  # OmegaConf's value for a setting that must be set; training has no OmegaConf
 
 
 class Mask(str, Enum):
-    """What keeps members of a pack apart in a model; auto: found when it trains, by a probe."""
+    """How a model keeps members of a pack apart; auto: a probe finds it before training."""
 
     auto = "auto"
     positions = "positions"
@@ -26,7 +26,7 @@ class Mask(str, Enum):
 
 
 class Rope(str, Enum):
-    """Whose three rows of positions a model takes; none: plain positions; auto: found when it trains."""
+    """The kind of three-row positions that a model takes; none: plain positions; auto: found at training."""
 
     auto = "auto"
     none = "none"
@@ -43,7 +43,7 @@ class TrainOn(str, Enum):
 
 
 class Think(str, Enum):
-    """What becomes of thoughts: reasoning that a template writes, or `<think>…</think>` in a text."""
+    """How thoughts are treated: reasoning that a template writes, or `<think>…</think>` in a text."""
 
     train = "train"
     mask = "mask"
@@ -52,14 +52,14 @@ class Think(str, Enum):
 
 
 class ToolCalls(str, Enum):
-    """Whether the calls of tools are trained."""
+    """Whether tool calls are trained."""
 
     train = "train"
     mask = "mask"
 
 
 class Expand(str, Enum):
-    """Which samples are made of one conversation; none: it is one sample."""
+    """Which samples are made from one conversation; none: it stays one sample."""
 
     none = "none"
     turns = "turns"
@@ -68,52 +68,52 @@ class Expand(str, Enum):
 
 @dataclass
 class ModelConfig:
-    """A model: its family of rules and its processor. One YAML in `conf/model` each."""
+    """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
 
     #: as in `+model=NAME`
     name: str = _MISSING
-    #: the family of rules, of `templates.families.FAMILIES`, or `auto`: the first that is exact
+    #: the family of rules, a name in `templates.families.FAMILIES`, or `auto`: the first that is exact
     template: str = _MISSING
     #: the published processor
     hub_id: str | None = None
     #: folder or hub id of the processor; None: `hub_id`
     processor: str | None = None
-    #: of the hub id; None: the newest
+    #: revision of the hub id; None: the newest
     revision: str | None = None
-    #: whether Python code of the processor's is run
+    #: whether the processor's own Python code is run
     trust_remote_code: bool = False
-    #: handed to the processor's `from_pretrained`
+    #: arguments of the processor's `from_pretrained`
     processor_kwargs: dict[str, Any] = field(default_factory=dict)
     #: pixels of an image, as in `from_pretrained`; None: the processor's own
     min_pixels: int | None = None
     #: pixels of an image, as in `from_pretrained`; None: the processor's own
     max_pixels: int | None = None
-    #: pixels of a token's side, the processor's patch_size × merge_size; None: any will do
+    #: pixels of a token's side, the processor's patch_size × merge_size; None: any
     factor: int | None = None
-    #: Jinja text, or a file of it, in place of the processor's own
+    #: Jinja text, or a file with it, in place of the processor's own
     chat_template: str | None = None
     #: variables of the chat template
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    #: whether the tokenizer puts its special tokens around a text, beside those of the chat template; None: where the
+    #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: if the
     #: template's text does not begin with one, as in transformers' `apply_chat_template(tokenize=True)`
     add_special_tokens: bool | None = False
-    #: the token that ends a raw text; None: what ends one for the tokenizer, and no turn of a chat; "": none
+    #: the token that ends a raw text; None: the tokenizer's end token, unless it ends a turn of a chat; "": none
     document_end: str | None = None
-    #: the ISO date that a chat template writes where it asks for today's (`strftime_now`)
+    #: the ISO date that a chat template writes as today's (`strftime_now`)
     date: str = DATE
-    #: how a batch tells the model which member a token is of
+    #: how a batch tells the model which member a token belongs to
     mask: Mask = Mask.positions
-    #: which positions a batch has
+    #: the kind of positions in a batch
     rope: Rope = Rope.none
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:
-        """`processor_kwargs` with the limits of pixels that are given."""
+        """Return `processor_kwargs` with the given limits of pixels."""
         pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
     def check(self) -> None:
-        """Raises PackError where no number of pixels would do, or the date is none."""
+        """Raise PackError if no number of pixels is possible, or the date is invalid."""
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise PackError(f"model.min_pixels={self.min_pixels} is more than model.max_pixels={self.max_pixels}")
         try:
@@ -124,9 +124,9 @@ class ModelConfig:
 
 @dataclass
 class MediaConfig:
-    """What is done to media before the processor's own rule. None is that rule's own value."""
+    """How media are changed before the processor's own rule. None: the value of that rule."""
 
-    #: of `preprocess.IMAGE_PREPROCESSORS`, or `module:Class`; default: nothing
+    #: a name in `preprocess.IMAGE_PREPROCESSORS`, or `module:Class`; default: no change
     image: str = "default"
     #: pixels, for resize_longest_side
     longest_side: int | None = None
@@ -136,9 +136,9 @@ class MediaConfig:
     crop_width: int | None = None
     #: pixels, for center_crop
     crop_height: int | None = None
-    #: of `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: nothing
+    #: a name in `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: no change
     video: str = "default"
-    #: frames a second
+    #: frames per second
     fps: float | None = None
     #: frames of a video, for uniform
     num_frames: int | None = None
@@ -154,57 +154,57 @@ class MediaConfig:
     video_cap: bool | None = None
 
     def check(self) -> None:
-        """Raises PackError where frames do not come, and where a setting is missing or belongs to another choice."""
+        """Raise PackError if no frames would be taken, or a setting is missing or belongs to another choice."""
         if self.fps is not None and not self.fps > 0:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
         if self != MediaConfig():
-            from energon_pack.templates.preprocess import check_media  # with NumPy and Pillow: only where it is needed
+            from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
 
             check_media(self)
 
 
 @dataclass
 class Labels:
-    """What is trained of a text: all that a template has to know."""
+    """What is trained in a text: the settings that a template needs."""
 
-    #: all of the assistant's turns, or the last
+    #: all of the assistant's turns, or only the last
     train_on: TrainOn = TrainOn.all
     #: thoughts: train them, or not, or not the empty ones; drop_history: those before the last question are left out
     think: Think = Think.train
-    #: calls of tools: train them, or not
+    #: tool calls: train them, or not
     tool_calls: ToolCalls = ToolCalls.train
     #: whether the token that ends a turn is trained
     end_of_turn: bool = True
-    #: whether what the template writes after that token is trained: a newline, what closes the whole text
+    #: whether the text that the template writes after that token is trained: a newline, or the end of the whole text
     after_turn: bool = False
-    #: how much all other text counts, beside 1 for an answer
+    #: weight of all other text; an answer has 1
     prompt_weight: float = 0.0
 
     def check(self) -> None:
-        """Raises PackError for a weight below 0."""
+        """Raise PackError for a weight below 0."""
         if not self.prompt_weight >= 0:
             raise PackError(f"labels.prompt_weight={self.prompt_weight:g}: must be at least 0")
 
 
 @dataclass
 class LabelsConfig(Labels):
-    """What the model is trained on."""
+    """Which samples are made, and what is trained in them."""
 
-    #: turns: a sample of each trained answer, with all before it; pairs: of each question and its answer, with the
-    #: media of the first question; none: conversations stay whole
+    #: turns: a sample for each trained answer, with everything before it; pairs: for each question and its answer, with
+    #: the media of the first question; none: conversations stay whole
     expand: Expand = Expand.none
-    #: for turns: images that such a sample keeps, the last ones; None: all
+    #: for turns: how many images such a sample keeps, the last ones; None: all
     window_images: int | None = None
     #: the text in place of an older image
     window_text: str = "[image]"
 
     @property
     def of_text(self) -> Labels:
-        """The settings that a template depends on."""
+        """Return the settings that a template depends on."""
         return Labels(**{each.name: getattr(self, each.name) for each in fields(Labels)})
 
     def check(self) -> None:
-        """Raises PackError for a weight below 0, and for settings that contradict `expand`."""
+        """Raise PackError for a weight below 0, and for settings that contradict `expand`."""
         super().check()
         if self.expand is Expand.turns and self.prompt_weight:
             raise PackError(
@@ -221,10 +221,10 @@ class LabelsConfig(Labels):
 
 
 def labels_of(run: Labels, own: Mapping[str, Any]) -> Labels:
-    """Return the labels of a sample: those of the run, but for what the sample says.
+    """Return the label settings of a sample: the run's, overridden by the sample's own.
 
     Raises:
-        PackError: a name or a value that makes no sense.
+        PackError: a name or a value is invalid.
     """
     for name, value in own.items():
         default = getattr(Labels(), name, None)

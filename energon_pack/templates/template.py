@@ -1,9 +1,9 @@
-"""From a sample to its tokens: render the chat template, expand the media, tokenize.
+"""Turn a sample into tokens: render the chat template, expand the media, tokenize.
 
     Sample ──render──► Rendered(text, supervised character spans) ──tokenize──► Tokens(ids, supervised token ranges)
 
-One `Template` does this for measuring and for training, which is why the two lengths agree. Families of models
-differ in `MediaRules` alone: what one image or video becomes in the text.
+One `Template` does this for measuring and for training, so the two lengths agree. Families of models differ only in
+`MediaRules`: the text that one image or video becomes.
 """
 
 import json
@@ -73,11 +73,11 @@ class Template(Preparation):
         return Template, (self.spec, self.rules, self._tokenizer)
 
     def render(self, sample: Sample) -> Rendered:
-        """The text of a sample, media expanded.
+        """Return the text of a sample, with its media expanded.
 
         Raises:
-            Skip: `processor_error`, `bad_message`, `control_token` where a message spells the model's own media
-                token, and what the family's rules raise.
+            Skip: `processor_error`, `bad_message`, `control_token` if a message spells the model's own media
+                token, and the errors of the family's rules.
         """
         sample, labels = as_seen(sample), self._labels(sample)
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
@@ -96,7 +96,7 @@ class Template(Preparation):
             refuse_left_out(chat.renderer, messages, sample.tools)
             marked, weights = chat.render_marked(messages, sample.tools, labels)
 
-        pieces = ["" if marked.startswith(before) else before]  # a first token is not written twice
+        pieces = ["" if marked.startswith(before) else before]  # do not write a first token twice
         spans: list[tuple[int, int]] = []
         position, cursor, span_start = len(pieces[0]), 0, 0
         num_features = dict.fromkeys(KINDS, 0)
@@ -111,7 +111,7 @@ class Template(Preparation):
                 spans.append((span_start, position))
             else:
                 of_kind = waiting.get(self._kinds.get(mark, ""), [])
-                if not of_kind:  # the model would look for features that are not there
+                if not of_kind:  # the model would look for missing features
                     raise Skip(Reason.CONTROL_TOKEN, f"the text spells the media token {mark}")
                 number, text, num_tokens = of_kind.pop(0)
                 pieces.append(text)
@@ -147,7 +147,7 @@ class Template(Preparation):
         media: Sequence[tuple[int, int]],
         labels: Labels,
     ) -> tuple[list[tuple[int, int]], list[float]]:
-        """What is trained of a text, as `labels` wants it: no token that stands for a medium, or frames one."""
+        """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
         if trains_whole_turns and not self._frames.are_near(text, spans, media):
             return [*spans], [*weights]
@@ -158,7 +158,7 @@ class Template(Preparation):
         return [span[:2] for span in trained], [span.weight for span in trained]
 
     def _labels(self, sample: Sample) -> Labels:
-        """What is trained of a sample; raises Skip for `label_settings` that make no sense."""
+        """Return the label settings of a sample; raises Skip for invalid `label_settings`."""
         if not sample.options.labels:
             return self.spec.labels
         try:
@@ -167,12 +167,12 @@ class Template(Preparation):
             raise Skip(Reason.BAD_MESSAGE, f"label_settings: {error}") from None
 
     def raw_text(self, sample: Sample) -> str | None:
-        """The text of a document, its media not expanded: what a processor is given; None: the sample is a chat."""
+        """Return the text of a document for a processor, with media not expanded; None: the sample is a chat."""
         messages = self.messages(sample)
         return self._raw.text(messages[0]) if is_document(messages) else None
 
     def foresee(self, media: Iterable[Media]) -> None:
-        """Media of samples that will be rendered next."""
+        """Receive the media of samples that will be rendered next."""
         self.rules.foresee(self._sizes(media))
 
     def _sizes(self, media: Iterable[Media]) -> Iterator[Media]:
@@ -194,15 +194,15 @@ class Template(Preparation):
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """Token ids and supervised ranges of several texts at once. The first token of a text is never supervised, and
-        a range without a token is none.
+        """Return token ids and supervised ranges of several texts at once. The first token of a text is never
+        supervised, and empty ranges are dropped.
         """
         located = self.located([(item.text, item.spans) for item in rendered])
         pairs = zip(rendered, located, strict=True)
         return [Tokens(ids, *without_first(ranges, item.weights)) for item, (ids, ranges) in pairs]
 
     def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
-        """Token ids of several texts, and for each span of characters the range of tokens that begin in it.
+        """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
 
         Args:
             texts: each with its spans, which ascend.
@@ -218,12 +218,12 @@ class Template(Preparation):
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokenizer's special tokens."""
+        """Return the ids of the tokenizer's special tokens."""
         return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
     def feature_ids(self) -> frozenset[int]:
-        """Ids of the tokens that stand for features of media."""
+        """Return the ids of the tokens that stand for features of media."""
         rules = self.rules
         names = {**rules.media_tokens, **rules.feature_tokens}.values()
         return frozenset(number for name in names if (number := self.token_id(name)) is not None)
@@ -234,21 +234,21 @@ class Template(Preparation):
         return self._tokenizer
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token; None where there is no such token."""
+        """Return the id of a token; None: there is no such token."""
         return self._tokenizer.token_to_id(token)
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens of the tokenizer; a model's own table may be larger."""
+        """Return the number of tokens of the tokenizer; a model's own table may be larger."""
         return self._tokenizer.get_vocab_size()
 
     def token_ends(self, text: str) -> list[int]:
-        """Where a text may be cut: the characters at which its tokens end, ascending."""
+        """Return where a text may be cut: the characters at which its tokens end, ascending."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return sorted({end for _, end in encoding.offsets if end})
 
     def messages(self, sample: Sample) -> list[Message]:
-        """The conversation as the chat template takes it."""
+        """Return the conversation in the form that the chat template takes."""
         return self._as_the_template_takes_them(as_seen(sample))
 
     def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
@@ -260,7 +260,9 @@ class Template(Preparation):
         return self._chat.renderer.as_it_wants(messages)
 
     def shows(self, kind: str) -> bool:
-        """Whether the chat template writes the token of a medium; one that refuses the question tells nothing."""
+        """Whether the chat template writes the token of a medium; a template that refuses the question counts as
+        yes.
+        """
         question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
         try:
             return self.rules.media_tokens[kind] in self._chat.render(question, None)
@@ -268,13 +270,14 @@ class Template(Preparation):
             return True
 
     def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
-        """Tokens and supervised tokens of several texts: the lengths of what `tokenize` gives, without making it.
+        """Count tokens and supervised tokens of several texts: the lengths of `tokenize`'s results, without making
+        them.
 
         Args:
             engine: as in `TokenCounter`.
 
         Raises:
-            CountingError: an engine that is asked for by name can't be used.
+            CountingError: an engine that is set by name can't be used.
         """
         counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
         unsure = [i for i, counts in enumerate(counted) if counts is None]
@@ -290,12 +293,12 @@ class Template(Preparation):
         return self._counters[engine]
 
     def encode(self, sample: Sample) -> Tokens:
-        """The tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
+        """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """A hash for each thing a length depends on."""
+        """Return a hash for each thing that a length depends on."""
         spec = self.spec
         ends = [] if spec.document_end is None else [spec.document_end]
         thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
@@ -316,29 +319,31 @@ class Template(Preparation):
 
     @cached_property
     def fingerprint(self) -> str:
-        """One hash over `fingerprints`: equal fingerprints, equal lengths."""
+        """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
         return self.identity.fingerprint
 
     @property
     def is_misread(self) -> bool:
-        """Whether the chat template was seen to look at texts that it was taken to copy; lengths before are wrong."""
+        """Whether the chat template turned out to look at texts that it was believed to copy; earlier lengths are
+        wrong.
+        """
         return self._chat.is_misread
 
     def without_shortcut(self) -> "Template":
-        """The same, rendering each conversation whole."""
+        """Return the same template, which renders each conversation whole."""
         return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
 
     def text(self, sample: Sample) -> str:
-        """What the chat template writes of a conversation, before media are expanded.
+        """Return the text that the chat template writes for a conversation, before media are expanded.
 
         Raises:
-            Skip: it refuses the conversation.
+            Skip: the template refuses the conversation.
         """
         chat = self._chat.with_variables(sample.options.chat_template_kwargs)
         return chat.render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
-        """The same for media of these kinds alone; MIXED and UNEVEN are some."""
+        """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A CUDA build of torchvision beside a CPU build of torch."""
+"""Make a CUDA build of torchvision work with a CPU build of torch."""
 
 import importlib.metadata
 from functools import lru_cache
@@ -7,13 +7,13 @@ from typing import Any
 
 @lru_cache(maxsize=1)
 def prepare_torchvision() -> Any:
-    """Let a CUDA build of torchvision import beside a CPU build of torch, before transformers tries to.
+    """Let a CUDA build of torchvision be imported with a CPU build of torch, before transformers tries to.
 
     Its C++ operators cannot load there, and the import stops at registering the fake kernel of one of them. With
     the two schemas declared it goes through; resizing and video processing use torch's own kernels.
 
     Returns:
-        The declared schemas, alive as long as they are cached here, or None where nothing had to be done.
+        The declared schemas, alive as long as they are cached here; None: nothing had to be done.
     """
     try:
         version = importlib.metadata.distribution("torchvision").locate_file("torchvision/version.py").read_text()

@@ -1,4 +1,4 @@
-"""Compares a template with its full processor on random samples, before any real sample is measured."""
+"""Compare a template with its full processor on random samples, before any real sample is measured."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-#: the media of each sample: none, 50 images in all, 5 clips in all, and both; sounds, alone and beside both
+#: the media of each sample: none; 50 images in total; 5 clips in total; both; sounds alone, and with both
 _LISTS: list[tuple[str, ...]] = [
     (),
     *[("image",)] * 20,
@@ -42,11 +42,11 @@ _LISTS: list[tuple[str, ...]] = [
     ("audio", "video"),
     ("video", "audio", "image"),
 ]
-_SECONDS = (0.03, 45)  # of a sound: shorter than some features, and longer than what most models hear at once
+_SECONDS = (0.03, 45)  # of a sound: shorter than some features, and longer than most models hear at once
 _RATE = 16_000
 _SIDES = {"image": (32, 1500), "video": (48, 320)}  # pixels
 _MOST_ASPECT = 9
-_STILL = 0.25  # of the samples: a count that depends on pixels shows
+_STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES = (8, 60)
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
 _NUM_FURTHER = {"image": 400, "video": 40}
@@ -57,11 +57,11 @@ _RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 class Outcome:
     """The result of the random samples of one kind."""
 
-    num_compared: int = 0  # media; of texts, samples
-    num_refused: int = 0  # by the full processor itself
-    difference: str = ""  # the first one; empty: none
-    refusal: str = ""  # of the full processor
-    is_possible: bool = False  # the full processor makes something of one of them, at least
+    num_compared: int = 0  # compared media; for texts, samples
+    num_refused: int = 0  # media that the full processor itself refuses
+    difference: str = ""  # the first difference; empty: none
+    refusal: str = ""  # the first error of the full processor
+    is_possible: bool = False  # the full processor takes at least one of these samples
 
     @property
     def is_exact(self) -> bool:
@@ -73,7 +73,7 @@ class Try:
     """One random sample, whose pixels are noise."""
 
     sample: Sample
-    pixels: list[Any] = field(repr=False)  # of each medium: an image, all frames of a video, samples of a sound
+    pixels: list[Any] = field(repr=False)  # for each medium: an image, all frames of a video, samples of a sound
 
     @property
     def kind(self) -> str:
@@ -91,7 +91,7 @@ class Trial:
         """Draw sizes and noise.
 
         Args:
-            lists: the kinds of the media of each sample; its videos are of one length, unless UNEVEN comes first.
+            lists: the kinds of the media of each sample; its videos have one length, unless UNEVEN comes first.
         """
         rng = np.random.default_rng(seed)
         self._noise = rng.integers(0, 256, (2 * _SIDES["image"][1], 2 * _SIDES["image"][1], 3), np.uint8)
@@ -103,7 +103,7 @@ class Trial:
         """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
 
         Args:
-            template: of the same processor and settings as any before it, but for its family.
+            template: has the same processor and settings as earlier ones, except its family.
 
         Raises:
             ImportError: the full processor needs a package that is not here.
@@ -130,7 +130,7 @@ class Trial:
         if isinstance(truth, str) and isinstance(made, list) and template.spec.family in ASKED:
             truth = _with_frames(full, template, one) or truth
         are_both = isinstance(truth, str) and isinstance(made, str)
-        if isinstance(truth, str) and (are_both or not one.sample.media):  # with a text, training asks the tokenizer
+        if isinstance(truth, str) and (are_both or not one.sample.media):  # for a text, training asks the tokenizer
             is_new = isinstance(made, str) and made not in truth and truth[:80] not in made
             outcome.num_refused += 1
             outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
@@ -170,7 +170,7 @@ class Trial:
         return Try(Sample(placed, media), [self._pixels(medium, is_still) for medium in media])
 
     def _pixels(self, medium: Media, is_still: bool) -> Any:
-        """Noise of a size, windows of one field, so that none is made anew; or one colour, in all frames."""
+        """Return noise of a size, cut from one field so that none is made anew; or one colour, in all frames."""
 
         if medium.kind == "audio":
             noise = self._noise.reshape(-1)[: medium.num_samples].astype(np.float32) / 255 - 0.5
@@ -197,7 +197,7 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
     """Compare two templates on many more sizes, odd ones among them, without pixels; empty: they agree.
 
     Args:
-        rules: a template by a family's rules that was exact in a trial, perhaps by chance: the family may be wrong.
+        rules: a template with a family's rules that was exact in a trial, perhaps by chance: the family may be wrong.
         shapes: the template of the same processor by `Shapes`, which was exact, too.
     """
     rng = np.random.default_rng(seed)
@@ -247,10 +247,10 @@ def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
 
 
 def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any]:
-    """Media arguments of the full processor's call.
+    """Return the media arguments of the full processor's call.
 
     Args:
-        chooses: whether frames are chosen before, by its rules; else it chooses itself, unless `media.video` does.
+        chooses: whether frames are chosen before, by its rules; else the call chooses, unless `media.video` does.
     """
     chooses = chooses or template.prepares_frames
     images: list[Any] = []

@@ -1,4 +1,4 @@
-"""Jinja as transformers sets it up for chat templates, without transformers."""
+"""Set up Jinja for chat templates as transformers does, without transformers."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from energon_pack.templates.settings import DATE
 
-#: the variable that holds what stands around each `{% generation %}` block
+#: the variable with the marks to write around each `{% generation %}` block
 GENERATION_MARKS = "energon_pack_generation_marks"
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks of training templates: their body, between marks where the context asks for some."""
+    """Writes the body of `{% generation %}` blocks, between marks if the context has some."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own name and type)
 
@@ -34,7 +34,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Dict:
-    """`dict` of a template: to be called, and nothing else of Python's."""
+    """`dict` in a template: it can be called, but gives no access to Python's own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -44,7 +44,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace` of a template: no name begins with an underscore."""
+    """`namespace` in a template: no name begins with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # as Jinja's, so that a name may be `self`
         self, args = args[0], args[1:]
@@ -74,10 +74,10 @@ def _tojson(
 
 
 def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
-    """Filters, globals and extensions that chat templates use.
+    """Return an environment with the filters, globals and extensions that chat templates use.
 
     Args:
-        today: the ISO date that `strftime_now` writes, whenever it is asked: the same source gives the same bytes.
+        today: the ISO date that `strftime_now` always writes, so that the same source gives the same bytes.
     """
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
@@ -91,17 +91,17 @@ def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
 
 
 def writes_date(source: str) -> bool:
-    """Whether a template may ask for the date."""
+    """Whether a template may write the date."""
     return "strftime_now" in source
 
 
 def strings_in(source: str) -> set[str]:
-    """The strings a template may compare texts with."""
+    """Return the strings that a template may compare texts with."""
     return {
         node.value for node in environment().parse(source).find_all(jinja2.nodes.Const) if isinstance(node.value, str)
     }
 
 
 def generates(source: str) -> bool:
-    """Whether a template says itself what is trained, in `{% generation %}` blocks."""
+    """Whether a template has `{% generation %}` blocks, which decide what is trained."""
     return _GENERATION.search(source) is not None

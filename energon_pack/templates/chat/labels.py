@@ -1,4 +1,4 @@
-"""Applies `labels.*` to the trained parts of a text. Pure.
+"""Apply `labels.*` to the trained parts of a text. Pure.
 
 Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
 think=mask       ───── not trained ──────
@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 
 class Trained(NamedTuple):
-    """Characters that are trained, and how much they count."""
+    """Trained characters, and their weight."""
 
     start: int
     end: int
@@ -27,7 +27,7 @@ class Trained(NamedTuple):
 
 
 class ThinkMarks(NamedTuple):
-    """What a template writes before and after a thought, without white space."""
+    """The texts that a template writes before and after a thought, without white space."""
 
     first: str
     last: str
@@ -36,10 +36,10 @@ class ThinkMarks(NamedTuple):
 def adjusted(
     text: str, spans: Iterable[Trained], labels: Labels, turn: Turn, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
-    """The spans of a text as `labels` wants them, ascending.
+    """Return the trained spans of a text by `labels`, ascending.
 
     Args:
-        spans: of whole turns; one of weight 0 stays untrained, whatever `prompt_weight` is.
+        spans: spans of whole turns; a span of weight 0 stays untrained, whatever `prompt_weight` is.
     """
     spans = list(spans)
     turns = spans
@@ -81,7 +81,7 @@ def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
 
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:
-    """A conversation whose answers before the last question hold no thoughts."""
+    """Return a conversation whose answers before the last question have no thoughts."""
     last = last_question(messages)
 
     def silent(message: Message) -> Message:
@@ -98,14 +98,14 @@ def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Mes
 
 
 def _without_thought(text: str, think: ThinkMarks) -> str:
-    """A text without its first thought, and without the white space around that."""
+    """Return a text without its first thought, and without the white space around it."""
     start = text.find(think.first)
     last = text.find(think.last, start + len(think.first)) if start >= 0 else -1
     return text if last < 0 else text[:start].rstrip() + text[last + len(think.last) :].lstrip()
 
 
 def _after(text: str, end: int, turn: Turn, special: SpecialTokens) -> int:
-    """The end of a turn with what the template writes after it: a newline, or what ends the whole text."""
+    """Return the end of a turn including the text that the template writes after it: a newline, or the end of all."""
     if not turn.ends or turn.is_next:
         return end
     if special.are_all(text, end):
@@ -121,12 +121,12 @@ def _before(end_of_turn: re.Pattern[str], text: str, span: Trained) -> int:
 
 
 def _thoughts(text: str, span: Trained, think: ThinkMarks, only_empty: bool) -> Iterator[Range]:
-    """The thoughts in a span, with their marks and the white space after them."""
+    """Yield the thoughts in a span, with their marks and the white space after them."""
     start, position = -1, span.start
     before = span.start
     while before and text[before - 1].isspace():
         before -= 1
-    if text.endswith(think.first, 0, before):  # the prompt opened one
+    if text.endswith(think.first, 0, before):  # the prompt opened a thought
         start = span.start
     while True:
         if start < 0:

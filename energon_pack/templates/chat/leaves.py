@@ -1,10 +1,10 @@
-"""The texts of a conversation between marks that survive rendering: where in the output each of them came to lie.
+"""Put marks around the texts of a conversation, to find where each text stands in the rendered output.
 
     {"role": "assistant", "content": "Hi ", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y"}}}]}
       texts:  0 "Hi", of message 1 · 1 "f", of its call 0 · 2 "y", of its call 0
 
-A mark is of Unicode noncharacters, which no real text holds; it stands inside the white space around a text, which
-templates strip. A text that a template cuts may lose one of its two marks.
+Marks are Unicode noncharacters, which no real text contains. They stand inside the white space around a text, because
+templates strip that. If a template cuts a text, the text may lose one of its two marks.
 """
 
 import re
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 
-#: Noncharacters that stand for themselves in what is rendered here.
+#: noncharacters that are kept in rendered texts
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
-#: around what a template's own `{% generation %}` writes
+#: marks around the output of a template's own `{% generation %}`
 GENERATION = ("\ufde0", "\ufde1")
 _FIRST, _LAST, _STOP = "\ufdd4", "\ufdd6", "\ufdd5"
 _DIGITS = {ord(digit): 0xFDD8 + int(digit) for digit in "01234567"}
@@ -25,23 +25,23 @@ _MARK = re.compile(f"([{_FIRST}{_LAST}])([\ufdd8-\ufddf]+){_STOP}|([{''.join(GEN
 
 
 class Level(Enum):
-    """Which texts are marked: a template may look at some of them, and write others nowhere."""
+    """Which texts are marked: a template may look at some texts, and leave others out."""
 
     ALL = "all"
-    EMPTY = "empty"  # an empty text, too, beside reasoning or tool calls
-    NAMES = "names"  # of tool calls no arguments
-    IDS = "ids"  # of tool calls the ids alone
+    EMPTY = "empty"  # also empty texts beside reasoning or tool calls
+    NAMES = "names"  # no arguments of tool calls
+    IDS = "ids"  # of tool calls only the ids
 
 
 class Leaf(NamedTuple):
     """One text."""
 
     message: int
-    call: int | None = None  # which of its tool calls it is of
+    call: int | None = None  # the number of the tool call that it belongs to; None: it belongs to none
 
 
 class Mark(NamedTuple):
-    """Where a text begins, or ends, in the output."""
+    """The place where a text begins, or ends, in the output."""
 
     leaf: int
     position: int
@@ -49,15 +49,15 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """An output without its marks, and where they were."""
+    """An output without its marks, and the places of the marks."""
 
     text: str
     marks: list[Mark]  # ascending
-    generated: list[tuple[int, int]]  # what the template's `{% generation %}` wrote
+    generated: list[tuple[int, int]]  # the output of the template's `{% generation %}`
 
 
 def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message], list[Leaf]]:
-    """The conversation with marks around its texts, and whose each of them is."""
+    """Return the conversation with marks around its texts, and the owner of each text."""
     leaves: list[Leaf] = []
 
     def marked(text: str, leaf: Leaf) -> str:
@@ -72,7 +72,7 @@ def mark_leaves(messages: Sequence[Message], level: Level) -> tuple[list[Message
 
 
 def read_marks(output: str) -> Written:
-    """An output that was rendered with marks."""
+    """Take the marks out of an output that was rendered with marks."""
     pieces: list[str] = []
     marks: list[Mark] = []
     generated: list[tuple[int, int]] = []
@@ -112,7 +112,7 @@ def _marked_message(index: int, message: Message, level: Level, marked: Any) -> 
 
 
 def _marked_parts(parts: list[Any], index: int, marked: Any) -> list[Any]:
-    """Parts with marks around their texts: around an empty one only where there is no other."""
+    """Return parts with marks around their texts; an empty text gets marks only if there is no other."""
     texts = [number for number, part in enumerate(parts) if part.get("type") == "text"]
     spoken = [number for number in texts if parts[number]["text"].strip()] or texts[:1]
     new = [

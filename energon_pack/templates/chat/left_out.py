@@ -1,6 +1,6 @@
-"""Refuses samples if the chat template leaves out tools or turns of a conversation whose answers are trained.
+"""Refuse samples if the chat template leaves out tools or turns of a conversation whose answers are trained.
 
-`spans` notices tool calls that the template leaves out, when it looks for the trained parts.
+`spans` notices left-out tool calls, when it looks for the trained parts.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,16 @@ from energon_pack.samples.skip import Reason, Skip
 if TYPE_CHECKING:
     from energon_pack.templates.chat.renderer import Renderer
 
-#: what to do about tools and their calls
+#: advice about tools and their calls
 REMEDY = "(model.chat_template=FILE gives another, source.tools=text writes calls as text)"
-_WRITTEN_BY_ALL = {"system", "user", "assistant"}  # roles that are not asked about
+_WRITTEN_BY_ALL = {"system", "user", "assistant"}  # roles that are not checked
 
 
 def refuse_left_out(template: "Renderer", messages: list[Message], tools: list[Any] | None) -> None:
-    """Look for the tools of calls, and for turns, that a template writes nowhere.
+    """Refuse a conversation if the template does not write the tools of its calls, or some of its turns.
 
     Args:
-        messages: as the template takes them.
+        messages: in the form that the template takes.
 
     Raises:
         Skip: `processor_error`.

@@ -1,4 +1,4 @@
-"""What a chat template writes for a medium, read off its rendering."""
+"""Find the text that a chat template writes for a medium, from a rendering."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ _TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in
 
 
 def medium_in_question(render: Callable[..., str], kind: str) -> str:
-    """What a question holds for a medium: its token, and what stands around it; empty: the template refuses it.
+    """Return the text of a medium in a question: its token and the text around it; empty: the template refuses it.
 
     Args:
-        render: of messages and tools; raises Skip.
+        render: renders messages and tools; raises Skip.
     """
     try:
         alone, both = (

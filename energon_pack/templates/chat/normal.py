@@ -1,4 +1,4 @@
-"""A conversation as transformers hands it to a chat template: two changes of messages before anything is rendered."""
+"""Change messages as transformers does before it hands them to a chat template."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,25 +7,25 @@ from energon_pack.samples.sample import REASONING_KEYS, Message
 
 
 def normal(messages: list[Message]) -> list[Message]:
-    """Messages without keys that are None, and with their reasoning under both names that templates read.
+    """Return messages without keys that are None, and with their reasoning under both names that templates read.
 
-    Keys inside tool calls and content parts stay, None or not, as they do there.
+    Keys inside tool calls and content parts stay, even if None, as in transformers.
     """
     return [_normal(message) for message in messages]
 
 
 def last_question(messages: Sequence[Message]) -> int:
-    """The number of the last turn of a user; -1: there is none."""
+    """Return the number of the user's last turn; -1: there is none."""
     return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
 
 
 def reasoning_of(message: Message) -> Any:
-    """The reasoning of a message, by the first name it has one under; None: it has none."""
+    """Return the reasoning of a message, from the first key that has it; None: it has none."""
     return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
 
 
 def with_reasoning(message: Message, text: str) -> Message:
-    """A message with another text as its reasoning."""
+    """Return a message with another text as its reasoning."""
     return {**message, **dict.fromkeys(REASONING_KEYS[:2], text)}
 
 

@@ -1,9 +1,9 @@
-"""Finds a turn by prefix rendering: renders the conversation before it and up to it; the turn is the difference.
+"""Find a turn by prefix rendering: render the conversation before it and up to it; the turn is the difference.
 
     render(messages[:i], prompt)   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
     render(messages[: i + 1])      <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n
                                                                                        ── the turn ───
-It tells nothing where a template writes the same turns in another way once others follow.
+This does not work if a template writes the same turns differently when other turns follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,18 +14,18 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 
 _MOST_PATTERNS = 10_000
-_MANY_CALLS = 4  # of one turn; templates write the first, the last, and each between alike
+_MANY_CALLS = 4  # calls of one turn; templates write all calls between the first and the last alike
 
 Pattern = tuple[Any, ...]
 
 
 class Span(NamedTuple):
-    """Characters that are trained."""
+    """Trained characters."""
 
     start: int
     end: int
     message: int
-    is_trained: bool = True  # a call that `labels.tool_calls` masks is not
+    is_trained: bool = True  # False for a call that `labels.tool_calls` masks
 
 
 class Prefixes:
@@ -33,7 +33,7 @@ class Prefixes:
 
     def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens):
         self._render, self._turn, self._special = render, turn, special
-        self._agrees: dict[Pattern, bool | None] = {}  # of a pattern of turns; None: prefixes tell nothing
+        self._agrees: dict[Pattern, bool | None] = {}  # pattern of turns → whether prefixes agree; None: can't tell
 
     def span(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span | None:
         """Return the text that a message adds to the turns before it; None if it changes those turns."""
@@ -55,16 +55,16 @@ class Prefixes:
         return Span(len(before) + len(header), self.next_turn(text, end), i)
 
     def next_turn(self, text: str, end: int) -> int:
-        """The end of a turn, with the token that begins the next one where generation stops at it."""
+        """Return the end of a turn, including the token that begins the next turn if generation stops at it."""
         token = self._special.at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
     def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
-        """Whether turns of such a pattern were compared before, and whether they agreed; None: nothing was told."""
+        """Return whether turns of this pattern were compared before, and whether they agreed; None: can't tell."""
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
-        """Whether the spans of a turn are what prefix rendering says, but for white space; None: it says nothing."""
+        """Whether the spans of a turn equal those of prefix rendering, except for white space; None: can't tell."""
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MOST_PATTERNS:
             self._agrees.setdefault(pattern, agrees)
@@ -81,7 +81,9 @@ class Prefixes:
 
 
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """Describe what a turn's form may depend on beside its texts: its content, its neighbours' and its position."""
+    """Describe what a turn's form may depend on besides its texts: the kinds of its content and neighbours, its
+    place.
+    """
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_holds, near), i > last_question, i + 1 == len(messages))
 

@@ -1,4 +1,4 @@
-"""A compiled chat template: conversations as text, as transformers renders them; and what it writes at all."""
+"""A compiled chat template: renders conversations as transformers does, and finds out what the template writes."""
 
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROBE = "energon_pack_probe"
 _CALL: dict[str, Any] = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {}}}
-#: whether templates tell that they look at texts
+#: whether templates raise an error when they look at texts
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
@@ -34,7 +34,7 @@ class Renderer:
         """Compile a template.
 
         Args:
-            date: that it writes, an ISO date.
+            date: the ISO date that it writes.
 
         Raises:
             PackError: it is not valid Jinja.
@@ -53,23 +53,23 @@ class Renderer:
         self._wants_parts, self._takes_parts = (
             False,
             True,
-        )  # until it is known: `_written` hands contents on as they are
+        )  # a first value, because `_written` must not change contents
         as_text, as_parts = self._written("probe"), self._written(_as_parts("probe"))
-        self._wants_parts = "probe" not in as_text and "probe" in as_parts  # as LLaVA's template does
-        self._takes_parts = self._wants_parts or as_text == as_parts  # not as a list is printed
+        self._wants_parts = "probe" not in as_text and "probe" in as_parts  # for example LLaVA's template
+        self._takes_parts = self._wants_parts or as_text == as_parts  # other templates print a list
 
     def render(
         self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, marks: bool = False
     ) -> str:
-        """One conversation as text; media are where their parts of the content stand.
+        """Render one conversation as text; media stand where their content parts stand.
 
         Args:
             prompt: end with the header of an assistant's turn.
-            marks: put marks around what `{% generation %}` blocks write.
+            marks: put marks around the output of `{% generation %}` blocks.
 
         Raises:
-            Skip: `processor_error` where the template refuses the conversation.
-            LooksAtText: within `is_watched` alone.
+            Skip: `processor_error` if the template refuses the conversation.
+            LooksAtText: only within `is_watched`.
         """
         messages = normal(self.as_it_wants(messages))
         if tools and (others := [tool for tool in tools if not isinstance(tool, dict)]):
@@ -82,11 +82,13 @@ class Renderer:
             return template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **variables)
         except LooksAtText:
             raise
-        except Exception as error:  # a template is a program: what it raises costs the sample
+        except Exception as error:  # a template is a program: if it raises an error, the sample is left out
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
     def as_it_wants(self, messages: list[Message]) -> list[Message]:
-        """Texts as lists of parts, for templates that show no others, and arguments of tools as what it writes."""
+        """Return messages in the form that the template writes: texts as lists of parts, arguments of tools as
+        objects.
+        """
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
         if not self._takes_parts:
@@ -103,11 +105,11 @@ class Renderer:
             return _PROBE in self.render(
                 [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], tools
             )
-        except Skip:  # it wants them in another form, so it looks at them
+        except Skip:  # it needs another form, so it looks at them
             return True
 
     def shows_role(self, role: str) -> bool:
-        """Whether this template writes turns of a role; one that refuses the question tells nothing."""
+        """Whether this template writes turns of a role; a template that refuses the question counts as if it did."""
         if role not in self._roles:
             question: Message = {"role": "user", "content": "a"}
             turn: Message = {"role": role, "content": _PROBE}
@@ -122,7 +124,7 @@ class Renderer:
         return self._roles[role]
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Whether messages have reasoning, and this template writes none of it."""
+        """Whether messages have reasoning that this template does not write."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
         if self._shows_reasoning:
@@ -130,7 +132,7 @@ class Renderer:
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
         try:
             return _PROBE not in self.render(probed, tools)
-        except Skip:  # it wants it in another form, so it looks at it
+        except Skip:  # it needs another form, so it looks at it
             return False
 
     @cached_property
@@ -145,7 +147,7 @@ class Renderer:
 
     @cached_property
     def _wants_objects(self) -> bool:
-        """Whether arguments of tools that are text, as OpenAI has them, would be refused, or quoted once more."""
+        """Whether the template refuses arguments in a string, as OpenAI has them, or quotes them once more."""
         written = []
         for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}):
             call = {**_CALL, "function": {"name": "f", "arguments": arguments}}
@@ -161,7 +163,7 @@ class Renderer:
         return watched(self.source, self._date)
 
     def _written(self, content: Any) -> str:
-        """What the template makes of a question; empty: it refuses it."""
+        """Return how the template writes a question; empty: it refuses the question."""
         try:
             return self.render([{"role": "user", "content": content}], None)
         except Skip:
@@ -170,7 +172,7 @@ class Renderer:
 
 @contextmanager
 def is_watched() -> "Iterator[None]":
-    """Templates that look at a text raise LooksAtText here."""
+    """In this context, templates that look at a text raise LooksAtText."""
     token = _IS_WATCHED.set(True)
     try:
         yield
@@ -183,14 +185,14 @@ def _as_parts(content: Any) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """Texts as one text; with a medium among them, as they are."""
+    """Join texts into one text; with a medium among them, return them unchanged."""
     if isinstance(content, str) or any(part["type"] != "text" for part in content):
         return content
     return "".join(part["text"] for part in content)
 
 
 def _with_objects(message: Message) -> Message:
-    """A message whose tool calls have objects as arguments: text that is none stays text."""
+    """Return a message whose tool calls have objects as arguments; a text that is no object stays text."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

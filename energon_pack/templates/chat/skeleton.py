@@ -1,9 +1,9 @@
-"""What a chat template writes around the texts of a conversation, known once for all conversations of one shape.
+"""Find the text that a chat template writes around the texts of a conversation, once for all conversations of a shape.
 
 Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
-parts come out the same but for their texts, and one rendering serves them all. Three things have to agree that a
-template does: `copies_texts` tries texts that templates are known to treat in another way, `watched.py` sees what it
-does with the texts of a shape, and one conversation in `ONE_IN` is rendered whole and compared.
+parts differ only in their texts, and one rendering serves them all. Three tests check that a template copies:
+`copies_texts` tries texts that templates are known to treat differently, `watched.py` observes what the template does
+with the texts of a shape, and one conversation in `ONE_IN` is rendered whole and compared.
 """
 
 import re
@@ -20,7 +20,7 @@ _TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
 _PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
 _PART_KEYS = frozenset(("type", "text"))
 _ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant")
-#: Texts in whose place templates are known to write others; `{}` is a text.
+#: texts that templates are known to change; `{}` stands for a text
 _LONG = "long " * 1000
 _VARIANTS = (
     "",
@@ -40,13 +40,13 @@ Render = Callable[[list[Message]], str]
 
 
 def copies_texts(render: Render, literals: Iterable[str]) -> bool:
-    """Whether a template writes all texts as they are, whatever they are.
+    """Whether a template writes all texts unchanged, whatever they are.
 
-    A conversation is rendered with texts that would be treated in another way if the template looked at them: those of
-    `_VARIANTS`, and such as begin with, end with and hold each string that stands in the template.
+    Renders a conversation with texts that would come out differently if the template looked at them: `_VARIANTS`, and
+    texts that begin with, end with and contain each string of the template.
 
     Args:
-        render: from messages to text; raises where the template refuses them.
+        render: renders messages; raises if the template refuses them.
         literals: the strings in the template's source.
     """
     forms = [
@@ -57,7 +57,7 @@ def copies_texts(render: Render, literals: Iterable[str]) -> bool:
         messages: list[Message] = [{"role": role, "content": "a"} for role in roles]
         try:
             skeleton = Skeleton(render(with_numbers(messages)), len(messages))
-        except Exception:  # it may refuse a system turn, say; then it copies nothing here
+        except Exception:  # it may refuse, say, a system turn; then it counts as not copying
             continue
         for form in forms:
             texts = [form.replace("{}", f"text {i}") for i in range(len(messages))]
@@ -70,7 +70,7 @@ def copies_texts(render: Render, literals: Iterable[str]) -> bool:
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
-    """What the output of a template that does not look at texts depends on; None where there is more to it."""
+    """Return what the output of a template that only copies texts depends on; None: it depends on more."""
     shape: list[Any] = []
     for message in messages:
         if not _PLAIN_KEYS.issuperset(message):
@@ -88,7 +88,7 @@ def shape_of(messages: Sequence[Message]) -> Shape | None:
 
 
 def texts_of(messages: Sequence[Message]) -> list[str]:
-    """The texts of a conversation, in order."""
+    """Return the texts of a conversation, in order."""
     texts = []
     for message in messages:
         content = message["content"]
@@ -100,12 +100,12 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def is_compared(texts: Sequence[str]) -> bool:
-    """Whether a conversation is one of those that are rendered whole, too; its texts alone say so."""
+    """Whether a conversation is also rendered whole; depends only on its texts."""
     return crc32("".join(texts).encode(errors="surrogatepass")) % ONE_IN == 0
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with numbers in place of its texts."""
+    """Return the conversation with numbers in place of its texts."""
     number = count()
 
     def content(value: Any) -> Any:
@@ -131,7 +131,7 @@ class Skeleton:
             raise ValueError(f"{num_texts} texts are written as {self._order[:20]}")
 
     def fill(self, texts: Sequence[str]) -> str:
-        """The output for these texts."""
+        """Return the output for these texts."""
         pieces = list(self._pieces)
         pieces[1::2] = [texts[i] for i in self._order]
         return "".join(pieces)

@@ -1,10 +1,10 @@
-"""Finds the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
+"""Find the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
 
-    what the template's own `{% generation %}` names, with the token that ends the turn
-    else from the header of the turn to its end, around the marks of its texts (`leaves`), compared with `prefixes`
-    else what `prefixes` says
+    the output of the template's own `{% generation %}`, with the token that ends the turn
+    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by `prefixes`
+    else the result of `prefixes`
 
-A turn for which neither tells is no sample to train on: Skip.
+If none of these works for a turn, the sample is left out: Skip.
 """
 
 from bisect import bisect_left, bisect_right
@@ -41,46 +41,46 @@ class _Marked:
 
     @property
     def owners(self) -> Iterator[tuple[Mark, Leaf]]:
-        """The marks, and whose text each is of."""
+        """Yield the marks, and the owner of each text."""
         return ((mark, self.leaves[mark.leaf]) for mark in self.written.marks)
 
 
 class _Segment(NamedTuple):
-    """Where texts of one message stand in a row."""
+    """Consecutive texts of one message."""
 
     message: int
     first: int
     last: int
-    leaf: int  # the one at its end
+    leaf: int  # the last of these texts
 
 
 class Spans:
-    """Finds what is trained in the output of one template."""
+    """Finds the trained parts in the output of one template."""
 
     def __init__(self, render: Callable[..., str], turn: Turn, special: SpecialTokens, generates: bool):
         """Set the template.
 
         Args:
-            render: of messages, tools, and as keywords `prompt` and `marks`, whether to mark what
-                `{% generation %}` writes; raises Skip.
+            render: renders messages and tools, with the keywords `prompt` and `marks` (whether to mark the output of
+                `{% generation %}`); raises Skip.
             generates: whether the template has such blocks.
         """
         self._render, self._turn, self._special, self._generates = render, turn, special, generates
         self._prefixes = Prefixes(render, turn, special)
-        self._before_calls: dict[tuple[Any, ...], int] = {}  # of a pattern of turns, and the text before a call's name
+        self._before_calls: dict[tuple[Any, ...], int] = {}  # by pattern of turns, and the text before a call's name
 
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
     ) -> list[Span]:
-        """The spans of these turns, ascending.
+        """Return the trained spans of these turns, ascending.
 
         Args:
-            plain: the conversation as the template writes it.
+            plain: the rendered conversation.
             trained: numbers of messages.
             with_calls: whether tool calls are trained.
 
         Raises:
-            Skip: `processor_error` where a turn or a tool call can't be found.
+            Skip: `processor_error` if a turn or a tool call can't be found.
         """
         leaves_out_calls = False
         for level in Level:
@@ -99,7 +99,7 @@ class Spans:
         return _apart([self._proved(messages, tools, plain, i) for i in trained])
 
     def _marked(self, messages: Sequence[Message], tools: Any, level: Level) -> _Marked | None:
-        """A conversation with marks; None: the template refuses it, as it wants a name or an id of a certain form."""
+        """Render a conversation with marks; None: the template refuses it, because names or ids need a certain form."""
         marked, leaves = mark_leaves(messages, level)
         try:
             written = read_marks(self._render(marked, tools, marks=True))
@@ -110,7 +110,7 @@ class Spans:
     # ------------------------------------------------------------------------------------- the template's own blocks
 
     def _of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
-        """What blocks of the template name: answers alone."""
+        """Return the spans that blocks of the template mark: only answers."""
         others = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
         positions = [mark.position for mark in marked.written.marks]
@@ -119,7 +119,7 @@ class Spans:
         spans = []
         for start, end in marked.written.generated:
             first, last = bisect_left(positions, start), bisect_right(positions, end)
-            # Of a neighbour's text an edge may touch the block; of its own, both are inside.
+            # A neighbour's text may touch the block with one edge; its own texts are inside with both edges.
             touched = [i for i, _ in Counter(messages[first:last]).most_common() if i in is_answer]
             before = messages[first - 1] if first else -1
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
@@ -128,7 +128,7 @@ class Spans:
         return _apart([*spans, *self._of_texts(marked, others)])
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
-        """The end of a block, with the token that ends its turn where the block leaves that out."""
+        """Return the end of a block, including the token that ends its turn if the block leaves it out."""
         ends = self._turn.ends
         stop = end
         while stop < len(text) and text[stop].isspace():
@@ -206,7 +206,7 @@ class Spans:
         return span if agrees is False else None
 
     def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
-        """A turn by prefix rendering alone: of a template that looks at its texts."""
+        """Find a turn only by prefix rendering, for a template that looks at its texts."""
         span = self._prefixes.span(messages, tools, text, i)
         if span is None or messages[i]["role"] != "assistant" or not self._turn.headers:
             raise Skip(Reason.PROCESSOR_ERROR, "the chat template changes assistant text; no labels can be found")
@@ -219,7 +219,9 @@ class Spans:
     # ------------------------------------------------------------------------------------------------- tool calls
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """The spans, tool calls untrained: from where a turn differs from one without them, to the end of the turn."""
+        """Return the spans without tool calls: a call begins where the turn differs from the same turn without
+        calls.
+        """
         left: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]
@@ -248,11 +250,11 @@ class Spans:
         return [span for span in left if span.start < span.end]
 
     def _length_before_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:
-        """How far behind the text before it the first call of a turn begins.
+        """Return how far after the preceding text the first call of a turn begins.
 
         Args:
-            said: the end of the text before it; None: there is none.
-            call: where the name of the call stands.
+            said: the end of the preceding text; None: there is none.
+            call: the place of the call's name.
         """
         start = said.position if said else span.start
         message = marked.messages[span.message]
@@ -267,7 +269,7 @@ class Spans:
 
 
 def _is_written_twice(written: Written) -> bool:
-    """Whether a text stands in two places: then its marks tell nothing."""
+    """Whether a text stands in two places: then its marks are useless."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 
@@ -283,7 +285,7 @@ def _first_of_calls(written: Written, leaves: Sequence[Leaf]) -> Written:
 
 
 def _calls(messages: Sequence[Message]) -> set[Leaf]:
-    """All tool calls of a conversation."""
+    """Return all tool calls of a conversation."""
     return {
         Leaf(i, number)
         for i, message in enumerate(messages)
@@ -303,7 +305,7 @@ def _segments(marked: _Marked) -> list[_Segment]:
 
 
 def _apart(spans: list[Span]) -> list[Span]:
-    """Spans in their order; raises Skip where two overlap."""
+    """Sort spans; raises Skip if two overlap."""
     spans = sorted(spans)
     for one, other in pairwise(spans):
         if other.start < one.end:

@@ -1,7 +1,7 @@
-"""Chat templates: the Jinja text of a processor, rendered as transformers renders it, with what is trained marked.
+"""Render chat templates, the Jinja texts of processors, as transformers does, and mark the trained parts.
 
-What is trained of a conversation stands between two marks, Unicode noncharacters; `spans` says how it is found. A text
-without its marks has to be what is rendered without any.
+Trained parts stand between two marks, Unicode noncharacters; `spans` finds them. Without its marks, a text must equal
+the text that is rendered without marks.
 """
 
 import json
@@ -39,18 +39,18 @@ _THINK = ThinkMarks("<think>", "</think>")
 
 
 class Marked(NamedTuple):
-    """A conversation as text, with marks around what is trained."""
+    """A conversation as text, with marks around its trained parts."""
 
     text: str
-    weights: list[float]  # of each span; 0 only where all other text counts (`labels.prompt_weight`), and this does not
+    weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
 
 
 class ShortcutWarning(UserWarning):
-    """A template looked at texts that it was taken to copy."""
+    """A template looked at texts that it was believed to copy."""
 
 
 class ChatTemplate:
-    """A chat template that marks what is trained."""
+    """A chat template that marks the trained parts."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class ChatTemplate:
         """Compile a template.
 
         Args:
-            variables: that are the same for all conversations.
-            special_tokens: of the tokenizer, among them the one that ends a turn.
-            date: that it writes, an ISO date.
+            variables: the variables that are the same for all conversations.
+            special_tokens: the tokenizer's special tokens, including the one that ends a turn.
+            date: the ISO date that it writes.
             shortcut: whether one rendering may serve all conversations of a shape.
 
         Raises:
@@ -83,7 +83,7 @@ class ChatTemplate:
         self._variants: dict[str, ChatTemplate] = {}
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplate":
-        """The same with other variables, which a sample asks for; raises PackError as the template itself."""
+        """Return the template with a sample's own variables; raises PackError like the template itself."""
         if not variables:
             return self
         key = json.dumps(variables, sort_keys=True, default=str)
@@ -97,15 +97,15 @@ class ChatTemplate:
 
     @property
     def is_misread(self) -> bool:
-        """Whether the shortcut wrote another text than the template, and is not taken any more."""
+        """Whether the shortcut wrote another text than the template, and is no longer used."""
         return self._was_misread or any(variant.is_misread for variant in self._variants.values())
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
-        """As `render`, with `OPEN` and `CLOSE` around what is trained: all of a turn that the model has to write.
+        """Do `render`, with `OPEN` and `CLOSE` around trained parts: everything in a turn that the model has to write.
 
         Raises:
-            Skip: `bad_message` where the text holds such a mark already, or a turn's weight is none; `processor_error`
-                where a turn can't be found.
+            Skip: `bad_message` if the text already contains such a mark, or a turn's weight is invalid;
+                `processor_error` if a turn can't be found.
         """
         with_zeros = labels.prompt_weight > 0
         weights = _weights(messages, labels.train_on, with_zeros)
@@ -120,16 +120,18 @@ class ChatTemplate:
         return self._marked(plain, messages, tools, weights, labels.tool_calls is ToolCalls.train, with_zeros)
 
     def adjusted(self, text: str, spans: Sequence[Trained], labels: Labels) -> list[Trained]:
-        """Spans of whole turns as `labels` wants them."""
+        """Adjust spans of whole turns by `labels`."""
         return adjusted(text, spans, labels, self._turn, self._special, self._think)
 
     def without_thoughts(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation whose answers before the last question hold no thoughts."""
+        """Return a conversation whose answers before the last question have no thoughts."""
         return without_thoughts(messages, self._think)
 
     @cached_property
     def _think(self) -> ThinkMarks:
-        """What the template writes around a thought; where it writes none, what models put into their texts."""
+        """Return the marks that the template writes around a thought; if it has none, the marks of models' own
+        texts.
+        """
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
         marked, _ = mark_leaves([question, answer], Level.ALL)
@@ -142,12 +144,12 @@ class ChatTemplate:
             return _THINK
         start = self._turn.begin(written.text, 0, thought[0]) or thought[0]
         first, last = written.text[start : thought[0]].strip(), written.text[thought[1] : said[0]].strip()
-        if not first:  # the header holds it
+        if not first:  # the header contains it
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
-        """What is around the texts of such conversations, marks and all."""
+        """Return the text around the texts of such conversations, including marks."""
         shape = shape_of(messages)
         if shape is None:
             return None
@@ -168,7 +170,7 @@ class ChatTemplate:
         return skeleton if skeleton is None or self._is_right(skeleton, messages, texts) else None
 
     def _is_right(self, skeleton: Skeleton, messages: list[Message], texts: Sequence[str]) -> bool:
-        """Whether a skeleton makes of a conversation what the template makes of it; one in `ONE_IN` is looked at."""
+        """Whether a skeleton gives the same text as the template; checked for one conversation in `ONE_IN`."""
         if not is_compared(texts):
             return True
         try:
@@ -194,7 +196,7 @@ class ChatTemplate:
         with_calls: bool = True,
         with_zeros: bool = False,
     ) -> Marked:
-        """As `render_marked`, of a conversation that was rendered."""
+        """Do `render_marked` for a conversation that is already rendered."""
         if not weights and not any(message.get("tool_calls") for message in messages):
             return Marked(plain, [])
         spans = self._spans.find(messages, tools, plain, [*weights], with_calls)
@@ -216,7 +218,7 @@ class ChatTemplate:
                 _around_first(self.render([question, marked, *more], None), len(before))
                 for more in ([], [question, answer])
             )
-        except Skip:  # it wants more than questions and answers
+        except Skip:  # it needs more than questions and answers
             return Turn((), "", "", False, False)
         # The prompt of a thinking model may hold more than its turns show later: `<think>`, say.
         lead = "" if prompted or last[0].strip() else last[0]
@@ -234,10 +236,10 @@ class ChatTemplate:
 
 
 def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """The turns that are trained, and how much each of them counts.
+    """Return the trained turns, and the weight of each.
 
     Args:
-        with_zeros: name those, too, that say themselves that they are not trained.
+        with_zeros: include turns whose own keys say that they are not trained.
     """
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
@@ -250,7 +252,7 @@ def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:
-    """What a template writes before the first marked text, from a place on, and after it."""
+    """Return the text before the first marked text, from a place on, and the text after it."""
     written = read_marks(output)
     if not written.marks:
         raise Skip(Reason.PROCESSOR_ERROR, "the chat template writes no text")
@@ -259,7 +261,7 @@ def _around_first(output: str, start: int) -> tuple[str, str]:
 
 
 def _up_to_line(text: str, special: SpecialTokens) -> str:
-    """A beginning without what follows its last line break or special token."""
+    """Return a beginning, cut after its last line break or special token."""
     return text[: max(text.rfind("\n") + 1, special.last_end(text))]
 
 

@@ -1,9 +1,9 @@
-"""A chat template that tells when it looks at a text, in place of copying it.
+"""Compile a chat template so that it raises an error if it looks at a text instead of only copying it.
 
-Its syntax tree is compiled a second time with a guard around whatever an operation is done with: a comparison, test,
-filter, call, subscript, or a truth value. Rendered with numbered texts (`skeleton.with_numbers`), a value that holds a
-number is, or holds, a text. What passes all guards was written, joined, named or handed on: then the same template
-writes all other texts of that shape in the same way. What the guards do not know counts as looking.
+Its syntax tree is compiled a second time with a guard around the operands of each comparison, test, filter, call,
+subscript and truth value. It is rendered with numbered texts (`skeleton.with_numbers`), so a value that contains such a
+number is, or contains, a text. Texts that pass all guards were only written, joined, named or passed on; then the
+template writes all other texts of that shape in the same way. Operations that the guards do not know count as looking.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,20 +16,20 @@ from jinja2.visitor import NodeTransformer
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.skeleton import BEGIN, END
 
-#: tests that ask for the type of a value alone
+#: tests that check only the type of a value
 _OF_TYPE = (
     *("string", "number", "integer", "float", "boolean", "none", "true", "false", "mapping", "sequence", "iterable"),
     *("defined", "undefined", "callable"),
 )
 #: filters that copy members of a list
 _OF_LIST = ("length", "count", "list", "first", "last", "reverse")
-#: attributes of messages and parts that are no texts
+#: attributes of messages and parts that are not texts
 _NO_TEXTS = ("role", "type")
-#: methods of a message that give what is in it
+#: methods of a message that return its content
 _OF_MESSAGE = ("get", "items", "keys", "values")
-#: functions that hand on what they are given
+#: functions that only pass on their arguments
 _HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller"))
-#: functions that read what they are given
+#: functions that read their arguments
 _READ = frozenset(("range", "strftime_now"))
 _KNOWN = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Scope, nodes.With),
@@ -41,11 +41,11 @@ _KNOWN = (
 
 
 class LooksAtText(Exception):
-    """A template does something else with a text than to copy it; or nobody knows what it does."""
+    """A template does something other than copying a text, or something unknown."""
 
 
 def watched(source: str, today: str) -> jinja2.Template | None:
-    """The template with its guards: its rendering of numbered texts raises `LooksAtText`; None: it can't be guarded."""
+    """Return the template with guards, which raise `LooksAtText` for numbered texts; None: it can't be guarded."""
     jinja = environment(today)
     jinja.filters.update({_filter(guard): guard for guard in (_holds_none, _not_text, _members, _written, _keys)})
     tree = jinja.parse(source)
@@ -63,7 +63,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _holds_text(value: Any) -> bool:
-    """Whether a text is in a value; of what can't be looked into, too."""
+    """Whether a value contains a text; also true for opaque values."""
     if value is None or isinstance(value, (bool, int, float, jinja2.Undefined)):
         return False
     if isinstance(value, str):
@@ -82,29 +82,29 @@ def _refuse(is_looked_at: bool, value: Any) -> Any:
 
 
 def _holds_none(value: Any) -> Any:
-    """What an operation reads with all that is in it."""
+    """Guard a value that an operation reads completely."""
     return _refuse(_holds_text(value), value)
 
 
 def _not_text(value: Any) -> Any:
-    """What an operation reads alone: whether a list is empty, or its first member, does not depend on texts in it."""
+    """Guard a value of which an operation reads no members: whether a list is empty does not depend on texts in it."""
     return _refuse(_is_text(value), value)
 
 
 def _members(value: Any) -> Any:
-    """What is looped over with several names, each member taken apart."""
+    """Guard a value in a loop with several names, which takes each member apart."""
     members = value.values() if isinstance(value, Mapping) else value
     is_known = isinstance(members, (list, tuple, type({}.items()), type({}.values())))
     return _refuse(not is_known or any(map(_is_text, members)), value)
 
 
 def _written(value: Any) -> Any:
-    """What is written, or joined: a text is copied, a list of texts is not."""
+    """Guard a value that is written or joined: a text is copied, but a list of texts is printed."""
     return _refuse(not isinstance(value, str) and _holds_text(value), value)
 
 
 def _keys(value: Any) -> Any:
-    """In what something is looked for: in a message, among its keys."""
+    """Guard the container of an `in` test: in a message, only keys are searched."""
     return _refuse(_holds_text([*value] if isinstance(value, Mapping) else value), value)
 
 
@@ -145,13 +145,13 @@ class _Guarding(NodeTransformer):
 
     def visit_And(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.left = _guard(node.left, _not_text)  # the right one is handed on
+        node.left = _guard(node.left, _not_text)  # the right side is passed on
         return node
 
     visit_Or = visit_And
 
     def visit_For(self, node: Any) -> Any:
-        if node.recursive:  # `loop(…)` loops over whatever it is given
+        if node.recursive:  # `loop(…)` loops over its argument
             raise LooksAtText
         self.generic_visit(node)
         node.iter = _guard(node.iter, _members if _is_apart(node.target) else _not_text)
@@ -192,7 +192,7 @@ class _Guarding(NodeTransformer):
     def visit_Compare(self, node: Any) -> Any:
         self.generic_visit(node)
         is_with_none = any(isinstance(one, nodes.Const) and one.value is None for one in (node.expr, node.ops[0].expr))
-        if len(node.ops) == 1 and is_with_none:  # no text is none
+        if len(node.ops) == 1 and is_with_none:  # a text is never none
             return node
         node.expr = _guard(node.expr, _holds_none)
         for operand in node.ops:
@@ -208,7 +208,7 @@ class _Guarding(NodeTransformer):
     visit_Sub = visit_Mul = visit_Div = visit_FloorDiv = visit_Mod = visit_Pow = visit_BinExpr
 
     def visit_Add(self, node: Any) -> Any:
-        """Texts are joined, and lists of them."""
+        """Allow joining texts, and lists of texts."""
         return self.generic_visit(node)
 
     def visit_Test(self, node: Any) -> Any:
@@ -216,7 +216,7 @@ class _Guarding(NodeTransformer):
         return node if node.name in _OF_TYPE else _all_guarded(node)
 
     def visit_Filter(self, node: Any) -> Any:
-        if node.node is None:  # of a block
+        if node.node is None:  # the filter of a block
             raise LooksAtText
         self.generic_visit(node)
         if node.name in _OF_LIST and not (node.args or node.kwargs):
@@ -280,7 +280,7 @@ def _all_guarded(node: Any, and_node: bool = True) -> Any:
 
 
 def _filter(guard: Callable[[Any], Any]) -> str:
-    """The name by which a template calls it."""
+    """Return the name by which a template calls a guard."""
     return f"watched{guard.__name__}"
 
 

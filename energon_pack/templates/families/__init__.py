@@ -1,4 +1,4 @@
-"""The families of models: each a file with its rules, and all by name."""
+"""Families of models: each has a file with its rules; this file lists them by name."""
 
 from energon_pack.templates.families.gemma import Gemma3
 from energon_pack.templates.families.idefics import Idefics3
@@ -26,5 +26,5 @@ FAMILIES: dict[str, type[MediaRules]] = {
 
 #: families that ask the full processor
 ASKED = ("shapes", "pixels")
-#: `model.template` that is found when the template is built; both names are the same
+#: values of `model.template` that choose rules when the template is built; both mean the same
 AUTO = ("auto", "hf")

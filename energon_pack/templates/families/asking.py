@@ -1,4 +1,4 @@
-"""Asks a transformers processor which text it writes for media: runs its call and stops it before the tokenizer."""
+"""Ask a transformers processor which text it writes for media: run its call and stop it before the tokenizer."""
 
 import copy
 import threading
@@ -9,27 +9,27 @@ from typing import Any, Protocol
 from energon_pack.samples.media.asked import num_in_source
 from energon_pack.samples.media.probe import Media
 
-_BETWEEN = "\ue000"  # of a private area: no chat, and no processor, writes it
-_ONE_AT_A_TIME = threading.Lock()  # all who ask have the same processor, which is changed for the time of a call
+_BETWEEN = "\ue000"  # a private-use character: no chat, and no processor, writes it
+_ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
 class MakesMedia(Protocol):
     """Makes the stand-ins for media of a given size that the call gets."""
 
     def image(self, width: int, height: int) -> Any:
-        """One image."""
+        """Make one image."""
 
     def clip(self, num_frames: int, width: int, height: int) -> Any:
-        """The frames of one video."""
+        """Make the frames of one video."""
 
     def sound(self, num_samples: int) -> Any:
-        """One sound."""
+        """Make one sound."""
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
-        """Methods to put in place of those of a feature extractor."""
+        """Return methods to replace methods of a feature extractor."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """The context of the call."""
+        """Return the context of the call."""
 
 
 class Asking:
@@ -39,13 +39,13 @@ class Asking:
         """Ask a processor.
 
         Args:
-            settings: of its call, by kind of media.
+            settings: the settings of its call, by kind of media.
         """
         self._processor = processor
         self._make = make
         self._settings = settings
-        self.nests_images = False  # several images of a text
-        self._sees_all = False  # known after the first video
+        self.nests_images = False  # whether several images of a text are a nested list
+        self._sees_all = False  # whether the call sees all frames; known after the first video
         self._around: dict[str, tuple[str, str]] = {}
         merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
         self._merged = {} if merge is None else {"_merge_kwargs": _remembering(merge)}
@@ -58,12 +58,12 @@ class Asking:
         """Return the text that the call writes for each medium of a sample, and the texts before and after everything.
 
         Args:
-            tokens: what the chat template writes for one medium, by kind.
-            media: all of a sample, in the order of their placeholders.
-            frames: which frames of each the model sees.
+            tokens: the text that the chat template writes for one medium, by kind.
+            media: all media of a sample, in the order of their placeholders.
+            frames: for each medium, the frames that the model sees.
 
         Raises:
-            NotImplementedError: it writes them in other places.
+            NotImplementedError: it writes media in other places.
             Exception: any error of the processor.
         """
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
@@ -113,7 +113,7 @@ class Asking:
         """Return the frames of a video that the call chooses.
 
         Args:
-            token: what the chat template writes for a video.
+            token: the text that the chat template writes for a video.
         """
         if self._sees_all:
             return list(range(video.num_frames))
@@ -181,7 +181,7 @@ class _Listener:
         return self._tokenizer(text, *args, **kwargs)
 
     def encode(self, text: Any, *args: Any, **kwargs: Any) -> Any:
-        """What some remote classes call in place of it."""
+        """End the call, too: some remote classes call this method instead."""
         _answer(text)
         return self._tokenizer.encode(text, *args, **kwargs)
 
@@ -219,7 +219,7 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
     """Return the metadata of a video that a processor wants.
 
     Args:
-        frames: that were chosen of it; None: it chooses.
+        frames: the frames that were chosen; None: the processor chooses.
     """
     total = num_in_source(video)
     return {
@@ -231,11 +231,11 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
 
 
 def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """A processor's merging of settings, done once for images: it takes as long as all else in a call on shapes."""
+    """Cache a processor's merging of settings for images: it takes as long as the rest of a call on shapes."""
     known: dict[str, dict[str, Any]] = {}
 
     def merged(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        if "videos_kwargs" in kwargs:  # other metadata in each
+        if "videos_kwargs" in kwargs:  # each call has other metadata
             return merge(*args, **kwargs)
         key = repr({name: value for name, value in kwargs.items() if name != "tokenizer_init_kwargs"})
         if key not in known:

@@ -1,6 +1,6 @@
-"""Gemma 3: every image is 256 tokens; with pan-and-scan, a long one has crops beside it.
+"""Gemma 3: every image is 256 tokens; with pan-and-scan, a long image also has crops.
 
-The rule is that of Gemma3Processor in transformers.
+The rule is the same as in Gemma3Processor of transformers.
 """
 
 import math
@@ -16,7 +16,7 @@ class Gemma3(MediaRules):
     """Images of Gemma 3."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of a Gemma 3 processor.

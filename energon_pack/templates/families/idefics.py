@@ -1,6 +1,6 @@
-"""Idefics3, SmolVLM and Granite-Docling: an image as rows and columns of tiles, each named, and the whole.
+"""Idefics3, SmolVLM and Granite-Docling: an image becomes rows and columns of named tiles, and a tile of the whole.
 
-The rule is that of Idefics3Processor and its image processor in transformers.
+The rule is the same as in Idefics3Processor and its image processor of transformers.
 """
 
 import math
@@ -17,7 +17,7 @@ class Idefics3(MediaRules):
     """Images of the Idefics3 family."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of an Idefics3 processor.
@@ -48,7 +48,7 @@ class Idefics3(MediaRules):
         return (f"{tiles}\n{whole}" if tiles else whole), num_tokens * (rows * columns + 1)
 
     def _size(self, image: dict[str, Any]) -> int | tuple[int, int] | None:
-        """The longest edge, or height and width, that images are resized to before they are tiled."""
+        """Return the longest edge, or height and width, that images are resized to before they are tiled."""
         size = image.get("size") or {}
         if image.get("do_resize") is False:
             return None
@@ -57,7 +57,7 @@ class Idefics3(MediaRules):
         return number(size, "longest_edge", 4 * 364)
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tiles; none where the image is one tile."""
+        """Return rows and columns of tiles; zeros if the image is one tile."""
         if not self.settings["splits"]:
             return 0, 0
         size = self.settings["size"]
@@ -81,7 +81,7 @@ class Idefics3(MediaRules):
 
 
 def _fit(height: int, width: int, longest: int, even: bool) -> tuple[int, int]:
-    """The longer side becomes `longest`, the other follows, up to the next even number where asked."""
+    """Scale the longer side to `longest`, and the other side alike, rounded up to an even number if asked."""
     shape = width / height
     if width >= height:
         height, width = int(longest / shape), longest

@@ -1,7 +1,7 @@
-"""InternVL: an image as tiles of one size and a thumbnail of the whole.
+"""InternVL: an image becomes tiles of one size and a thumbnail of the whole.
 
-Of all grids of at most `max_patches` tiles the one nearest to the image's shape is taken; the rule is that of
-InternVLProcessor and its image processor in transformers.
+The grid is the one nearest to the image's shape, among all grids of at most `max_patches` tiles. The rule is the same
+as in InternVLProcessor and its image processor of transformers.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 
 
 class InternVL(MediaRules):
-    """InternVL3 and its relatives as transformers has them (`-hf`)."""
+    """InternVL3 and its relatives in their transformers form (`-hf`)."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of an InternVL processor.
@@ -27,11 +27,11 @@ class InternVL(MediaRules):
         self.marks = (self._begin, self._end)
         size = image.get("size") or {}
         self._tile = (number(size, "height"), number(size, "width"))
-        # Published settings say 384 for frames, of which the model can't make the tokens that are counted.
+        # Published settings have 384 for frames, with which the model can't make the counted tokens.
         self.size_of_frames = {"height": self._tile[0], "width": self._tile[1]}
         self._num_tokens = number(processor.processor, "image_seq_length", 256)
         least, most = number(image, "min_patches", 1), number(image, "max_patches", 12)
-        if processor.kwargs.get("crop_to_patches") is False:  # in the file it counts for nothing
+        if processor.kwargs.get("crop_to_patches") is False:  # in the file it has no effect
             least = most = 1
         self._grids = sorted(
             ((w, h) for w in range(1, most + 1) for h in range(1, most + 1) if least <= w * h <= most),
@@ -54,7 +54,7 @@ class InternVL(MediaRules):
         return f"{self._begin}{self._context * num_tokens}{self._end}", num_tokens
 
     def _best_grid(self, height: int, width: int) -> tuple[int, int]:
-        """The grid nearest to the image's shape; of equals the larger, while the image fills half of it."""
+        """Return the grid nearest to the image's shape; among equal ones, the larger if the image fills half of it."""
         shape, area = width / height, width * height
         best, least = (1, 1), float("inf")
         for grid in self._grids:

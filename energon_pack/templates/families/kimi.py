@@ -1,6 +1,6 @@
-"""Kimi-VL and Kimi-K2.5: an image at its own size, shrunk only where it has too many patches, padded to whole tokens.
+"""Kimi-VL and Kimi-K2.5: an image keeps its size unless it has too many patches, and is padded to whole tokens.
 
-The rule is that of Kimi_K25ImageProcessor in transformers (MoonViT's).
+The rule is the same as in Kimi_K25ImageProcessor of transformers (MoonViT's).
 """
 
 import math
@@ -15,7 +15,7 @@ class Kimi(MediaRules):
     """Images of Kimi-VL and Kimi-K2.5."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of a Kimi processor.

@@ -1,8 +1,8 @@
-"""LLaVA-OneVision: an image as a small picture of the whole beside a grid of tiles.
+"""LLaVA-OneVision: an image becomes a small picture of the whole, and a grid of tiles.
 
-Of the resolutions the processor lists, the one that keeps most of the image is taken; the image's share of that grid,
-one newline token a row, and the base picture make its tokens. The rule is that of LlavaOnevisionProcessor in
-transformers for images handed over as one flat list; it has another for lists of lists, of base pictures alone.
+The grid has the listed resolution that keeps most of the image. The image's tokens are its share of that grid, one
+newline token per row, and the small picture. The rule is the same as in LlavaOnevisionProcessor of transformers for
+images in one flat list; for nested lists it has another rule, with only small pictures.
 """
 
 import math
@@ -14,7 +14,7 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 
 
 class _WholeSteps(FrameSampling):
-    """transformers' default choice: at least one frame, and whole numbers all the way."""
+    """Chooses frames like transformers' default: at least one frame, computed in whole numbers."""
 
     def num_wanted(self, video: Media) -> int:
         return max(1, super().num_wanted(video))
@@ -24,10 +24,10 @@ class _WholeSteps(FrameSampling):
 
 
 class LlavaOneVision(MediaRules):
-    """LLaVA-OneVision as transformers has it (`llava-hf`)."""
+    """LLaVA-OneVision in its transformers form (`llava-hf`)."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of a LLaVA-OneVision processor.
@@ -73,7 +73,7 @@ class LlavaOneVision(MediaRules):
         best_height, best_width = self._best_resolution(height, width)
         rows = self._side * (best_height // self._tile[0])
         columns = self._side * (best_width // self._tile[1])
-        if width / height > columns / rows:  # the image does not fill the grid: what is beside it is cut off
+        if width / height > columns / rows:  # the image does not fill the grid: the rest is cut off
             rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
         else:
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
@@ -83,7 +83,7 @@ class LlavaOneVision(MediaRules):
         return rows * columns + rows + self._num_base
 
     def _best_resolution(self, height: int, width: int) -> tuple[int, int]:
-        """Most of the image's pixels kept; of equals, the least area unused; of equals, the first."""
+        """Return the resolution that keeps most pixels; then with least unused area; then the first."""
 
         def fitness(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)

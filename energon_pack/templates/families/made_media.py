@@ -1,4 +1,4 @@
-"""Makes the stand-ins for media that `asking` shows to a processor: without values, or black and silent ones."""
+"""Make the stand-ins for media that `asking` shows to a processor: without values, or black and silent."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ class _Silent:
 
 
 class Meta(_Silent):
-    """Media as tensors of torch's `meta` device; sounds are silent, and nobody listens to them."""
+    """Media as tensors of torch's `meta` device; sounds are silent, and no spectrogram is computed."""
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
         return by_shape(extractor)

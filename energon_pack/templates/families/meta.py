@@ -1,8 +1,8 @@
-"""Tensors that have a shape and no values, for code that is run for its shapes.
+"""Tensors with a shape and no values, to run code only for its shapes.
 
-torch's own `meta` device does it, but for three things: a kernel takes it up to 90 µs, small tensors that such code
-makes for itself (grids, tables of sizes) have no values either, and numpy takes none. Here pixels alone are without
-values, and what is done to them is not done.
+torch's own `meta` device has three drawbacks: a kernel takes up to 90 µs; small tensors that such code makes for itself
+(grids, tables of sizes) have no values, either; and numpy does not take such tensors. Here only pixels have no values,
+and operations on them do nothing.
 """
 
 import math
@@ -20,7 +20,7 @@ _META = torch.device("meta")
 
 
 class ShapesOnly(TorchFunctionMode):
-    """In this context new tensors have values; only tensors made on the device `meta` before have none."""
+    """In this context new tensors have values; only tensors that were made on the device `meta` before have none."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class ShapesOnly(TorchFunctionMode):
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor without values, made in 2 µs."""
+    """Make a tensor without values, in 2 µs."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
@@ -52,7 +52,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _on_meta(value: Any) -> Any:
-    """Arguments with all their tensors on `meta`; None: they are not on both devices."""
+    """Return arguments with all their tensors on `meta`; None: they are not on both devices."""
     found: set[bool] = set()
 
     def moved(item: Any) -> Any:
@@ -73,7 +73,7 @@ def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _same(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Another tensor of the same shape: the shape of one of both may be changed in place later."""
+    """Return another tensor of the same shape, because the shape of either may be changed in place later."""
     if not tensor.is_meta or any(isinstance(bound, Tensor) and bound.dim() for bound in (*args, *kwargs.values())):
         return NotImplemented
     return tensor.detach()
@@ -84,7 +84,7 @@ def _cloned(tensor: Tensor, **kwargs: Any) -> Any:
 
 
 def _arithmetic(tensor: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """With a number, or with a tensor of which every element meets one of the first."""
+    """Combine a tensor with a number, or with a tensor that broadcasts to its shape."""
     if not isinstance(tensor, Tensor) or not tensor.is_meta or not tensor.is_floating_point() or kwargs:
         return NotImplemented
     if isinstance(other, Tensor):
@@ -101,7 +101,7 @@ def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any
         return NotImplemented
     sides = size if isinstance(size, (list, tuple)) else [size] * (tensor.dim() - 2)
     if len(sides) != tensor.dim() - 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        return NotImplemented  # torch says what is wrong with them
+        return NotImplemented  # torch reports the error
     return empty([*tensor.shape[:2], *sides], tensor.dtype)
 
 
@@ -127,7 +127,7 @@ def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _alike(tensors: Any) -> bool:
-    """Tensors of one type, some without values."""
+    """Whether these are tensors of one type, some without values."""
     if not isinstance(tensors, (list, tuple)) or not tensors:
         return False
     return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1
@@ -151,7 +151,7 @@ def _filled(tensor: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwar
     return empty(tensor.shape, dtype or tensor.dtype) if tensor.is_meta else NotImplemented
 
 
-#: these take a size
+#: functions that take a size
 _SIZED = {torch.zeros, torch.ones, torch.full, torch.empty}
 _MAKERS = {torch.tensor, torch.as_tensor, torch.arange, torch.linspace, *_SIZED}
 _QUICK: dict[Any, Callable[..., Any]] = {

@@ -1,9 +1,9 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and models with the same rules.
+"""Rules for Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and models with the same rules.
 
 An image is resized to multiples of `factor` = patch_size × merge_size within a pixel budget, and each
-factor × factor square becomes one token. A video is the same for each temporal patch of two frames; from Qwen3-VL on
-its pixel budget is for all frames together, and each temporal patch has its time before it. The rules are those of
-the families' processors in transformers.
+factor × factor square becomes one token. In a video each temporal patch of two frames is treated like an image; from
+Qwen3-VL on, its pixel budget is for all frames together, and each temporal patch has its time before it. The rules are
+the same as in the families' processors of transformers.
 """
 
 import math
@@ -21,9 +21,9 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
-    #: how processors are named whose settings look alike, and that make other tokens of a video
+    #: beginning of the names of processors with similar settings that make other tokens of a video
     others = "Qwen3"
-    #: what the processor's video class takes where the settings say nothing
+    #: defaults of the processor's video class
     video_defaults: dict[str, Any] = {  # noqa: RUF012
         "min_frames": 4,
         "max_frames": 768,
@@ -33,7 +33,7 @@ class QwenVL(MediaRules):
     }
 
     def __init__(self, processor: ProcessorSettings):
-        """Take what the rules need from a processor's settings.
+        """Read the needed settings of a processor.
 
         Raises:
             PackError: these are not the settings of a Qwen-VL processor.
@@ -90,7 +90,7 @@ class QwenVL(MediaRules):
         return self.video_text(media, frames, num_tokens), num_patches * num_tokens
 
     def frame_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """Height and width of each frame after resizing."""
+        """Return height and width of each frame after resizing."""
         settings = self.video
         factor, most = settings["factor"], settings["max_pixels"]
         if settings["cap"]:
@@ -99,7 +99,7 @@ class QwenVL(MediaRules):
         return smart_resize(height, width, factor, settings["min_pixels"], most)
 
     def video_text(self, video: Media, frames: Sequence[int], num_tokens: int) -> str:
-        """What stands for a video of which the model sees these frames."""
+        """Return the text that stands for a video of which the model sees these frames."""
         return self.media_tokens["video"] * (math.ceil(len(frames) / self.video["temporal"]) * num_tokens)
 
 
@@ -133,7 +133,7 @@ class Qwen3VL(QwenVL):
         if min(height, width) < factor:
             grow = max(factor / height, factor / width)
             height, width = int(height * grow), int(width * grow)
-        # Frames are rounded to whole temporal patches only to ask whether the budget holds.
+        # Frames are rounded to whole temporal patches only to check the budget.
         rounded = round(num_frames / settings["temporal"]) * settings["temporal"]
         return smart_resize(height, width, factor, settings["min_pixels"], most, num_frames, rounded)
 
@@ -148,7 +148,7 @@ class Qwen3VL(QwenVL):
 
 
 class _EvenFrames(FrameSampling):
-    """Qwen2-VL's: whole temporal patches."""
+    """Chooses frames like Qwen2-VL: whole temporal patches."""
 
     def __init__(self, video: dict[str, Any], temporal: int):
         super().__init__({**video, "initial_shift": 0})
@@ -166,7 +166,7 @@ class _EvenFrames(FrameSampling):
 
 
 class _FirstToLastFrames(FrameSampling):
-    """Qwen3-VL's: the first and the last frame are always among them."""
+    """Chooses frames like Qwen3-VL: always with the first and the last frame."""
 
     repeats = True
 
@@ -184,11 +184,11 @@ class _FirstToLastFrames(FrameSampling):
 
 
 def _check_whole(height: int, width: int, factor: int) -> None:
-    """Where nothing is resized (`do_resize` off), the processor refuses what is not whole tokens."""
+    """Refuse a size that is not whole tokens: without resizing (`do_resize` off) the processor refuses it, too."""
     if height % factor or width % factor:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of `size` beside them."""
+    """Return settings with the settings in `size` moved to the top level."""
     return {**settings, **(settings.get("size") or {})}

@@ -1,4 +1,4 @@
-"""The base classes of a family's media rules, which say what text one image or video becomes."""
+"""Base classes of a family's media rules, which give the text that one image or video becomes."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,13 +23,15 @@ class ProcessorSettings:
 
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
-    audio: dict[str, Any] = field(default_factory=dict)  # of what makes features of sounds
+    audio: dict[str, Any] = field(default_factory=dict)  # of its feature extractor for sounds
     processor: dict[str, Any] = field(default_factory=dict)  # its own
     tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
-    folder: str = ""  # from which it is loaded whole
+    folder: str = ""  # the folder from which the full processor is loaded
     kwargs: dict[str, Any] = field(default_factory=dict)
-    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: what `media` sets beside its settings
-    written: dict[str, str] = field(default_factory=dict)  # by kind: what the chat template writes for one medium
+    changed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind: settings that `media` changes
+    written: dict[str, str] = field(
+        default_factory=dict
+    )  # by kind: the text that the chat template writes for a medium
 
 
 class MediaRules:
@@ -38,25 +40,25 @@ class MediaRules:
     #: whether the video processor knows `min_pixels` and `max_pixels`, older names of the edges of `size`
     has_old_names = True
 
-    #: what the chat template writes for one medium, by kind; kinds that are not here are not supported
+    #: the text that the chat template writes for one medium, by kind; other kinds are not supported
     media_tokens: dict[str, str]
-    #: the token that holds visual features, by kind, where it is another one
+    #: the token that holds visual features, by kind, if it differs
     feature_tokens: Mapping[str, str] = MappingProxyType({})
-    #: tokens that it puts around those
+    #: tokens that the processor puts around media
     marks: Sequence[str] = ()
-    #: by kind, why media that the processor may have can't be expanded
+    #: by kind, why media that the processor takes can't be expanded
     why_not: Mapping[str, str] = MappingProxyType({})
     #: everything that `expand` depends on
     settings: dict[str, Any]
     #: how the processor chooses frames, in families that see videos
     frames: "FrameSampling"
-    #: size of the frames, where that of the video processor's own settings is not the model's
+    #: size of frames, if the video processor's own setting does not fit the model
     size_of_frames: dict[str, int] | None = None
-    #: samples a second of the sounds that it takes; 0: it takes none
+    #: samples per second of sounds; 0: it takes no sounds
     rate: int = 0
-    #: about what `expand` takes for a medium of a kind, in milliseconds, where that is felt: bounds a replay
+    #: approximate milliseconds of `expand` for a medium, by kind, if that matters: limits a replay
     expand_ms: Mapping[str, float] = MappingProxyType({})
-    #: whether its call takes several images of one text as a list of their own, `[[image, image]]`
+    #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
     _made_of: ProcessorSettings
 
@@ -73,7 +75,8 @@ class MediaRules:
         return type(self), (self._made_of,)
 
     def try_out(self) -> None:
-        """Expand an ordinary image and video: settings the rules can't use are an error now, not of a sample.
+        """Expand an ordinary image and video, so that settings the rules can't use are an error now, not for each
+        sample.
 
         Raises:
             PackError: the processor can't be asked.
@@ -88,8 +91,8 @@ class MediaRules:
         """Return the result of `expand` for each of a sample's media.
 
         Args:
-            media: all of the sample, in the order of their placeholders.
-            frames: of each.
+            media: all media of the sample, in the order of their placeholders.
+            frames: the frames of each.
 
         Raises:
             Skip: as `expand`.
@@ -109,27 +112,29 @@ class MediaRules:
         return lru_cache(_MOST_EXPANDED)(self.expand)
 
     def foresee(self, images: Iterable[Media]) -> None:
-        """Images that will come, as `expand_all` gets them: some rules are quicker with many at once."""
+        """Receive images that `expand_all` will get later: some rules are faster with many at once."""
 
     def token_types(self, ids: Sequence[int]) -> list[int] | None:
-        """For each token 0, or the number of its kind of media; None: by `media_tokens` and `feature_tokens`."""
+        """Return for each token 0 or the number of its kind of media; None: `media_tokens` and `feature_tokens`
+        tell.
+        """
         return None
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
-        """By kind, the settings of media that the full processor's call is given; frames are chosen before."""
+        """Return by kind the media settings for the full processor's call; frames are chosen before."""
         video = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
         if self.size_of_frames:
             video["size"] = self.size_of_frames
         return {"image": _only(processor.image, ("do_resize",)), "video": video, "audio": {}}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """The text that stands for one medium, and how many of its tokens hold its features.
+        """Return the text that stands for one medium, and how many of its tokens hold features.
 
         Args:
-            frames: which frames of a video the model sees.
+            frames: the frames of a video that the model sees.
 
         Raises:
-            Skip: `unreadable_media` for sizes the processor refuses.
+            Skip: `unreadable_media` for sizes that the processor refuses.
         """
         raise NotImplementedError
 
@@ -139,7 +144,7 @@ def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A whole number above 0 among a processor's settings.
+    """Return a whole number above 0 from a processor's settings.
 
     Raises:
         PackError: there is none.
@@ -155,13 +160,13 @@ def number(settings: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 class FrameSampling:
-    """How many frames, and which: every `step`-th one, from `first` on, as transformers' video processors choose.
+    """Chooses frames like transformers' video processors.
 
     `do_sample_frames` off means all frames. On, `num_frames` frames, or `fps` a second within `min_frames` and
     `max_frames`.
     """
 
-    #: whether frames are shown several times where more are asked for than there are
+    #: whether frames are repeated if more are requested than there are
     repeats = False
 
     def __init__(self, video: Mapping[str, Any]):
@@ -178,10 +183,10 @@ class FrameSampling:
             raise PackError("the video settings have both fps and num_frames: one of them says how many frames")
 
     def choose(self, video: Media) -> list[int]:
-        """Indices of the chosen frames, ascending.
+        """Return the indices of the chosen frames, ascending.
 
         Raises:
-            Skip: `unreadable_media` where more frames are asked for than there are.
+            Skip: `unreadable_media` if more frames are requested than there are.
         """
         total = video.num_frames
         if not self.settings["do_sample_frames"]:
@@ -192,7 +197,7 @@ class FrameSampling:
         return self.spread(total, wanted)
 
     def num_wanted(self, video: Media) -> int:
-        """How many frames are to be chosen."""
+        """Return how many frames to choose."""
         if self.settings["num_frames"] is not None:
             return int(self.settings["num_frames"])
         if self.settings["fps"] is None:
@@ -200,8 +205,8 @@ class FrameSampling:
         return int(video.num_frames / video.fps * self.settings["fps"])
 
     def spread(self, total: int, wanted: int) -> list[int]:
-        """`wanted` frames out of `total`."""
+        """Choose `wanted` frames out of `total`."""
         step = total / wanted
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
         indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]
-        return [index for index in indices if index < total]  # single precision may round up to one that is not there
+        return [index for index in indices if index < total]  # single precision may round up beyond the last frame

@@ -1,7 +1,7 @@
-"""Rules for any transformers processor: runs the processor's own call on tensors that have shapes but no values.
+"""Rules for any transformers processor: run the processor's own call on tensors that have shapes but no values.
 
-Nothing is decoded or resized, so it costs a millisecond a medium. A processor that looks at values, or that takes no
-tensors, can't be asked so: `Blanks` shows it blank images.
+Nothing is decoded or resized, so it costs a millisecond a medium. This does not work for a processor that looks at
+values, or that takes no tensors: `Blanks` shows it blank images.
 """
 
 import math
@@ -21,10 +21,10 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.quiet import errors_only
 
-_MOST_KNOWN = 100_000  # lists of sizes
-_AT_ONCE = 32  # media
-_NUM_FRAMES = 24  # of a video that is shown by `media.fps`
-#: what stands for each medium, how many of its tokens hold features, and what the call writes before and after all
+_MOST_KNOWN = 100_000  # lists of sizes whose answers are kept
+_AT_ONCE = 32  # media in one call
+_NUM_FRAMES = 24  # frames of a test video
+#: the text of each medium and how many of its tokens hold features; the texts that the call writes before and after all
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 #: media, and the frames of each
 _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
@@ -42,7 +42,7 @@ class Shapes(MediaRules):
     _make: Any = Meta()
 
     def __init__(self, processor: ProcessorSettings):
-        """Load the processor, and find what it takes for a placeholder of each kind.
+        """Load the processor, and find the placeholder that it takes for each kind.
 
         Raises:
             PackError: it can't be loaded, or can't be asked.
@@ -54,8 +54,8 @@ class Shapes(MediaRules):
         self.full = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
-        resizes = processor.video.get("do_resize")  # as its settings say: a class may have another default for calls
-        video = {"return_metadata": True}  # some look for it when they write times
+        resizes = processor.video.get("do_resize")  # from its settings: a class may have another default for calls
+        video = {"return_metadata": True}  # some classes read it when they write times
         video |= {} if resizes is None else {"do_resize": resizes}
         chosen = {name: value for name, value in changed["video"].items() if name not in _SAMPLING}
         extractor = part_of(full, "audio")
@@ -86,7 +86,7 @@ class Shapes(MediaRules):
         self._independent: dict[str, bool] = {}  # by kind
 
     def try_out(self) -> None:
-        """See that the processor follows `media.fps` and `media.num_frames`; the rest was asked when it was made.
+        """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest.
 
         Raises:
             PackError: it chooses frames by a rule of its own.
@@ -98,7 +98,7 @@ class Shapes(MediaRules):
         fps = sampling["fps"] or 1.0
         number = sampling["num_frames"] or _NUM_FRAMES
         number = min(max(number, sampling.get("min_frames") or 1), sampling.get("max_frames") or number)
-        rate = 10 * fps if name == "fps" else 4.0  # as many seconds as no rule of its own would choose frames of
+        rate = 10 * fps if name == "fps" else 4.0  # a length for which no own rule would choose the same frames
         video = Media("video", 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
         try:
             chosen = len(self.ask_frames(video))
@@ -120,7 +120,7 @@ class Shapes(MediaRules):
         return self._known_or_asked(media, frames)[1] if media else self._around_text
 
     def foresee(self, images: Iterable[Media]) -> None:
-        """Ask for images that will come, many in a call, where what stands for one does not depend on the others."""
+        """Ask for images that will come, many in a call, if the text of one does not depend on the others."""
         if not self._are_independent("image"):
             return
         waiting = [image for image in dict.fromkeys(images) if ((image,), ((),)) not in self._known]
@@ -128,7 +128,7 @@ class Shapes(MediaRules):
             asked = tuple(waiting[start : start + _AT_ONCE])
             try:
                 answers, around = self._ask(asked, ((),) * len(asked))
-            except Exception:  # any class of any processor may be behind it; each is asked for when it comes
+            except Exception:  # any class of any processor may be behind it; then images are asked for one by one
                 continue
             for image, answer in zip(asked, answers, strict=True):
                 self._remember(((image,), ((),)), ([answer], around))
@@ -142,7 +142,7 @@ class Shapes(MediaRules):
         if key not in self._known:
             try:
                 self._remember(key, self._ask(*key))
-            except Exception as error:  # what a processor refuses costs the sample
+            except Exception as error:  # the processor refuses the sample
                 raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
         return self._known[key]
 
@@ -152,7 +152,7 @@ class Shapes(MediaRules):
         self._known[key] = answers
 
     def _are_independent(self, kind: str) -> bool:
-        """Whether what stands for a medium is the same whatever others of its kind a sample has; found out once."""
+        """Whether the text of a medium does not depend on other media of its kind in the sample; found out once."""
         if kind not in self._independent:
             rng = random.Random(0)
             media = [self._drawn(rng, kind) for _ in range(_AT_ONCE if kind == "image" else _AT_ONCE // 4)]
@@ -178,10 +178,10 @@ class Shapes(MediaRules):
 
     @cached_property
     def _knows_types(self) -> bool:
-        """Whether the processor tells types of tokens by their ids alone."""
+        """Whether the processor tells types of tokens only by their ids."""
         try:
             self.full.create_mm_token_type_ids([[0]])
-        except (AttributeError, TypeError):  # a remote class; one that wants more than ids
+        except (AttributeError, TypeError):  # a remote class, or a class that needs more than ids
             return False
         return True
 
@@ -195,7 +195,7 @@ class Shapes(MediaRules):
         return self._asking.placeholder(kind, self.media_tokens[kind])
 
     def _wants_nested_images(self) -> bool:
-        """Whether the call refuses two images of a text in a plain list, and takes them in one of their own."""
+        """Whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
         images = (_TRIED["image"],) * 2
         for nests in (False, True):
             self._asking.nests_images = nests
@@ -210,7 +210,7 @@ class Shapes(MediaRules):
         """Return the frames of a video that the processor chooses."""
         try:
             return self._asking.frames(self.media_tokens["video"], video)
-        except Exception as error:  # what a processor refuses costs the sample
+        except Exception as error:  # the processor refuses the sample
             what = f"{video.num_frames} frames at {video.fps:g} a second"
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {what}: {one_line(error)}") from None
 
@@ -221,10 +221,12 @@ class Shapes(MediaRules):
 
     @cached_property
     def _around_text(self) -> tuple[str, str]:
-        """What the call writes before and after a text without media; nothing where it takes none."""
+        """Return the texts that the call writes before and after a text without media; empty if it takes no such
+        text.
+        """
         try:
             return self._asking.texts(self.media_tokens, [], [])[1]
-        except Exception:  # any class of any processor may be behind it; then training asks the tokenizer alone
+        except Exception:  # any class of any processor may be behind it; then training asks only the tokenizer
             return "", ""
 
     @errors_only()
@@ -256,17 +258,17 @@ class Shapes(MediaRules):
         return tokens, features, why_not
 
     def _is_unnamed(self, kind: str, token: str) -> bool:
-        """Whether the class has no name for what the chat template writes for a medium."""
+        """Whether the class has no name for the token that the chat template writes for a medium."""
         return token == self._written.get(kind) and getattr(self.full, f"{kind}_token", None) is None
 
     def _visual_of(self, kind: str, token: str) -> list[str]:
-        """The tokens that hold features of media of a kind."""
+        """Return the tokens that hold features of media of a kind."""
         if self._is_unnamed(kind, token):
             return [self.feature_tokens.get(kind, token)]
         return _tokens(self.full, kind, token)
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
-        """The token that the call replaces, and by what; or why there is none."""
+        """Return the token that the call replaces, and its replacement; or why there is none."""
         why_not = ""
         for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
             try:
@@ -280,14 +282,14 @@ class Shapes(MediaRules):
 
 
 class Blanks(Shapes):
-    """The same, asked with blank images: for processors that take no tensors without values."""
+    """Does the same with blank images, for processors that do not take tensors without values."""
 
     expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0, "audio": 20.0})
     _make = Blank()
 
 
 class _Asked(FrameSampling):
-    """The processor's own choice of frames."""
+    """Chooses frames by asking the processor."""
 
     def __init__(self, rules: Shapes):
         super().__init__({})
@@ -308,7 +310,7 @@ _SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"
 
 
 def _candidates(full: Any, kind: str) -> list[str]:
-    """Tokens that may stand for a medium in a chat, the likeliest first."""
+    """Return tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == "image" else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
     found = [getattr(full, name, None) for name in dict.fromkeys(names)]
@@ -316,14 +318,14 @@ def _candidates(full: Any, kind: str) -> list[str]:
 
 
 def _tokens(full: Any, kind: str, token: str) -> list[str]:
-    """The tokens that hold features of media of a kind."""
+    """Return the tokens that hold features of media of a kind."""
     ids = [number for number in getattr(full, f"{kind}_token_ids", None) or [] if isinstance(number, int)]
     found = [text for text in full.tokenizer.convert_ids_to_tokens(ids) if isinstance(text, str)]
     return found or [getattr(full, f"{kind}_token", None) or token]
 
 
 def _most_frequent(tokenizer: Any, text: str) -> str:
-    """The token that a text has most often: of an image's, the one that holds features."""
+    """Return the most frequent token of a text: in the text of an image, the one that holds features."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return str(tokenizer.convert_ids_to_tokens(max(ids, key=ids.count)))
 

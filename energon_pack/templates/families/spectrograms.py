@@ -1,6 +1,7 @@
-"""Stand-ins for the spectrogram in a feature extractor, which takes nearly all of the time of its call.
+"""Replace the spectrogram of a feature extractor, which takes nearly all of the time of its call.
 
-They answer by shape. Padding, cutting and masks, by which tokens are counted, stay the extractor's own.
+The stand-ins have only the right shape. Padding, cutting and masks, which decide the number of tokens, stay the
+extractor's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +16,10 @@ _LENGTHS = (4000, 4001, 7999, 16_123)  # samples
 
 
 def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return the method to put in place of an extractor's own, by its name; empty: none gives the same shapes.
+    """Return a method to replace an extractor's own, by its name; empty: none gives the same shapes.
 
     Args:
-        extractor: of a processor.
+        extractor: the feature extractor of a processor.
     """
     own = getattr(extractor, _METHOD, None)
     sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
@@ -30,17 +31,17 @@ def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _of_shape(own: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any) -> Any:
-    """Return an array [.., size, frames] without values of its own; of samples that no window holds, the real one."""
+    """Return an array [.., size, frames] without own values; for samples shorter than a window, the real array."""
     if samples.shape[-1] <= window:
         return own(samples, *args, **more)
     return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
 
 
 def _are_alike(stand_in: Callable[..., Any], own: Callable[..., Any], num_samples: int) -> bool:
-    """Tell whether both make an array of the same type and shape of a batch of two."""
+    """Tell whether both make an array of the same type and shape from a batch of two."""
     samples = np.zeros((2, num_samples), np.float32)
     try:
         made, wanted = stand_in(samples, "cpu"), own(samples, "cpu")
-    except Exception:  # of a class with another signature
+    except Exception:  # the class has another signature
         return False
     return isinstance(wanted, np.ndarray) and (made.shape, made.dtype) == (wanted.shape, wanted.dtype)

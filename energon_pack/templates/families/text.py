@@ -1,4 +1,4 @@
-"""Text alone: any tokenizer with a chat template."""
+"""Rules for text only: any tokenizer with a chat template."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 
 
 class Text(MediaRules):
-    """A model without images and videos; samples that have some are skipped."""
+    """A model without media; samples with media are skipped."""
 
     def __init__(self, processor: ProcessorSettings):
         self.media_tokens: dict[str, str] = {}

@@ -1,36 +1,36 @@
-"""The added tokens of a tokenizer: `<|im_start|>` and the like, which cut a text before anything else does."""
+"""Find the added tokens of a tokenizer, such as `<|im_start|>`, which cut a text before anything else does."""
 
 import re
 from collections.abc import Iterable
 from functools import cached_property
 
-_SEAMS = {"<": "><", "[": "]["}  # how tokens begin that come in runs, and what is then between them
+_SEAMS = {"<": "><", "[": "]["}  # first characters of tokens that come in runs, and the text between such tokens
 
 
 class AddedTokens:
-    """Where they stand in texts. Where several could, tokenizers take the leftmost, then the longest."""
+    """Finds added tokens in texts. If several are possible, tokenizers take the leftmost, then the longest."""
 
     def __init__(self, tokens: Iterable[str]):
         longest_first = sorted(tokens, key=len, reverse=True)
         self.longest = len(longest_first[0]) if longest_first else 0
-        #: without groups
+        #: a regular expression without groups
         self.source = "|".join(map(re.escape, longest_first)) or "(?!)"
         self.pattern = re.compile(self.source)
         self.all = tuple(longest_first)
         self._begins = {token[:i] for token in self.all for i in range(1, len(token))}
         self._ends = {token[i:] for token in self.all for i in range(1, len(token))}
-        self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not asked yet
+        self._stands_alone: dict[str, bool | None] = dict.fromkeys(self.all)  # None: not computed yet
 
     @cached_property
     def _all_stand_alone(self) -> bool:
         return all(map(self.stands_alone, self.all))
 
     def may_go_on(self, text: str) -> bool:
-        """Whether one could begin within a text and end behind it."""
+        """Whether an added token could begin within a text and end after it."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
     def stands_alone(self, text: str) -> bool:
-        """Whether a text is one of them wherever it is found: no other can overlap it."""
+        """Whether a text is always an added token wherever it stands: no other can overlap it."""
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (
@@ -41,7 +41,7 @@ class AddedTokens:
         return known
 
     def find_all(self, text: str) -> list[tuple[int, str]]:
-        """Where they are in a text, and which."""
+        """Return the places of added tokens in a text, and the tokens."""
         if not self._all_stand_alone:
             return [(match.start(), match[0]) for match in self.pattern.finditer(text)]
         found = []
@@ -54,7 +54,9 @@ class AddedTokens:
         return found
 
     def without_runs(self, text: str) -> tuple[str, int]:
-        """A text with runs of one of them (of an image's, say) as one, and how many tokens that leaves out."""
+        """Return a text in which each run of one token (say, an image's) is one, and how many tokens that leaves
+        out.
+        """
         left_out = 0
         for begin, seam in _SEAMS.items():
             pieces: list[str] = []

@@ -1,13 +1,13 @@
-"""How many tokens a text has, without making them.
+"""Count the tokens of a text without making them.
 
 A byte-level BPE tokenizer first cuts a text at its added tokens, then by a regular expression into words, and a word
 becomes the same tokens wherever it stands. So words are counted once and looked up afterwards, and a run of one added
-token (an image's) is counted by its length. The reference is `tokenizers`: it is asked for each new word, and for a
-whole text wherever this module is not sure: characters on which Unicode tables of different age may differ, text that
-is not in NFC, and spans that begin within a word.
+token (an image's) is counted by its length. The reference is `tokenizers`: it counts each new word, and the whole text
+if this module is not sure: for characters on which Unicode tables of different age may differ, for text that
+is not in NFC, and for spans that begin within a word.
 
-gigatoken, where it is installed, counts a text's parts at once; it is compared with the reference on `HOSTILE` before
-it is used. Setting it up takes as long as counting some million characters without: few texts never need it.
+If gigatoken is installed, it counts a text's parts at once; it is compared with the reference on `HOSTILE` before
+it is used. Setting it up takes as long as counting some million characters without it, so few texts never need it.
 """
 
 import json
@@ -30,27 +30,27 @@ from energon_pack.templates.tokens.words import HOSTILE, WordCounter, word_patte
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]
 
-_FAR_BACK = 60  # characters from the first of a span back to an added token
+_FAR_BACK = 60  # most characters from the start of a span back to an added token
 _MOST_HEADERS = 4
 _WORTH_AN_ENGINE = 5_000_000  # characters
 
 
 class CountingError(ValueError):
-    """An engine that was asked for by name can't be used."""
+    """An engine that is set by name can't be used."""
 
 
 class TokenCounter:
-    """Counts tokens, and those in given spans, for one tokenizer."""
+    """Counts tokens, in whole texts and in given spans, for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto"):
         """Read the tokenizer and choose an engine.
 
         Args:
-            engine: `auto` (after many texts gigatoken where it is installed), `words`, `gigatoken`, or `tokenizers`,
-                which counts nothing here.
+            engine: `auto` (after many texts gigatoken, if it is installed), `words`, `gigatoken`, or `tokenizers`:
+                then nothing is counted here.
 
         Raises:
-            CountingError: an engine that is asked for by name is not installed, or not right for this tokenizer.
+            CountingError: an engine that is set by name is not installed, or not right for this tokenizer.
         """
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
@@ -63,7 +63,7 @@ class TokenCounter:
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
         self._pieces = Pieces(tokenizer, self._added)
         self._normalizes = settings["normalizer"] is not None
-        self._headers: dict[str, list[int]] = {}  # what spans have been seen to follow → lengths of its words
+        self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
         self.engine = "words"
         self._counts: Count = WordCounter(tokenizer, pattern, self._added)
         self._characters_to_engine: float = math.inf
@@ -73,7 +73,8 @@ class TokenCounter:
             self.engine, self._counts = engine, _checked_gigatoken(tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
-        """Tokens of each text, and those that begin in its spans, but for a text's first; None: ask the reference.
+        """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
+        reference.
 
         Args:
             texts: each with its spans, ascending ranges of characters.
@@ -110,14 +111,14 @@ class TokenCounter:
         return results
 
     def _try_gigatoken(self) -> None:
-        """Count with gigatoken where it is installed and right for this tokenizer, else go on by words."""
+        """Count with gigatoken if it is installed and right for this tokenizer, else continue by words."""
         self._characters_to_engine = math.inf
         with suppress(CountingError):
             self._counts = _checked_gigatoken(self._tokenizer)
             self.engine = "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
-        """Indices of the texts that only the reference can count."""
+        """Return the indices of texts that only the reference can count."""
         wide = [i for i, text in enumerate(texts) if not text.isascii()]
         unsure = {wide[i] for i in doubtful([texts[i] for i in wide])}
         if self._normalizes:
@@ -125,7 +126,7 @@ class TokenCounter:
         return unsure
 
     def _cuts(self, text: str, spans: Spans) -> list[int] | None:
-        """Where to cut a text so that every second part is a span."""
+        """Return where to cut a text so that every second part is a span."""
         cuts = [0]
         for span in spans:
             for position in span:
@@ -136,7 +137,7 @@ class TokenCounter:
         return cuts
 
     def _is_between_words(self, text: str, position: int) -> bool:
-        """Whether a tokenizer cuts a text there in any case: at an added token, or where a word ends."""
+        """Whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
         words: list[int] | None
         for header, words in self._headers.items():  # noqa: B007
             if text.endswith(header, 0, position):
@@ -154,11 +155,11 @@ class TokenCounter:
             found = self._pattern.match(text, word, limit)
             word += length
             if found is None or found.end() != word:
-                return False  # what follows decides how long a run of spaces is a word
+                return False  # the following text decides how many of the spaces are a word
         return True
 
     def _words_before(self, text: str, position: int) -> list[int] | None:
-        """Lengths of the words from an added token, or the text's begin, if it ended there; None: none is near."""
+        """Return the lengths of the words since the last added token, or the text's start; None: none is near."""
         begin = max(0, position - _FAR_BACK)
         header, word = (0, 0) if begin == 0 else (-1, -1)
         for match in self._added.pattern.finditer(text, begin, position + self._added.longest):
@@ -183,7 +184,7 @@ class TokenCounter:
 
 
 def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What its JSON says of it, without the vocabulary, which would take longer than counting a small set."""
+    """Return the settings in its JSON without the vocabulary, which would take longer than counting a small set."""
     empty = Tokenizer(models.BPE())
     for name in ("normalizer", "pre_tokenizer"):
         if (step := getattr(tokenizer, name)) is not None:
@@ -203,7 +204,7 @@ def _gigatoken(tokenizer: Tokenizer) -> Count:
 
 
 def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
-    """gigatoken, after it counted the hostile texts as the reference does.
+    """Return gigatoken's counter, after it has counted the hostile texts like the reference.
 
     Raises:
         CountingError: it is not installed, or not right for this tokenizer.
@@ -213,7 +214,7 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
         wrong = _first_wrong(tokenizer, count)
     except ImportError:
         wrong = "it is not installed: pip install gigatoken"
-    except Exception as error:  # it refuses what it does not cover in its own ways
+    except Exception as error:  # it raises errors of its own for tokenizers that it does not support
         wrong = str(error)
     if wrong is not None:
         raise CountingError(f"measure.engine=gigatoken: {wrong}")

@@ -1,4 +1,4 @@
-"""Characters on which Unicode tables of different age may differ: words around them are left to the reference."""
+"""Find characters on which Unicode tables of different age may differ: words around them are left to the reference."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-_EMOJI = range(0x1F000, 0x1FB00)  # symbols in every table, or not yet in it: never letters, numbers or spaces
-_CJK = range(0x20000, 0x2A6D7)  # the letters of Extension B, as old
-_LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # in contractions, to some
+_EMOJI = range(0x1F000, 0x1FB00)  # symbols, or unassigned in old tables: never letters, numbers or spaces
+_CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have, too
+_LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # some tokenizers match these in contractions
 
 
 def doubtful(texts: Sequence[str]) -> set[int]:
-    """Which of the texts hold a doubtful character: their indices."""
+    """Return the indices of texts with a doubtful character."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = list(accumulate(map(len, texts)))
     return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())
@@ -22,9 +22,9 @@ def doubtful(texts: Sequence[str]) -> set[int]:
 
 @lru_cache(maxsize=1)
 def _is_doubtful() -> npt.NDArray[np.bool_]:
-    """For each code point. Doubtful are those younger than Unicode 3.2.
+    """Return for each code point whether it is doubtful: newer than Unicode 3.2.
 
-    That table comes with Python, so the answer is the same everywhere.
+    Python contains that table, so the result is the same everywhere.
     """
     category = unicodedata.ucd_3_2_0.category
     is_doubtful = np.ones(0x110000, bool)

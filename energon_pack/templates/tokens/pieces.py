@@ -1,7 +1,7 @@
-"""Counting a long text by the reference, a piece at a time.
+"""Count a long text by the reference, a piece at a time.
 
 `tokenizers` takes 400 to 700 bytes for each token that it makes: 6 MB of one record took 2.6 GB. A text is cut where
-tokenizers of bytes end a word; the one there is is asked whether it does before any text is cut.
+tokenizers of bytes end a word; before any text is cut, the tokenizer is checked for this.
 """
 
 import re
@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.runs import Ranges, token_ranges
 
-#: characters of a text that is cut, and of a piece of it, about
+#: approximate characters of a text that is cut, and of its pieces
 LONG = 100_000
-#: before a space between letters; behind the end of a line
+#: seams: before a space between letters, and after the end of a line
 _SEAM = re.compile(r"(?<=[a-zA-Z])(?= [a-zA-Z])|(?<=\n)(?=[a-zA-Z\u4e00-\u9fa5])")
-#: what may stand beside a seam: each kind of character, also those on which Unicode tables differ
+#: texts that may stand beside a seam: each kind of character, also those on which Unicode tables differ
 _BESIDE = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
 _SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
 
@@ -27,16 +27,16 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer, added: AddedTokens):
         self._tokenizer, self._added = tokenizer, added
-        self._ends_words: bool | None = None  # at every seam; None: not asked yet
+        self._ends_words: bool | None = None  # whether words end at every seam; None: not checked yet
 
     def count(self, text: str, spans: Ranges) -> tuple[int, int] | None:
-        """Tokens of a text, and those that begin in its spans, but for the text's first.
+        """Count the tokens of a text, and those that begin in its spans, except the text's first.
 
         Args:
             spans: ascending ranges of characters.
 
         Returns:
-            None: it is not long, or can't be cut.
+            The two counts; None: the text is not long, or can't be cut.
         """
         if len(text) <= LONG or not self._may_cut():
             return None
@@ -69,7 +69,7 @@ class Pieces:
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Where the pieces of a text begin and end: each ends at the first seam behind `LONG` characters."""
+    """Yield where the pieces of a text begin and end: each ends at the first seam after `LONG` characters."""
     start = 0
     while start < len(text):
         found = _SEAM.search(text, start + LONG)

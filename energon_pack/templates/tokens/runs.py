@@ -1,4 +1,4 @@
-"""Runs of the token that stands for visual features, thousands in a row, are shown to the tokenizer as one."""
+"""Show runs of thousands of tokens for visual features to the tokenizer as one token."""
 
 import re
 from bisect import bisect_left
@@ -11,12 +11,12 @@ from tokenizers import AddedToken, Tokenizer
 from energon_pack.templates.tokens.added import AddedTokens
 
 Ranges = list[tuple[int, int]]
-#: where a run begins in the text without runs, its token, and how often it stands there
+#: where a run begins in the text without runs, its token, and its number of tokens
 Run = tuple[int, str, int]
 
 
 class Runs:
-    """The runs of some added tokens. A tokenizer reads each of them as one token wherever it is."""
+    """Finds runs of added tokens that a tokenizer always reads as one token each."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -25,7 +25,7 @@ class Runs:
         self._pattern = re.compile("|".join(f"({token})(?:{token})+" for token in sorted(plain)) or "(?!)")
 
     def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
-        """A text with each run as one token, its spans in that text, and the runs; spans end outside of runs."""
+        """Return a text with each run as one token, its spans in that text, and the runs; spans end outside of runs."""
         found = list(self._pattern.finditer(text))
         if not found or _cuts(spans, [match.span() for match in found]):
             return text, spans, []
@@ -49,7 +49,7 @@ class Runs:
 
 
 def grow(ids: list[int], offsets: Ranges, ranges: Ranges, runs: Sequence[Run]) -> tuple[list[int], Ranges]:
-    """Ids and ranges of tokens of the text with its runs, from those of the text without."""
+    """Return ids and token ranges of the text with its runs, from those of the text without."""
     grown: list[int] = []
     places: list[int] = []
     cursor = 0
@@ -70,19 +70,19 @@ def grow(ids: list[int], offsets: Ranges, ranges: Ranges, runs: Sequence[Run]) -
 
 
 def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
-    """Tokens that begin inside a span; one that begins before it belongs to what came before."""
+    """Return for each span the range of tokens that begin inside it."""
     first = itemgetter(0)
     return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
 
 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
-    """Ranges without the first token, which nothing comes before, and the weight of each that is left.
+    """Return ranges without the first token, which nothing predicts, and the weight of each range that is left.
 
     Args:
-        weights: of each range; empty: all are 1.
+        weights: the weight of each range; empty: all are 1.
 
     Returns:
-        The weights are empty where all are 1.
+        The ranges and weights; weights are empty if all are 1.
     """
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     left = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]

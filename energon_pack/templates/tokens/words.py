@@ -1,4 +1,4 @@
-"""Counting the tokens of a byte-level BPE by its words, each counted once and looked up afterwards."""
+"""Count the tokens of a byte-level BPE by its words, each counted once and looked up afterwards."""
 
 import re
 from typing import Any
@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from energon_pack.templates.tokens.added import AddedTokens
 
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_MOST_WORDS = 500_000  # about 100 MB; then a dictionary starts again
-#: What ASCII has of Unicode's classes.
+_MOST_WORDS = 500_000  # words in a dictionary, about 100 MB; then it starts again
+#: the ASCII characters in classes of Unicode
 _ASCII_OF = {
     "L": "a-zA-Z",
     "Lu": "A-Z",
@@ -20,11 +20,11 @@ _ASCII_OF = {
     **dict.fromkeys(("Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "Nl", "No", "Han"), r"\x80"),  # nothing
 }
 _CLASS = re.compile(r"\\p\{(\w+)\}")
-#: Sets within sets, and the like.
+#: nested sets and the like, which are not supported
 _HARD = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
 _SHORT = 40  # characters; texts between added tokens up to this are remembered whole
 
-#: Texts on which tokenizers have been seen to differ.
+#: texts on which tokenizers were seen to differ
 HOSTILE = [
     *("a'\u017f", "\u017f't", "\u212a's", "don't DON'T doN't", "x'Re", "'", "''s", " 's"),
     *("a  b", "a   ", "   a", "\n\n  \n x", "\r\n\r\n", "a \r\n\tb", "\u00a0a\u2003b", "\u3000全角"),
@@ -75,14 +75,14 @@ class WordCounter:
         except KeyError:
             if len(known) > _MOST_WORDS:
                 known.clear()
-            # Not `{*words} - known.keys()`: that walks through all that is known.
+            # Not `{*words} - known.keys()`: that walks through all known words.
             new = {word for word in words if word not in known}
             known |= {word: len(self._tokenize(self._as_bytes(word)[0][0])) for word in new}
             return sum(map(known.__getitem__, words))
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
-    """What cuts a text into words; None for tokenizers that are not known to be counted by words."""
+    """Return the pattern that cuts a text into words; None: the tokenizer can't be counted by words."""
     model, normalizer, cutter = settings["model"], settings["normalizer"], settings["pre_tokenizer"] or {}
     affixes = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout")]
     if model["type"] != "BPE" or any(affixes) or model.get("byte_fallback"):
@@ -107,13 +107,15 @@ def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":
         pattern = regex.compile(source, regex.V1)
     except regex.error:
         return None
-    # All of a text has to be in words: what lies between two would be a word of its own.
+    # All of a text has to be in words: text between two words would be a word of its own.
     whole = all("".join(pattern.findall(text)) == text for text in HOSTILE)
     return pattern if whole and pattern.groups == 0 else None
 
 
 def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
-    """What finds the same words in ASCII texts at twice the speed, by Python's own `re`; None for other patterns."""
+    """Return a pattern of Python's own `re` that finds the same words in ASCII texts, twice as fast; None:
+    impossible.
+    """
     source = pattern.pattern
     if _HARD.search(source) or not _ASCII_OF.keys() >= set(_CLASS.findall(source)):
         return None
@@ -126,7 +128,7 @@ def ascii_pattern(pattern: "regex.Pattern[str]") -> "re.Pattern[str] | None":
         in_ascii = re.compile(_CLASS.sub(ranges, source), re.ASCII)
     except re.error:
         return None
-    # Every character beside every kind of character.
+    # Test every character next to every kind of character.
     beside = "aAsS1 '.\n\r\t\x1c"
     text = "".join(f"a{c}{d}a 1{d}{c}1.{c}{d}.  {d}{c}\n" for c in map(chr, range(128)) for d in beside)
     return in_ascii if in_ascii.findall(text) == pattern.findall(text) else None
