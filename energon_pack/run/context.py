@@ -13,7 +13,7 @@ from energon_pack.run.stores.mirror import Mirror
 
 @dataclass(frozen=True)
 class Run:
-    """Who does the jobs, who shows progress, and where results are kept for the next run."""
+    """The executor, the progress display, and the cache for the next run."""
 
     executor: Executor
     progress: Progress

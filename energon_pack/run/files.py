@@ -53,7 +53,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> None:
         made.mkdir()
         make(made)
         write_whole(made / _SUMS, json.dumps(_sums(made)).encode())
-        if folder.exists() and not is_as_made(folder):  # else another run was faster, and works with its copy
+        if folder.exists() and not is_as_made(folder):  # if it is whole, another run made it first and may be using it
             os.rename(folder, Path(temporary) / "damaged")
         try:
             os.rename(made, folder)
@@ -138,7 +138,7 @@ def one_of_machine(folder: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # to close it frees nothing where a process forked meanwhile has it, too
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing it would not free it while a process forked meanwhile has it open
         os.close(lock)
 
 

@@ -1,4 +1,4 @@
-"""One of several equal parts of some work. Every process divides the work the same way: nobody deals, nobody waits."""
+"""Divide work into equal parts. Every process computes the same division, so none has to wait for another."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

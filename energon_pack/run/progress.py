@@ -38,7 +38,7 @@ class Advance(Protocol):
 
         Args:
             cost: of these units, for a stage with costs of its own; None: the number of units.
-            is_new: the units were done in this run. Units found done took no time, and tell nothing of the rest.
+            is_new: the units were done in this run. Units found done took no time, so they do not count for the pace.
         """
 
 
@@ -58,7 +58,7 @@ def _nothing_begun() -> float:
 
 @dataclass
 class Work:
-    """Something that a stage counts."""
+    """A stage's work in units, and how much of it is done."""
 
     name: str
     total: int
@@ -313,6 +313,6 @@ def _nothing(count: int, cost: float | None = None, is_new: bool = True) -> None
 
 
 def _can_draw() -> bool:
-    """Say whether stderr is a terminal that one looks at; a sweep's jobs in processes would write over each other."""
+    """Say whether bars can be drawn: stderr is a terminal, and no other processes of a sweep write to it."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     return is_terminal and not os.environ.get("CI") and multiprocessing.parent_process() is None

@@ -1,4 +1,4 @@
-"""Keeps the values that were used last, up to a size."""
+"""A cache of the most recently used values, up to a size."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar

@@ -50,7 +50,7 @@ def seed_of(seed: int, epoch: int) -> int:
 
 
 class Chance:
-    """The same generator, one number at a time."""
+    """The generator of `random_keys`, one number at a time."""
 
     def __init__(self, seed: int, stream: int = 0):
         self._state = (seed * _MULTIPLY[0] + stream * _MULTIPLY[1]) & _WORD

@@ -1,4 +1,4 @@
-"""Whether another machine is fit for a run: it has the same packages, and sees the same folders."""
+"""Check whether another machine is fit for a run: it has the same packages and sees the same folders."""
 
 import hashlib
 import json
@@ -20,24 +20,24 @@ from energon_pack.run.user_cache import version_of
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
-_MARK = ".seen-by-all-"  # of a file that tells who made it
-_OLD_SECONDS = 30 * 86400.0  # no run takes as long
+_MARK = ".seen-by-all-"  # the start of the names of files by which other machines recognize a folder
+_OLD_SECONDS = 30 * 86400.0  # older files were left by killed runs: no run takes that long
 _APPEARS_SECONDS = 5.0  # a network file system may show a new file late
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a machine must have: it travels with the jobs."""
+    """The conditions that a machine must meet; they travel with the jobs."""
 
     packages: dict[str, str | None]
     cwd: str
-    #: knob, and a file or folder that is there
+    #: pairs of a setting and a file or folder that exists in the folder it names
     seen: tuple[tuple[str, str], ...]
 
 
 @contextmanager
 def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[Terms]:
-    """What a run asks of each machine, while it lasts: a file lies in the folders that it writes to.
+    """Yield a run's conditions for other machines. Meanwhile, a file lies in each folder that the run writes to.
 
     Args:
         kept_as: the file stays under this name, for processes that look for it later; `forget` removes it.
@@ -47,7 +47,7 @@ def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[
         for folder in folders:
             if folder.is_written:
                 folder.path.mkdir(parents=True, exist_ok=True)
-                for left in folder.path.glob(f"{_MARK}*"):  # by a run that was killed
+                for left in folder.path.glob(f"{_MARK}*"):  # files of killed runs
                     with suppress(OSError):
                         if time.time() - left.stat().st_mtime > _OLD_SECONDS:
                             left.unlink()
@@ -56,14 +56,14 @@ def terms_of(folders: Sequence[Folder], kept_as: str | None = None) -> Iterator[
                     stack.callback(mark.unlink, missing_ok=True)
                 mark.touch()
                 seen.append((folder.knob, os.fspath(mark)))
-            elif folder.path.is_dir():  # not in an object store
+            elif folder.path.is_dir():  # False for an object store
                 with os.scandir(folder.path) as entries:
                     seen += [(folder.knob, entry.path) for entry in islice(entries, 1)]
         yield Terms(packages(), os.getcwd(), tuple(seen))
 
 
 def why_unfit(terms: Terms) -> str | None:
-    """Why this machine can't work for a run, from its name on; None: it can. Paths are then good as they are there."""
+    """Say why this machine can't work for a run, beginning with its name. None: it can, and the run's paths work."""
     if why := why_other_packages(terms.packages):
         return why
     with suppress(OSError):
@@ -78,7 +78,7 @@ def why_unfit(terms: Terms) -> str | None:
 
 
 def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
-    """Says that this machine has other packages than a run was begun with; None: it has the same."""
+    """Say which packages differ from those that a run was started with; None: no package differs."""
     here = packages()
     differ = [f"{name} {here[name]} instead of {there}" for name, there in expected.items() if here[name] != there]
     if not differ:
@@ -88,7 +88,10 @@ def why_other_packages(expected: Mapping[str, str | None]) -> str | None:
 
 @cache
 def packages() -> dict[str, str | None]:
-    """Versions of what lengths and packs depend on; of this package its code, too: a checkout has no version."""
+    """Return the versions of the packages that lengths and packs depend on.
+
+    For this package, a hash of the code is included, because a checkout has no version of its own.
+    """
     root = Path(__file__).resolve().parents[2]
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -107,14 +110,14 @@ def _appears(path: str) -> bool:
 
 
 def forget(terms: Terms) -> None:
-    """Remove the files that `terms_of` left in folders; nobody looks for them any more."""
+    """Remove the files that `terms_of` left in folders, once no process looks for them."""
     for _, path in terms.seen:
         if os.path.basename(path).startswith(_MARK):
             Path(path).unlink(missing_ok=True)
 
 
 def _main(path: str, *options: str) -> None:
-    """End a job of Slurm in its first second where its node is unfit; with `--end`, the run is over."""
+    """Fail a Slurm job in its first second if its node is unfit; with `--end`, clean up after the run."""
     try:
         about = json.loads(Path(path).read_bytes())
     except OSError as error:

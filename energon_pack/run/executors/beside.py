@@ -16,7 +16,7 @@ _TRIES = 3
 
 
 class Beside:
-    """Runs a run's single jobs where other machines do the rest. A kill ends a run on one machine; here it does not."""
+    """Runs single jobs here while other machines do the rest. A killed process is replaced; it does not end the run."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

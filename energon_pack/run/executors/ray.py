@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 _LOST = (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError, ObjectLostError)
 _JOBS_PER_SLOT = 2  # one at work, one waiting
-_LEAST_NODES = 2  # on which a job is tried: the fault may be the node's
+_LEAST_NODES = 2  # a job is tried on at least so many: the fault may be the node's
 _LOOK_SECONDS = 10.0  # how often the cluster's size and signs of life are asked for
 
 
@@ -57,7 +57,7 @@ class _Task:
     """A job that was handed to Ray."""
 
     job: bytes
-    num_lost: int = 0  # workers and nodes that were lost with it
+    num_lost: int = 0  # workers and nodes that were lost while they ran it
     nodes: list[str] = field(default_factory=list)  # where it was begun again
     copies: list[Any] = field(default_factory=list)  # running copies of it
     begun: float = 0.0  # when the first copy began
@@ -174,7 +174,7 @@ class RayExecutor:
 
     def _begin_again(self, task: _Task, error: RayError, ended: _Ended) -> None:
         nodes = self._nodes()
-        least = _LEAST_NODES if len(nodes) >= _LEAST_NODES else 0  # one is not the node that lost it first
+        least = _LEAST_NODES if len(nodes) >= _LEAST_NODES else 0  # two nodes: one of them did not lose the job first
         if task.num_lost > max(self._settings.retries, least):
             raise PackError(
                 f"the worker of one job was lost {task.num_lost} times, the last time by {one_line(error)}; most likely"

@@ -29,7 +29,7 @@ _OWN = {
 
 @dataclass
 class ExecutorConfig:
-    """Processes of this machine, or of others."""
+    """Settings for processes on this machine or on others."""
 
     #: local: processes of this machine · slurm: a chain of Slurm's jobs · ray: tasks of a Ray cluster · or what an
     #: installed package adds
@@ -79,9 +79,9 @@ class ExecutorConfig:
                 raise PackError(f"executor.{name}={value:g}: must be more than 0")
 
     def of_a_task(self) -> dict[str, Any]:
-        """What a task of Slurm's is given, for it works on its own machine.
+        """Return the settings for a Slurm task, which uses the processes of its own machine.
 
-        Settings of Slurm's are set back: a config of the user's own may have them, and a task refuses them.
+        Settings of `slurm` return to their defaults, because a task would refuse them.
         """
         default = ExecutorConfig()
         own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm])}

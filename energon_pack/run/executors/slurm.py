@@ -23,7 +23,7 @@ from energon_pack.run.executors.settings import ExecutorConfig
 from energon_pack.run.files import write_whole
 
 LENGTHS, PLAN, WRITE, PUBLISH = "lengths", "plan", "write", "publish"
-#: Stages in order, with the parts of each; None: it has none.
+#: The stages in order, each with the numbers of its parts; None: the stage has no parts.
 Stages = Mapping[str, Sequence[int] | None]
 
 _LOOK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
@@ -36,8 +36,8 @@ class Chain:
     """The jobs of one run.
 
     Attributes:
-        folder: where their scripts and logs lie; all nodes see it.
-        command: the user's, without its stage; the first word is the Python.
+        folder: for their scripts and logs; all nodes see it.
+        command: the user's command without its stage; the first word is the Python.
     """
 
     settings: ExecutorConfig
@@ -45,7 +45,7 @@ class Chain:
     command: Sequence[str]
 
     def scripts(self, stages: Stages) -> dict[str, str]:
-        """The script of each stage, in order."""
+        """Return the script of each stage, in order."""
         return {stage: self._script(stage, parts) for stage, parts in stages.items()}
 
     def _script(self, stage: str, parts: Sequence[int] | None) -> str:
@@ -67,30 +67,30 @@ class Chain:
 
     @property
     def _terms_file(self) -> Path:
-        """What a node must have, and must see."""
+        """Return the path of the file with the conditions that a node must meet."""
         return self.folder / "terms.json"
 
     @property
     def _done_file(self) -> Path:
-        """Is there when the last job has published the dataset."""
+        """Return the path of the file that exists once the last job has published the dataset."""
         return self.folder / "published"
 
     @property
     def _jobs_file(self) -> Path:
-        """The numbers of the jobs, and the settings of their run."""
+        """Return the path of the file with the numbers of the jobs and the settings of their run."""
         return self.folder / "jobs.json"
 
     def submit(self, stages: Stages, terms: Terms, run_settings: str) -> dict[str, str]:
-        """Submit a job for each stage, to begin when the one before it has ended well.
+        """Submit a job for each stage; it begins when the job of the stage before has succeeded.
 
         Args:
             run_settings: everything that the dataset depends on.
 
         Returns:
-            The number of the job of each stage.
+            The job number of each stage.
 
         Raises:
-            PackError: there is no Slurm, or it refuses.
+            PackError: there is no Slurm, or Slurm refuses a job.
         """
         for old in (self._done_file, *self.folder.glob("*.log"), *self.folder.glob("*.sh")):
             old.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ class Chain:
                 done = _slurm("sbatch", "--parsable", *after, str(path))
                 if done.returncode:
                     raise PackError(f"executor.sbatch: {' '.join(done.stderr.split())[:300]}")
-                jobs[stage] = done.stdout.strip().partition(";")[0]  # the name of the cluster may follow
+                jobs[stage] = done.stdout.strip().partition(";")[0]  # the cluster's name may follow
             write_whole(self._jobs_file, json.dumps({"settings": run_settings, "jobs": jobs}).encode())
         except BaseException:
             if jobs:
@@ -113,10 +113,10 @@ class Chain:
         return jobs
 
     def submitted(self, run_settings: str) -> dict[str, str]:
-        """The jobs that do this run already: some of them wait or work now. Empty: there are none.
+        """Return the jobs of this same run if some of them are waiting or running; empty: there are none.
 
         Raises:
-            PackError: jobs with other settings are at work on the same dataset.
+            PackError: jobs with other settings are writing the same dataset.
         """
         try:
             about = json.loads(self._jobs_file.read_bytes())
@@ -133,13 +133,13 @@ class Chain:
         return jobs
 
     def wait(self, jobs: Mapping[str, str], progress: Callable[[], str]) -> None:
-        """Wait for the end of the jobs, and say how far they are.
+        """Wait until the jobs end, and show their progress.
 
         Args:
-            progress: what the files say.
+            progress: returns a line about the files written so far.
 
         Raises:
-            PackError: they ended, and the dataset is not published; with the error of the first task that failed.
+            PackError: they ended without a published dataset; the message is the error of the first failed task.
         """
         printed, last = -_LINE_SECONDS, ""
         while (tasks := _tasks(jobs)) != {}:
@@ -155,7 +155,7 @@ class Chain:
             time.sleep(0.2)
 
     def _failure(self) -> PackError:
-        """The error of the first task that failed: of the earliest stage, the one whose log ended first."""
+        """Return the error of the first failed task: in the earliest failed stage, the task whose log ended first."""
         for stage in (LENGTHS, PLAN, WRITE, PUBLISH):
             for log in sorted(self.folder.glob(f"{stage}*.log"), key=lambda path: (path.stat().st_mtime, path.name)):
                 code, why = _end_of(log)
@@ -169,7 +169,7 @@ class Chain:
 
 
 def _end_of(log: Path) -> tuple[int | None, str]:
-    """The exit code of a task, None where it was killed with its script, and the line that says why."""
+    """Return a task's exit code, None if it was killed with its script, and the line with the reason."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     code = None
     if lines and lines[-1].startswith(_END):
@@ -180,7 +180,7 @@ def _end_of(log: Path) -> tuple[int | None, str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0-3,7` for 0, 1, 2, 3 and 7."""
+    """Write numbers as ranges: `0-3,7` for 0, 1, 2, 3 and 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
@@ -191,7 +191,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
-    """The states of the tasks of each stage that wait or work; None: Slurm does not answer."""
+    """Return, by stage, the states of the tasks that wait or run; None: Slurm does not answer."""
     done = _slurm("squeue", "--me", "--noheader", "--array", "--format=%F %T")
     if done.returncode:
         return None
@@ -201,7 +201,7 @@ def _tasks(jobs: Mapping[str, str]) -> dict[str, list[str]] | None:
 
 
 def _line(tasks: Mapping[str, Sequence[str]]) -> str:
-    """`write: 3 running, 9 pending; then publish`."""
+    """Write the states as a line: `write: 3 running, 9 pending; then publish`."""
     stage, *later = tasks
     counts = (f"{tasks[stage].count(state)} {state.lower()}" for state in sorted(set(tasks[stage]), reverse=True))
     return f"{stage}: {', '.join(counts)}{'; then ' if later else ''}{', '.join(later)}"

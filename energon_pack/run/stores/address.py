@@ -1,4 +1,4 @@
-"""Addresses on object stores, and how Energon names the same place.
+"""Parse addresses on object stores, and translate them to Energon's.
 
 s3://bucket/key   gs://bucket/key   msc://profile/key
 """
@@ -15,38 +15,38 @@ _ADDRESS = re.compile(r"(s3|gs|msc)://([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """Where multi-storage-client finds an object."""
+    """The place where multi-storage-client finds an object."""
 
-    profile: str  # of its configuration, or one it makes of a bucket: `_s3-bucket`
+    profile: str  # a profile of its configuration, or one that it makes for a bucket: `_s3-bucket`
     key: str
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is one on an object store."""
+    """Say whether a path is an address on an object store."""
     return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
 
 
 def tidy(address: str) -> str:
-    """An address with its scheme in lower case, and no slash at its end."""
+    """Return an address with its scheme in lower case, and without a slash at its end."""
     address = address.rstrip("/")
     scheme, mark, path = address.partition("://")
     return f"{scheme.lower()}{mark}{path}" if is_address(address) else address
 
 
 def parent(address: str) -> str:
-    """The folder that an address lies in; of a bucket, itself."""
+    """Return the folder that an address lies in; a bucket is its own parent."""
     above, _, _ = tidy(address).rpartition("/")
     return above if is_address(above) else tidy(address)
 
 
 def bucket_of(address: str) -> str:
-    """The bucket or profile that an address lies in, as an address; of a path, nothing."""
+    """Return the address of the bucket or profile that an address lies in; for a path, an empty text."""
     matched = _ADDRESS.fullmatch(address)
     return f"{matched[1].lower()}://{matched[2]}" if matched else ""
 
 
 def joined(folder: str, name: str) -> str:
-    """A name in a folder, as a path has it: `..` is the folder above; an address stays one."""
+    """Join a folder and a name as paths are joined: `..` is the folder above. An address remains an address."""
     if is_address(name):
         return name
     scheme, _, path = tidy(folder).partition("://")
@@ -55,13 +55,13 @@ def joined(folder: str, name: str) -> str:
 
 
 def lies_in(address: str, folder: str) -> bool:
-    """Whether an address is that of a folder, or of something in it."""
+    """Say whether an address names a folder, or something in it."""
     return f"{tidy(address)}/".startswith(f"{tidy(folder)}/")
 
 
 @lru_cache(maxsize=4096)
 def place_of(address: str) -> Place:
-    """Profile and key, as multi-storage-client resolves them, `path_mapping` of its configuration among it."""
+    """Return profile and key as multi-storage-client resolves them, `path_mapping` of its configuration included."""
     matched = _ADDRESS.fullmatch(address)
     if matched is None:
         raise PackError(f"{address} is no address on an object store: s3://bucket/…, gs://bucket/… or msc://profile/…")
@@ -76,6 +76,6 @@ def place_of(address: str) -> Place:
 
 
 def energon_address(address: str) -> str:
-    """The same place as Energon names it, to which only `msc://` is a store."""
+    """Return the same place as an address for Energon, which knows only `msc://` as a store."""
     place = place_of(address)
     return tidy(f"msc://{place.profile}/{place.key}")

@@ -1,10 +1,10 @@
-"""What was read of objects, kept for a while so that nothing is read twice: in memory, and on a disk of this machine.
+"""Cache blocks read from objects, in memory and on a disk of this machine, so that nothing is read twice.
 
-Packing looks at a source three times: at its headers, at texts and media, and at what it copies. Objects are read in
-blocks, several in one request where they are read in order. On disk they lie in the folder of temporary files
-(`TMPDIR`), a file each, up to `_MOST_BLOCKS` and half of what is free. Where that is full, what nobody used for an hour
-goes; else nothing more is kept, and is read again when it is needed: a source that is larger would throw out each block
-before it comes to be used.
+Packing reads a source three times: for headers, for texts and media, and to copy. Objects are read in blocks; a
+sequential read gets several in one request. On disk, each block is a file in the temporary folder (`TMPDIR`); together
+they take at most `_MOST_BLOCKS` and half of the free space. When that is full, blocks unused for an hour are removed.
+If there are none, no new block is kept, and it is read again when needed: if a source is larger than the cache,
+replacing blocks would remove each one before its second use.
 """
 
 import hashlib
@@ -18,28 +18,28 @@ from pathlib import Path
 from energon_pack.run.files import own_temporary
 
 BLOCK = 1 << 20
-_IN_MEMORY = 48  # blocks of a process
-_MOST_BLOCKS = 16 << 10  # on the disk of a machine
-_LOOK_EVERY = 128  # blocks that are kept: then the folder is looked at again
-_OLD = 3600.0  # seconds
+_IN_MEMORY = 48  # blocks that a process keeps in memory
+_MOST_BLOCKS = 16 << 10  # on a machine's disk
+_LOOK_EVERY = 128  # after so many kept blocks, the folder's size is checked again
+_OLD = 3600.0  # seconds without use after which a block may be removed
 
 
 def key_of(address: str, version: str) -> str:
-    """What the blocks of an object are called."""
+    """Return the name for the blocks of an object."""
     return hashlib.sha256(f"{address}\0{version}".encode()).hexdigest()[:32]
 
 
 class Blocks:
-    """The blocks that this process keeps, and those of all processes of the user on this machine."""
+    """Blocks in this process's memory, and on disk for all processes of this user on this machine."""
 
     def __init__(self, most: int = _MOST_BLOCKS) -> None:
         self._memory: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._most = most
         self._folder: Path | None = None
-        self._room = 0  # blocks to keep before the folder is looked at again; below 0: it is full
+        self._room = 0  # blocks to keep before the folder is checked again; negative: it is full
 
     def read(self, key: str, number: int, start: int, end: int) -> bytes | None:
-        """Bytes of a block; None: it is not here."""
+        """Return bytes of a block; None: the block is not in the cache."""
         data = self._memory.get((key, number))
         if data is not None:
             self._memory.move_to_end((key, number))
@@ -54,11 +54,11 @@ class Blocks:
             os.close(fd)
 
     def has(self, key: str, number: int) -> bool:
-        """Whether a block need not be read from the store."""
+        """Say whether a block is in the cache."""
         return (key, number) in self._memory or os.path.exists(self._path(key, number))
 
     def keep(self, key: str, number: int, data: memoryview) -> None:
-        """Keep a block: in memory, and on disk where there is room."""
+        """Keep a block in memory, and on disk if there is room."""
         self._memory[key, number] = data
         while len(self._memory) > _IN_MEMORY:
             self._memory.popitem(last=False)
@@ -74,13 +74,13 @@ class Blocks:
             with open(temporary, "wb", buffering=0) as file:
                 file.write(data)
             os.replace(temporary, path)
-        except OSError:  # it is full: what is not kept is read again
+        except OSError:  # the disk is full; the block will be read again
             Path(temporary).unlink(missing_ok=True)
             self._room = -_LOOK_EVERY
 
     @property
     def folder(self) -> Path:
-        """Where blocks lie: the user's own, whoever else writes beside it."""
+        """Return the folder of the blocks; only this user can write to it."""
         if self._folder is None:
             self._folder = own_temporary("blocks")
         return self._folder
@@ -89,13 +89,13 @@ class Blocks:
         return f"{self.folder}/{key}-{number}"
 
     def _look(self) -> None:
-        """How many more may lie here; where there is no room, those go that were not used for long."""
+        """Compute how many more blocks fit on disk; if few do, remove those that were not used for long."""
         kept = list(os.scandir(self.folder))
         free = shutil.disk_usage(self.folder).free // (2 * BLOCK)
         room = min(self._most - len(kept), free)
         if room < _LOOK_EVERY:
             for entry in kept:
-                with suppress(FileNotFoundError):  # another process was faster
+                with suppress(FileNotFoundError):  # another process removed it first
                     if time.time() - max(entry.stat().st_mtime, entry.stat().st_atime) > _OLD:
                         os.unlink(entry)
                         room += 1

@@ -1,4 +1,4 @@
-"""A profile of any kind through multi-storage-client, as Energon itself opens it."""
+"""Access a profile of any kind through multi-storage-client, as Energon itself does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,8 @@ class MscObjects(Objects):
     """The objects of a profile.
 
     Args:
-        by_time: the version of an object is when it was written: its etag is another where it is listed.
+        by_time: take an object's time of writing as its version, because listings give other etags than single
+            requests.
     """
 
     def __init__(self, profile: str, by_time: bool = False):
@@ -61,19 +62,19 @@ class MscObjects(Objects):
 
 
 def _asked(request: Callable[[], Any], times: int = 1) -> Any:
-    """The result of a request; its client waits for the next bytes as long as there come some."""
+    """Run a request with a time limit: its client alone would wait as long as any bytes come."""
     with _named():
         return requests.within(times * requests.REQUEST_SECONDS, request)
 
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Errors as `tried` knows them."""
+    """Translate the client's errors to those that `tried` expects."""
     try:
         yield
     except (FileNotFoundError, Transient):
         raise
-    except Exception as error:  # of the client behind it, too: it does not translate all of them
+    except Exception as error:  # multi-storage-client passes on some errors of the clients it uses
         status, code = _answer(error)
         if status is None and isinstance(error, PermissionError | NotImplementedError):
             raise Refused(said(error)) from None
@@ -81,7 +82,9 @@ def _named() -> Iterator[None]:
 
 
 def _answer(error: BaseException) -> tuple[int | None, str | None]:
-    """Status and code of a store's answer, as Google's clients and botocore have them, or what became of theirs."""
+    """Find the status and code of a store's answer in an error of Google's clients or botocore, or in what it
+    caused.
+    """
     status = getattr(error, "code", None)
     if isinstance(status, int):
         return status, None

@@ -1,4 +1,4 @@
-"""An S3 bucket through obstore: a request costs a fraction of the processor's time that others take."""
+"""Access an S3 bucket through obstore: a request takes a fraction of the processor time that other clients need."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from energon_pack.run.stores import requests
 from energon_pack.run.stores.client import PART_BYTES, Found, Objects
 from energon_pack.run.stores.requests import Refused, fault_of, said
 
-#: Settings of a profile that this client knows, or that say nothing about what is read.
+#: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
     *("max_pool_connections", "connect_timeout", "read_timeout", "retries", "max_concurrency"),
     *("multipart_threshold", "multipart_chunksize", "io_chunksize", "rust_client"),
 }
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_REDIRECT = 301, "redirect without LOCATION"  # which it tells without its status
+_REDIRECT = 301, "redirect without LOCATION"  # obstore reports a redirect by this text, without the status
 _CONFLICT = 409  # another write of the same object is under way
 
 
@@ -31,7 +31,8 @@ class ObstoreObjects(Objects):
     """The objects of a profile.
 
     Args:
-        options, credentials: of the profile's storage provider, and of its credentials provider.
+        options: of the profile's storage provider.
+        credentials: of its credentials provider.
     """
 
     def __init__(self, options: Mapping[str, Any], credentials: Mapping[str, str]):
@@ -43,7 +44,7 @@ class ObstoreObjects(Objects):
             profile_name=options.get("profile_name"),
         )
         chosen = {name: options[name] for name in ("region_name", "endpoint_url") if options.get(name)}
-        meta = session.client("s3", **chosen).meta  # as boto3 finds them: environment, files, defaults
+        meta = session.client("s3", **chosen).meta  # boto3 looks at the environment, files and defaults
         config: Any = {"region": meta.region_name}
         if not meta.endpoint_url.rstrip("/").endswith("amazonaws.com"):
             config["endpoint"] = meta.endpoint_url
@@ -67,8 +68,8 @@ class ObstoreObjects(Objects):
             options: Any = {"config": config, "client_options": client, "retry_config": retry}
             return S3Store(bucket, prefix=prefix or None, credential_provider=asking, **options)
 
-        self._store = store({"max_retries": 0})  # `tried` counts each
-        # One part that fails is no reason to begin with the first again.
+        self._store = store({"max_retries": 0})  # `tried` repeats requests, and counts them
+        # If one part fails, the parts before it need not be sent again.
         backoff = {"init_backoff": timedelta(seconds=requests.FIRST_WAIT), "max_backoff": timedelta(seconds=8)}
         patience = timedelta(seconds=requests.PATIENCE)
         self._in_parts = store({"max_retries": requests.ATTEMPTS, "backoff": backoff, "retry_timeout": patience})
@@ -123,7 +124,7 @@ class ObstoreObjects(Objects):
 
 
 def _asking(credentials: Any) -> Callable[[], Any]:
-    """What hands boto3's credentials over for each request: it knows best when new ones are due, and asks for them."""
+    """Return a function that gets boto3's credentials for each request: boto3 renews them when they are due."""
 
     def ask() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
@@ -139,7 +140,7 @@ def _asking(credentials: Any) -> Callable[[], Any]:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Errors as `tried` knows them."""
+    """Translate the client's errors to those that `tried` expects."""
     try:
         yield
     except FileNotFoundError:

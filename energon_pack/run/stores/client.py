@@ -1,6 +1,6 @@
-"""What is asked of an object store: size and version, bytes by place, what lies under a prefix, and to write.
+"""Find, read, list, write and delete objects on an object store.
 
-address ──place_of──► profile, key ──► obstore, where it is there and knows the profile; else multi-storage-client
+address ──place_of──► profile, key ──► obstore, if it is installed and knows the profile; else multi-storage-client
 """
 
 import errno
@@ -18,16 +18,16 @@ from energon_pack.run.stores.forked import is_forked
 from energon_pack.run.stores.requests import COUNTS, StoreError, said, tried
 from energon_pack.run.user_cache import version_of
 
-#: A part of an object that is written in several; a store takes 10,000 of them.
+#: The size of a part of an object that is written in parts; a store accepts 10,000 parts.
 PART_BYTES = 16 << 20
-_MOST_LOOKS = 100  # at an object that changes meanwhile
+_MOST_LOOKS = 100  # how often an object is read that changes meanwhile
 _DELETED_AT_ONCE = 1000
-#: type of a storage provider → our extra, and the package of it without which nobody opens the store
+#: type of a storage provider → our extra, and the package in it that is needed to open the store
 _NEEDS = {"s3": ("s3", "boto3"), "gcs": ("gs", "google-cloud-storage")}
-#: types of which multi-storage-client lists other etags than it finds
+#: types for which multi-storage-client gives other etags in a listing than for one object
 _OTHER_ETAGS = ("gcs",)
 _OF_BUCKETS = {"s3": "s3", "gs": "gcs"}  # scheme → type
-#: Where a client is told where a store is and who asks it, by scheme.
+#: By scheme: which settings tell a client the store's address and credentials.
 _KNOBS = {
     "s3": "AWS_PROFILE, AWS_ENDPOINT_URL, AWS_REGION and ~/.aws say where it is and with which keys",
     "gs": "Google's default credentials say with which keys",
@@ -36,39 +36,39 @@ _OF_PROFILES = "the file of MSC_CONFIG, or ~/.msc_config.yaml, describes profile
 
 
 class Found(NamedTuple):
-    """What tells whether an object is still the same."""
+    """Size and version of an object, which tell whether it has changed."""
 
     size: int
     version: str
 
 
 class Objects(ABC):
-    """The objects of a profile, by their keys. Raises FileNotFoundError, and what `tried` knows."""
+    """The objects of a profile, by their keys. Methods raise FileNotFoundError and the errors that `tried` expects."""
 
     @abstractmethod
     def find(self, key: str) -> Found:
-        """Size and version as they are now."""
+        """Return the present size and version."""
 
     @abstractmethod
     def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        """Bytes, and of which version they are where the store says so."""
+        """Return bytes, and the version they belong to if the store reports it."""
 
     @abstractmethod
     def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
-        """Keys below a prefix, which is a folder; whole."""
+        """Yield the whole keys of all objects below a prefix, which is a folder."""
 
     @abstractmethod
     def names(self, prefix: str) -> Iterator[str]:
-        """Keys in a folder alone, and folders in it, which end in a slash."""
+        """Yield the keys directly in a folder; those of folders end in a slash."""
 
     @abstractmethod
     def put(self, key: str, data: bytes) -> None:
-        """Write an object; it is there whole, or as it was."""
+        """Write an object: either whole, or not at all."""
 
     def put_if(self, key: str, data: bytes, version: str | None) -> bool:
-        """Write an object where it is still of a version, or not there at all, and say whether that was so.
+        """Write an object if it still has this version; None: if it does not exist. Say whether it was written.
 
-        A store that knows no conditional write is asked first: what comes between the two requests is overwritten.
+        A store without conditional writes is asked for the version first; a write between the two requests is lost.
         """
         try:
             now = self.find(key).version
@@ -80,24 +80,24 @@ class Objects(ABC):
 
     @abstractmethod
     def put_file(self, key: str, path: Path) -> None:
-        """The same from a file, a large one in parts."""
+        """Write an object from a file, in parts if it is large."""
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there, too."""
+        """Remove objects; missing ones are no error."""
 
 
 def meet(address: str) -> None:
-    """Make the client of a store, where this process has none."""
+    """Make the client of a store, unless this process has it."""
     _of(address)
 
 
 def find(address: str) -> Found:
-    """Size and version of an object.
+    """Return size and version of an object.
 
     Raises:
-        FileNotFoundError: there is none.
-        StoreError: the store does not answer, as all here.
+        FileNotFoundError: there is no such object.
+        StoreError: the store does not answer; all functions here raise it.
     """
     objects, key = _of(address)
     if not key:
@@ -106,7 +106,7 @@ def find(address: str) -> Found:
 
 
 def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
-    """Bytes of an object, and of which version they are where the store says so."""
+    """Return bytes of an object, and the version they belong to if the store reports it."""
     objects, key = _of(address)
     data, version = tried("GET", address, lambda: objects.read(key, start, end))
     COUNTS["bytes read"] += len(data)
@@ -114,16 +114,16 @@ def read(address: str, start: int, end: int) -> tuple[memoryview, str | None]:
 
 
 def read_whole(address: str) -> bytes:
-    """All of an object."""
+    """Return all bytes of an object."""
     found = find(address)
     return bytes(read(address, 0, found.size)[0]) if found.size else b""
 
 
 def read_with_version(address: str) -> tuple[bytes, str]:
-    """All of an object, and its version, which `put_if` takes.
+    """Return all bytes of an object, and its version, for `put_if`.
 
     Raises:
-        StoreError: it is written between the two requests each time.
+        StoreError: the object is written between the two requests each time.
     """
     for _ in range(_MOST_LOOKS):
         found = find(address)
@@ -134,7 +134,7 @@ def read_with_version(address: str) -> tuple[bytes, str]:
 
 
 def entries(folder: str) -> dict[str, Found]:
-    """Addresses of all objects in a folder and in the folders in it, in the order of their names."""
+    """Return all objects in a folder and its subfolders by address, in the order of their names."""
     objects, key = _of(folder)
     prefix = f"{tidy(key)}/" if key else ""
     found = tried("LIST", folder, lambda: dict(objects.entries(prefix)))
@@ -143,7 +143,7 @@ def entries(folder: str) -> dict[str, Found]:
 
 
 def names(folder: str) -> list[str]:
-    """Names of what is in a folder, and not of what is in the folders in it: these end in a slash."""
+    """Return the names directly in a folder; those of folders end in a slash."""
     objects, key = _of(folder)
     prefix = f"{tidy(key)}/" if key else ""
     return tried("LIST", folder, lambda: sorted(name[len(prefix) :] for name in objects.names(prefix)))
@@ -157,11 +157,11 @@ def put(address: str, data: bytes) -> None:
 
 
 def put_if(address: str, data: bytes, version: str | None) -> bool:
-    """Write a small object unless somebody else wrote it meanwhile; whether it was written.
+    """Write a small object, unless another process wrote it meanwhile; say whether it was written.
 
     Args:
-        data: bytes that nobody else writes: where the answer to a request was lost, they tell whether it was done.
-        version: of the object as it was read; None: there was none.
+        data: must be unique to this call: if the answer to a request was lost, they tell whether it was written.
+        version: the object's version when it was read; None: there was no object.
     """
     objects, key = _of(address)
     is_put = tried("PUT", address, lambda: objects.put_if(key, data, version))
@@ -175,7 +175,7 @@ def put_if(address: str, data: bytes, version: str | None) -> bool:
 
 
 def put_file(address: str, path: Path) -> None:
-    """Write an object from a file of this machine, in parts where it is large."""
+    """Write an object from a file of this machine, in parts if it is large."""
     objects, key = _of(address)
     size = path.stat().st_size
     tried("PUT", address, lambda: objects.put_file(key, path))
@@ -184,14 +184,14 @@ def put_file(address: str, path: Path) -> None:
 
 
 def delete(addresses: Iterable[str]) -> None:
-    """Remove objects of one profile, in this order as far as a store keeps to one."""
+    """Remove objects of one profile, in this order if the store keeps an order."""
     waiting = iter(addresses)
     while some := list(islice(waiting, _DELETED_AT_ONCE)):
         objects, keys = _of(some[0])[0], [place_of(address).key for address in some]
         tried("DELETE", some[0], partial(objects.delete, keys))
 
 
-# ------------------------------------------------------------------------------------------------------- who is asked
+# ------------------------------------------------------------------------------------------------------------ clients
 
 
 def _of(address: str) -> tuple[Objects, str]:
@@ -201,16 +201,16 @@ def _of(address: str) -> tuple[Objects, str]:
 
 @lru_cache(maxsize=64)
 def objects_of(profile: str) -> Objects:
-    """Who is asked for the objects of a profile.
+    """Return the client for the objects of a profile.
 
     Raises:
-        PackError: there is no such profile, what it says is wrong, or its client is not installed.
+        PackError: there is no such profile, it has a wrong setting, or its client is not installed.
     """
     try:
         return _objects_of(profile)
     except PackError:
         raise
-    except Exception as error:  # whatever the clients say: of a setting, of credentials, of a profile
+    except Exception as error:  # any error of the clients: in a setting, in credentials, in a profile
         bucket = _bucket_of(profile)
         where, knobs = (
             (f"{bucket[0]}://{bucket[1]}", _KNOBS[bucket[0]]) if bucket else (f"msc://{profile}", _OF_PROFILES)
@@ -238,7 +238,7 @@ def _objects_of(profile: str) -> Objects:
 
 
 def _settings_of(profile: str) -> Mapping[str, Any]:
-    """A profile as the user wrote it; of a bucket named by its address, the least that names it."""
+    """Return a profile as the user wrote it; for a bucket named by its address, the few settings that define it."""
     from multistorageclient import StorageClientConfig
     from multistorageclient.utils import expand_env_vars
 
@@ -249,11 +249,11 @@ def _settings_of(profile: str) -> Mapping[str, Any]:
     if (named := _bucket_of(profile)) is not None:
         scheme, bucket = named
         return {"storage_provider": {"type": _OF_BUCKETS[scheme], "options": {"base_path": bucket}}}
-    return {}  # rclone's, or none: multi-storage-client says
+    return {}  # it is rclone's, or does not exist: multi-storage-client reports that
 
 
 def _bucket_of(profile: str) -> tuple[str, str] | None:
-    """Scheme and bucket of the profile that stands for one named by its address; None: it is a user's own."""
+    """Return scheme and bucket of a profile that was made from an address; None: the user wrote the profile."""
     scheme, _, bucket = profile.removeprefix("_").partition("-")
     return (scheme, bucket) if profile.startswith("_") and scheme in _OF_BUCKETS else None
 

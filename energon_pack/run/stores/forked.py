@@ -1,8 +1,8 @@
-"""Processes that are forked, as loader workers are, make connections of their own.
+"""Give forked processes, such as loader workers, connections of their own.
 
-Two processes with one connection get each other's answers: packs that are cut, or others' bytes. In a process that was
-forked, multi-storage-client makes new clients for who asks it, but paths of Energon keep those they were made with
-(`megatron.energon.epathlib.EPath.fs`). These become the new ones.
+Two processes that share a connection get each other's answers: cut packs, or the wrong bytes. In a forked process,
+multi-storage-client makes new clients on request, but Energon's paths keep the clients they were made with
+(`megatron.energon.epathlib.EPath.fs`). This module replaces those.
 """
 
 import os
@@ -14,19 +14,19 @@ _clients: list[Any] = []
 
 
 def is_forked() -> bool:
-    """Whether this process is a copy of one that may have used obstore: its threads are not in the copy."""
+    """Say whether this process is a fork of one that may have used obstore, whose threads are not copied."""
     return os.getpid() != _PROCESS
 
 
 def _remember() -> None:
     shortcuts = sys.modules.get("multistorageclient.shortcuts")
-    if shortcuts is not None:  # in the new process it has forgotten them
+    if shortcuts is not None:  # the new process does not have them
         _clients[:] = shortcuts._STORAGE_CLIENT_CACHE.values()
 
 
 def _renew() -> None:
     for client in _clients:
-        if not client.is_default_profile():  # files of this machine
+        if not client.is_default_profile():  # the default profile is for files of this machine
             from multistorageclient import resolve_storage_client
 
             vars(client).update(vars(resolve_storage_client(f"msc://{client.profile}")[0]))

@@ -1,6 +1,6 @@
-"""A cache on an object store, as a folder of this machine: what is new there is fetched, what is new here is put there.
+"""Mirror a cache on an object store in a folder of this machine: fetch new files of the store, and upload new ones.
 
-Names of its files are hashes of their bytes, so a file that is in both is the same in both, and nobody overwrites.
+A file's name is the hash of its bytes, so files with one name are equal, and nothing is overwritten.
 """
 
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from pathlib import Path
 from energon_pack.run import stores
 from energon_pack.run.files import write_whole
 
-#: What of a cache is worth keeping for another machine.
+#: The folders of a cache that are worth keeping for other machines.
 _KEPT = ("index", "lengths")
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The cache at an address, in a folder."""
+    """The cache at an address, mirrored in a folder."""
 
     address: str
     folder: Path
@@ -23,7 +23,7 @@ class Mirror:
     _fetched: set[str] = field(default_factory=set)  # names of folders
 
     def fetch(self, *names: str) -> None:
-        """Have in a folder of the cache what the store has of it, once."""
+        """Fetch the store's files of one folder of the cache, once."""
         name = "/".join(names)
         if names[:1] and names[0] in _KEPT and name not in self._fetched:
             self._fetched.add(name)
@@ -35,7 +35,7 @@ class Mirror:
                     write_whole(self.folder / file, stores.read_whole(address), sync=False)
 
     def put_new(self) -> None:
-        """Put there what is new in the folders that were fetched."""
+        """Upload the new files of the folders that were fetched."""
         for name in sorted(self._fetched):
             for path in sorted((self.folder / name).rglob("*.parquet")):
                 file = path.relative_to(self.folder).as_posix()

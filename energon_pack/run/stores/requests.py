@@ -1,7 +1,7 @@
-"""Requests to object stores: tried again where that may help, counted, and their faults in one line.
+"""Send requests to object stores: repeat them where that may help, count them, and report errors in one line.
 
-A fault of the network is no fault of a sample. So it is an error that ends the run, whatever decoder it came through:
-`losing_no_fault` raises it again where something took it for damaged data.
+A network fault is not a damaged sample, so it must end the run. A decoder that reads from a store may take it for
+damaged data; `losing_no_fault` then raises it again.
 """
 
 import errno
@@ -18,48 +18,48 @@ from energon_pack.errors import PackError
 
 Result = TypeVar("Result")
 
-#: How often a request is tried, and how long the first wait is; each wait is twice as long as the one before.
+#: How often a request is tried. The first wait is `FIRST_WAIT`, and each is twice as long as the one before.
 ATTEMPTS = 7
 FIRST_WAIT = 0.25  # seconds: about 16 in all
-#: Seconds after which a request that failed twice is not tried again: a store that lets each wait would never end.
+#: Seconds after which a request that failed twice is not tried again: some stores let every request wait.
 PATIENCE = 180.0
-#: Seconds to be connected in, and between two pieces of an answer; a profile may have others.
+#: Limits for connecting, and between two pieces of an answer; a profile may set its own.
 CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
-#: Seconds in which a request has to be done, of at most 16 MiB.
+#: The limit for a whole request; it moves at most 16 MiB.
 REQUEST_SECONDS = 120.0
-#: Requests of this process by kind, those that failed among them, and the bytes they moved.
+#: This process's requests by kind, failed ones included, and the bytes they moved.
 COUNTS: Counter[str] = Counter()
-#: What S3 calls faults that may be gone with the next request: keys are renewed by then, a change is done.
+#: S3's codes for faults that may pass: by the next request, keys are renewed or another change is done.
 _PASSING = frozenset(("ExpiredToken", "ExpiredTokenException", "RequestTimeout", "OperationAborted"))
-#: Too late, beside another change, too often.
+#: HTTP: request timeout, conflict, too many requests.
 _PASSING_STATUS = frozenset((408, 409, 429))
 _BAD_REQUEST = 400
-#: What a store answers to a kind of request that it does not know.
+#: The status for a kind of request that a store does not know.
 UNKNOWN_REQUEST = 501
 _faults: list["StoreError"] = []
 
 
 class StoreError(PackError):
-    """A store does not do what it is asked, however often."""
+    """A store refuses a request, or fails every time."""
 
 
 class Transient(Exception):
-    """May go well the next time."""
+    """An error that may pass if the request is sent again."""
 
 
 class Refused(Exception):
-    """Will not go well, however often it is tried."""
+    """An error that sending the request again does not change."""
 
 
 def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
-    """The result of a request.
+    """Send a request, repeat it after transient errors, and return its result.
 
     Args:
         request: raises FileNotFoundError, Transient or Refused.
 
     Raises:
         FileNotFoundError: there is no such object.
-        StoreError: it is refused, or failed every time.
+        StoreError: the request was refused, or failed every time.
     """
     pause, start = FIRST_WAIT, time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
@@ -81,17 +81,18 @@ def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
 
 
 def within(seconds: float, request: Callable[[], Result]) -> Result:
-    """The result of a request whose client may wait for ever; one that takes longer is left to its thread.
+    """Run a request in a thread, because its client may wait for ever; after the limit, abandon the thread.
 
     Raises:
-        Transient: it takes longer; and what the request raises.
+        Transient: the limit is over.
+        Exception: the error of the request.
     """
     result: Future[Result] = Future()
 
     def work() -> None:
         try:
             result.set_result(request())
-        except Exception as error:  # whatever it is, who waits for the result has it
+        except Exception as error:  # `result` raises it
             result.set_exception(error)
 
     Thread(target=work, daemon=True).start()
@@ -102,16 +103,16 @@ def within(seconds: float, request: Callable[[], Result]) -> Result:
 
 
 def fault_of(error: Exception, status: int | None, code: str | None = None) -> Transient | Refused:
-    """What a client's error means for the same request, sent once more.
+    """Say whether a client's error may pass if the same request is sent again.
 
     Args:
-        status: of the answer; None: there was none.
-        code: what the store calls the fault, `NoSuchBucket` for one; None: it does not say.
+        status: of the answer; None: there was no answer.
+        code: the store's name for the error, such as `NoSuchBucket`; None: it gives none.
     """
     text = said(error) + (f" ({code})" if code and code not in said(error) else "")
     if status is None or code in _PASSING or status in _PASSING_STATUS or (status >= 500 and status != UNKNOWN_REQUEST):
         return Transient(text)
-    if status == _BAD_REQUEST and code is None:  # as HEAD is answered, which has no body, where keys have expired
+    if status == _BAD_REQUEST and code is None:  # expired keys in a HEAD request, whose answer has no body for a code
         return Transient(text)
     if status < _BAD_REQUEST:
         return Refused(f"{text}: the bucket is in another region: set AWS_REGION, or region_name of its profile")
@@ -126,10 +127,10 @@ def _fault(text: str) -> StoreError:
 
 @contextmanager
 def losing_no_fault() -> Iterator[None]:
-    """Raise a fault of a store once more where what read from it took it for damaged data.
+    """Raise a store's error again if the reading code has taken it for damaged data.
 
     Raises:
-        StoreError: there was one.
+        StoreError: an error occurred within the context.
     """
     num_before = len(_faults)
     yield
@@ -138,6 +139,6 @@ def losing_no_fault() -> Iterator[None]:
 
 
 def said(error: Exception) -> str:
-    """What a client's error says, without what it adds for its own developers."""
+    """Return the text of a client's error without the parts meant for the client's developers."""
     first = str(error).partition("\n")[0].partition("<?xml")[0].rstrip(" :")
     return f"{type(error).__name__}: {' '.join(first.split())[:300]}"
