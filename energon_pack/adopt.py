@@ -1,8 +1,8 @@
 """Make packs of LLaVA-OneVision-2 or LoongForge loadable where they lie: `python -m energon_pack.adopt DIR`.
 
-Writes the files that Energon needs and that are missing: `typed.yaml`, which names this package's sample class and
-loader, and if needed the index of each shard, their counts and the split. It changes no file that Energon can read:
-the other tool's stack goes on with its dataset.yaml.
+Writes the missing files that Energon needs: `typed.yaml`, which names this package's sample class and loader, and if
+needed the index of each shard, their counts and the split. It changes no file that Energon can read, so the other
+tool's stack can still use its dataset.yaml.
 """
 
 import json

@@ -138,7 +138,7 @@ def _submit(config: PackConfig) -> dict[str, Any]:
     overrides = HydraConfig.get().overrides
     command += [word for word in overrides.hydra if word.lstrip("+").startswith("hydra.searchpath=")]
     command += [word for word in overrides.task if not _OF_EXECUTOR.match(word)]
-    command.append(f"output.name={config.output.name}")  # that of a sweep has more in it
+    command.append(f"output.name={config.output.name}")  # a sweep's job has a longer name than its settings give
     for name, value in config.executor.of_a_task().items():
         command.append(f"executor.{name}={getattr(value, 'value', json.dumps(value))}")
     return run_chain(config, command)

@@ -87,5 +87,5 @@ def amount(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape characters that a terminal would not show as they are, such as those of a damaged file."""
+    """Escape characters that a terminal would not show as they are, such as characters of a damaged file."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -67,11 +67,11 @@ class PackedMultiMixQASample(Sample):
 class PackedTreesSample(PackedMultiMixQASample):
     """One pack whose members may begin as the member before them (`packing.share`)."""
 
-    #: first tokens of each member that are those of the member before it
+    #: for each member, how many first tokens it shares with the member before it
     shared_lens: Optional[list[int]] = None
-    #: its first images that lie in them
+    #: for each member, how many of its images lie in the shared tokens
     shared_images: Optional[list[int]] = None
-    #: its first videos that lie in them
+    #: for each member, how many of its videos lie in the shared tokens
     shared_videos: Optional[list[int]] = None
 
 
@@ -91,7 +91,7 @@ class PackedCaptioningSample(Sample):
     fps: Optional[list[Any]] = None
     #: decimals of the timestamps of each member
     timestamp_decimal: Optional[list[Any]] = None
-    #: as in `PackedMultiMixQASample`; None in packs that other tools wrote
+    #: see `PackedMultiMixQASample`; None in packs that other tools wrote
     sample_ids: Optional[list[str]] = None
     token_lens: Optional[list[int]] = None
     num_supervised: Optional[list[int]] = None

@@ -1,7 +1,7 @@
-"""Offers the groups of `conf/` to other Hydra applications, under names of their own: `energon_pack/model` and so on.
+"""Offer the groups of `conf/` to other Hydra applications, under the prefix `energon_pack/`: `energon_pack/model` …
 
 A training app then writes `- energon_pack/packing@data.packing: thd` in its defaults, or
-`+energon_pack/model@data.model=qwen2_5_vl` on its command line. Its own groups stay as they are: nothing is added
+`+energon_pack/model@data.model=qwen2_5_vl` on its command line. Its own groups are unchanged, because nothing is added
 to its search path.
 """
 
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 
 class EnergonPackSearchPath(SearchPathPlugin):
-    """Found by Hydra in every application of the environment, so it loads nothing heavy."""
+    """A plugin that Hydra loads in every application of the environment, so it imports nothing heavy."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         from energon_pack.templates.models import conf_dir

@@ -105,7 +105,7 @@ def make_sample_loader(
 
 
 def make_part_filter() -> Callable[[str], bool]:
-    """Return a filter that keeps all parts of a sample."""
+    """Return a filter that accepts every part of a sample."""
     return lambda part: True
 
 
@@ -209,8 +209,8 @@ def train_arguments(
 
     Args:
         dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, folder of samples, which
-            Energon shuffles and packs. From a Metadataset each worker draws its datasets at random: a warning says that
-            steps are not even.
+            Energon shuffles and packs. If it is a Metadataset, each worker draws its datasets at random, and a warning
+            says that steps are not even.
         task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
         worker_config: Energon's: this rank, the number of ranks, and the workers of each.
         states: states to go on from: `Journal.state()` of every rank of a checkpoint, whatever their number; or only
@@ -343,7 +343,7 @@ def pack_encoder(
     model: str | None = None,
     **options: Any,
 ) -> "PackEncoder":
-    """Return the encoder for the packs of a dataset; other arguments and errors are those of `load_template`.
+    """Return the encoder for the packs of a dataset; see `load_template` for the other arguments and errors.
 
     Args:
         options: options of PackEncoder.

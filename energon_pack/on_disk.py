@@ -52,15 +52,15 @@ class PackedDataset(Numbered, Dataset[Pack]):
 
     Args:
         dataset: folder of the packed dataset, or its address on an object store.
-        processor: folder or hub id; by default as of `loading.load_template`.
+        processor: folder or hub id; the default is that of `loading.load_template`.
         split: a part of its split.yaml.
         trust_remote_code: run the processor's own code.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
 
     Raises:
-        PackError: there is no such part, or no pack in it; a Metadataset.
+        PackError: there is no such part, or no pack in it; or the dataset is a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
-        ValueError: the errors of PackEncoder; a processor or versions that make other lengths than the packing's.
+        ValueError: the errors of PackEncoder; or the processor or versions give other lengths than at packing.
     """
 
     #: each epoch has the same packs, and another order of them
@@ -125,7 +125,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
         return self.encoder.batch(packs)
 
     def have_epoch(self, epoch: int) -> None:
-        """Nothing: every epoch has the same packs."""
+        """Do nothing: every epoch has the same packs."""
 
     def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
         """Return the costs by which `PackSampler` makes steps even: see `LazyPackedDataset.costs`."""

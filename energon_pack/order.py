@@ -1,9 +1,10 @@
-"""Read several packed datasets in one order: `python -m energon_pack.order OUT DIR[=WEIGHT] …`.
+"""Give several packed datasets one common order: `python -m energon_pack.order OUT DIR[=WEIGHT] …`.
 
-    text 30 ─┐                  OUT/.nv-meta: the tars of both, and which pack comes when;
-    image 70 ─┴─ one order ──►  steps are even and have the shares, whatever packs of each were drawn
+    text 30 ─┐                  OUT/.nv-meta: the tars of both, and the order of their packs;
+    image 70 ─┴─ one order ──►  every step has even costs, and both datasets by their shares
 
-Nothing is copied. Energon's own blend draws by chance in each worker; of this, `PackedTaskEncoder` reads one stream.
+Nothing is copied. Energon's own blend draws at random in each worker; `PackedTaskEncoder` reads this order as one
+stream.
 """
 
 import os
@@ -34,21 +35,21 @@ from energon_pack.steps.cost import CostModel
 from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
 
-#: fields in which packs of one order must agree, beside those of a blend: training reads one manifest
+#: fields that packs of one order must share, beside a blend's fields: training reads one manifest
 _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
     entries: list[Entry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print what it comes to.
+    """Write one order over the packs of these datasets, and print its figures.
 
     Args:
-        entries: their weights are shares of the trained tokens; without, each pack comes once in an epoch.
+        entries: their weights are shares of the trained tokens; without weights, each pack comes once in an epoch.
         relative: name the datasets relative to `out`.
 
     Raises:
-        PackError: packs that no training job takes together.
+        PackError: no training job can use these packs together.
     """
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)

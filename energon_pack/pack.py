@@ -1,9 +1,9 @@
-"""A run, from a source to a published dataset.
+"""Pack a source: run all stages up to a published dataset.
 
     resolve ──► index ──► measure ──► plan ──► write ──► check ──► publish
 
-Each stage leaves its result in files (lengths in the cache, the plan and the shards in a staging folder), and the
-dataset appears under its name at the end, whole. `stage=` runs one of them alone, `part=` a share of one.
+Each stage writes its result to files: lengths to the cache, the plan and the shards to a staging folder. At the end the
+whole dataset appears under its name. `stage=` runs one stage, `part=` a share of one.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ from energon_pack.stages.planning import Planned
 
 _BEFORE_WRITING = "index", "processor", "lengths", "plan"
 _WHOLE = (*_BEFORE_WRITING, "write", "verify", "check", "report", "publish")
-#: What a run shows the time of, by the stage it ends with.
+#: the stages that a run shows with their times, by its last stage
 STAGES = {
     Stage.lengths: (*_BEFORE_WRITING, "report"),
     Stage.plan: (*_BEFORE_WRITING, "report"),
@@ -50,10 +50,10 @@ STAGES = {
 
 
 def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
-    """Pack a source; the figures of report.json, or those of the stage it ends with.
+    """Pack a source; return the figures of report.json, or of the stage that the run ends with.
 
     Args:
-        job: what it is called in a log, where several run at once.
+        job: its name in a log, if several run at once.
 
     Raises:
         PackError: refused or wrong input. Nothing is published.
@@ -77,7 +77,7 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
 
 
 def _as_found(config: PackConfig, source: Source) -> PackConfig:
-    """Say in the config which format a source was found to have."""
+    """Return the config with the format that the source was found to have."""
     if config.source.format != Format.auto:
         return config
     return replace(config, source=replace(config.source, format=format_of(source).value))
@@ -112,7 +112,7 @@ def _pack(config: PackConfig, places: Places, is_found: bool, run: Run) -> dict[
 def _leave_plan(
     config: PackConfig, places: Places, planned: Planned, page: RunReport, method: Method, run: Run
 ) -> dict[str, Any]:
-    """End a run with its plan: its page, and what `stage=write` needs."""
+    """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(planned.report, config)
     pages.write_page(page, ledger(planned.lengths, planned.plan, config.packing), why_not, config)
     destination, root = places.destination, places.media_root(config)
@@ -131,7 +131,7 @@ def _leave_plan(
 def _write(
     given: PackConfig, config: PackConfig, places: Places, planned: Planned, page: RunReport, method: Method, run: Run
 ) -> dict[str, Any]:
-    """Write and publish; of `stage=publish`, what processes before have written is looked at."""
+    """Write shards, check and publish them; for `stage=publish`, other processes have written them."""
     destination, root, lengths = places.destination, places.media_root(config), planned.lengths
     with (
         naming_place("output.dir", places.output_dir),

@@ -92,7 +92,7 @@ class PackSampler(Sampler[tuple[int, int]]):
                 " more samples, a smaller packing.max_token_len, or fewer ranks"
             )
         topology = Topology(self._ranks, 1, self._of_step)
-        repeats = getattr(packs, "repeats", False)  # the packs of an epoch: then their order at least is another
+        repeats = getattr(packs, "repeats", False)  # every epoch has the same packs: then change their order
         self._beginning = Place(len(packs), packs.fingerprint, topology, reorders=repeats)
         self._orders: Recent[int, Ints] = Recent(2)
         self._go_on(states)
@@ -110,7 +110,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         self._before = states[0]["batches"] - self._turn if len(states) == 1 else 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, number) of the packs left in this iteration, or if none is left those of the next one."""
+        """Yield (epoch, number) of the packs left in this iteration; if none is left, of the packs in the next one."""
         end = self._end(self._iteration())
         while self._turn < end:
             self._turn += 1
@@ -238,7 +238,7 @@ class LengthGroupedSampler(Sampler[list[int]]):
         self._say_over()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches left in this epoch, or if none is left those of the next one: numbers of samples."""
+        """Yield batches, as numbers of samples: those left in this epoch, or if none is left, the next epoch's."""
         self._place = self._within(self._place)
         groups = self._of(self._place)
         while self._place.turn < len(groups.steps):

@@ -207,7 +207,7 @@ class _Spill:
         self._file.flush()
 
     def rows_of(self, shard: str) -> list[_Row]:
-        """Return the rows of a source shard in its order; their keys are those of the written samples."""
+        """Return the rows of a source shard in its order, with the keys of the written samples."""
         pieces = [pa.ipc.open_stream(self.read(*place)).read_all() for place in self.places[shard]]
         rows: list[_Row] = pa.concat_tables(pieces).to_pylist()
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))

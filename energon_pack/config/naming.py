@@ -35,7 +35,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the content settings of a config as report.json has it; see `content_settings`."""
     nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
     nodes["plan"] = {"seed": values["seed"]}
-    if nodes["packing"]["overlong"] == Overlong.auto.value:  # the bytes are those of overlong=drop
+    if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     nodes["labels"] = _labels_of(nodes["labels"])
     nodes["source"] = without_unset(nodes["source"])  # datasets that were packed before these existed keep their name

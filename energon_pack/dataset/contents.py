@@ -92,7 +92,7 @@ class Pack:
 
     @property
     def media_type(self) -> str:
-        """Return the media type that the JSON states, or else that of the media."""
+        """Return the media type that the JSON states, or else the type of its media."""
         if "media_type" in self.flavor.schema:
             return str(self.fields.get("media_type", "unknown"))
         return media_type([kind for kinds in self.kinds for kind in kinds if kind])

@@ -48,11 +48,11 @@ class Destination(ABC):
 
     @abstractmethod
     def is_free(self) -> bool:
-        """Whether a run would overwrite nothing there."""
+        """Say whether a run would overwrite nothing there."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether a file of the dataset is there."""
+        """Say whether a file of the dataset is there."""
 
     def refuse_existing(self, overwrite: bool) -> None:
         """Refuse to replace an existing dataset.
@@ -117,7 +117,7 @@ class Destination(ABC):
 
     @abstractmethod
     def has_shard(self, job: ShardJob) -> bool:
-        """Whether a process of the same run has finished a shard; its bytes are not read."""
+        """Say whether a process of the same run has finished a shard; its bytes are not read."""
 
     @abstractmethod
     def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:

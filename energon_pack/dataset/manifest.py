@@ -29,7 +29,7 @@ TYPED = "typed.yaml"
 
 
 def read_manifest(dataset: str | Path) -> dict[str, Any]:
-    """Read energon_pack.json of a packed dataset; for a Metadataset's YAML, that of the dataset with the longest packs.
+    """Read energon_pack.json of a packed dataset; of a Metadataset's YAML, read the dataset with the longest packs.
 
     Raises:
         FileNotFoundError: the folder is not a packed dataset.
@@ -131,7 +131,7 @@ def is_metadataset(dataset: str | Path) -> bool:
 
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
-    """Yield the packed folders that a Metadataset names, also those of Metadatasets that it names."""
+    """Yield the packed folders that a Metadataset names, itself or through other Metadatasets."""
     waiting = [yaml.safe_load(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop()

@@ -40,7 +40,7 @@ class Note:
         return cls(identity, uuid.uuid4().hex, state)
 
     def trusts(self, identity: str) -> bool:
-        """Whether the existing shards are from a run of this identity."""
+        """Say whether the existing shards are from a run of this identity."""
         return self.identity == identity and self.state is not State.discarded
 
 

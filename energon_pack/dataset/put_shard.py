@@ -50,7 +50,7 @@ def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
 
 
 def is_put(folder: str, job: ShardJob) -> bool:
-    """Whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
+    """Say whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
     note, _ = Marker(folder).read()
     if note is None or job.identity is None or not note.trusts(job.identity):
         return False

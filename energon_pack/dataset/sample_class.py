@@ -48,7 +48,7 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
 
 
 def _fields_of(sample_type: str, flavor: str) -> Taken:
-    """Return the fields of a class without those of every Energon sample (`__key__` …)."""
+    """Return the fields of a class that not every Energon sample has (`__key__` … are left out)."""
     module, _, name = sample_type.partition(":")
     try:
         sample_class: Any = getattr(import_module(module), name)

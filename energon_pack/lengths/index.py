@@ -92,7 +92,7 @@ def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackErr
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
-    """Draw samples by the `sample_ratio` of each shard, and keep those of the wanted slice.
+    """Draw samples by the `sample_ratio` of each shard, and keep the samples of the wanted slice.
 
     Args:
         slice_of: (i, n): every n-th sample, starting with the i-th.

@@ -248,7 +248,7 @@ class LengthsWrong(PackError):
 
 @contextmanager
 def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """Make the next run measure wrong lengths anew: those of a shard that changed, or all of these shards."""
+    """Make the next run measure wrong lengths again: of the changed shard, or of all these shards."""
     try:
         yield
     except (reader.SourceChanged, LengthsWrong) as error:

@@ -222,7 +222,7 @@ def _undecoded(feature: Any) -> Any:
 
 
 def _holds_media(value: Any) -> bool:
-    """Whether a field holds media in any form; a number, None or an empty value is none."""
+    """Say whether a field holds media in any form; a number, None or an empty value is none."""
     if isinstance(value, (list, tuple, str, bytes, Mapping)):
         return bool(value)
     return value is not None and not isinstance(value, (int, float))

@@ -62,7 +62,7 @@ def histogram(
     is_half: bool = False,
     is_percent: bool = False,
 ) -> Html:
-    """Draw bars side by side; the bars of each kind stand on those of the kind before.
+    """Draw bars side by side; the bars of each kind stand on top of the bars of the kind before.
 
     Args:
         edges: of the bars, ascending; bars are equally wide on the page, whatever their edges.

@@ -77,7 +77,7 @@ class Report:
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
     samples_cut: int  # packed as their parts
-    parts: int  # members of packs: whole samples, and parts of those that were cut
+    parts: int  # members of packs: whole samples, and parts of cut samples
     skipped_by_reason: dict[str, int]
     packs: int
     packs_lower_bound: int  # no plan has fewer

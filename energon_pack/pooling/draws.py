@@ -1,4 +1,4 @@
-"""Choose which sample of which dataset a lane draws next: a function of how many it drew from each. Pure.
+"""Choose the dataset and sample that a lane draws next, from how many it drew of each dataset. Pure.
 
 A lane is a worker of a rank. All lanes together draw one endless sequence of permutations of each dataset; lane l of L
 draws the places l, l + L, l + 2L …. So each permutation is drawn once, and a lane holds nothing but counters.

@@ -83,8 +83,8 @@ class Loss:
     overlong_tokens: int
     overlong_medium: str  # the medium that most of these tokens belong to
     over_cap: int
-    is_too_much: bool = False  # a run with this loss asks for packing.overlong=drop
-    is_meant: bool = False  # packing.overlong=drop is set by name
+    is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
+    is_meant: bool = False  # the user set packing.overlong=drop
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Tries:
 
     choices: list[Choice]
     num_samples: int  # samples that the lengths were tried with
-    of: int  # samples that were measured
+    of: int  # all measured samples
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
 def planned_figures(
     lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel, packing: PackingConfig
 ) -> dict[str, Any]:
-    """Return the fields of `Figures` that a plan adds to those of a source."""
+    """Return the fields of `Figures` that only a planned run has."""
     is_too_much, is_meant = dropped(report, packing) is not None, packing.overlong is Overlong.drop
     return {
         "loss": replace(loss_of(lengths, plan), is_too_much=is_too_much, is_meant=is_meant),

@@ -1,4 +1,4 @@
-"""Recommend a `packing.max_token_len`: compare what each length would drop and fill, and take one by a stated rule."""
+"""Recommend a `packing.max_token_len`: compute what each length drops and how full packs are, then apply a rule."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Recommended(NamedTuple):
 
 
 def recommended(choices: Sequence[Choice]) -> Recommended | None:
-    """Take a length by `RULE`, or by the next rule where no length meets it; None: there is nothing to pack."""
+    """Choose a length by `RULE`, or by the next rule if no length meets it; None: there is nothing to pack."""
     candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
     keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
     filling = [choice for choice in keeping if fills(choice)]

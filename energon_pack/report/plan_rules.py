@@ -35,7 +35,7 @@ def smaller_media(figures: Figures) -> list[str]:
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
-    """Samples that are longer than a pack; dropping them by name is a decision, and no fault."""
+    """Tell how many samples are longer than a pack; if the user chose to drop them, that is no fault."""
     loss, tokens = figures.loss, figures.source.tokens
     if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
         what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"

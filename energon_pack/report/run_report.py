@@ -1,4 +1,4 @@
-"""Collect the page of a run while it goes on: begun with the lengths, written when the run ends or fails."""
+"""Collect the page of a run: started with the lengths, and written when the run ends or fails."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -57,9 +57,9 @@ class RunReport:
     ):
         self._config, self._processor, self._run = config, processor, run
         self._lengths, self._repeated, self._rules = lengths, num_repeated, rules_of(method.template_folder)
-        #: the tokens of a sample that the model has positions for; None: not known
+        #: most tokens of a sample that the model has positions for; None: not known
         self.most_positions = most_positions(folder_of(method.template_folder))
-        #: what pack lengths come to; a future: of some samples, tried beside the run
+        #: results of pack lengths; a future: they are computed for some samples, while the run goes on
         self._choices: Sequence[Choice] | Future[list[Choice]] = []
         if config.stage is not Stage.lengths:
             job = job_of(lengths, config.packing, config.report.lens, self.most_positions)
@@ -71,7 +71,7 @@ class RunReport:
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
     def add_choices(self, choices: Sequence[Choice]) -> None:
-        """What each pack length comes to, of a run that ends with that: planned with all samples."""
+        """Add the results of pack lengths, for a run that ends with them: planned with all samples."""
         self._choices = choices
 
     def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:

@@ -18,7 +18,7 @@ _NEAR = 1.01  # times the least cost of a token
 
 @dataclass(frozen=True)
 class Row:
-    """A job that ended well. None in a field: the job's stage does not compute it."""
+    """A job that succeeded. None in a field: the job's stage does not compute it."""
 
     number: int
     settings: dict[str, str]  # the settings that differ between the jobs
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def may_be_best(self) -> bool:
-        """Whether it packed something, and dropped no more than it may."""
+        """Say whether the job packed something, and dropped no more than it may."""
         return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens
 
 
@@ -65,7 +65,7 @@ class Sweep:
 
     @property
     def best(self) -> Row | None:
-        """The job that `BEST` takes; None: each packed nothing, or dropped more than it may."""
+        """Return the best job by `BEST`; None: every job packed nothing, or dropped more than it may."""
         rows = [row for row in self.rows if row.may_be_best]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
@@ -75,7 +75,7 @@ class Sweep:
 
     @property
     def why_no_best(self) -> str:
-        """For a sweep without a best job."""
+        """Return the sentence for a sweep without a best job."""
         if not any(row.packs for row in self.rows):
             return "none packed anything"
         return "each drops more of the tokens than its packing.max_dropped_tokens"
@@ -157,7 +157,7 @@ def _row(job: Mapping[str, Any], settings: dict[str, str]) -> Row:
 
 
 def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str], page: str, may_drop: float) -> Row:
-    """Of `stage=lengths`: the length that is recommended."""
+    """Return the row of a job with `stage=lengths`: it is about the recommended length."""
     choices = [Choice(**choice) for choice in figures["lens"]]
     found = recommended(choices)
     best = found.choice if found else Choice(0, 0, 0.0, 0.0, 0, 0.0)

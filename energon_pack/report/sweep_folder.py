@@ -19,7 +19,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.files import naming_place, write_whole
 
 _FOLDER = "ENERGON_PACK_SWEEP"
-_JOBS = "sweep_jobs"  # holds nothing else, because it is emptied
+_JOBS = "sweep_jobs"  # a folder for results only, because a new sweep empties it
 _UNFINISHED = "it did not end: it was killed, or is still at work"
 
 
@@ -43,7 +43,7 @@ def sweep_folder() -> Path | None:
 
 
 def forget_sweep() -> None:
-    """Forget the sweep: a command that a job of a sweep calls is not one of its jobs."""
+    """Leave the sweep: a command that a sweep's job calls is not a job of the sweep."""
     os.environ.pop(_FOLDER, None)
 
 
@@ -95,7 +95,7 @@ class SweepJob:
         return int(first["number"])
 
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
-        """It ended well.
+        """Record that the job succeeded.
 
         Args:
             max_dropped_tokens: `packing.max_dropped_tokens`.

@@ -53,7 +53,7 @@ class Cut(NamedTuple):
     form: str | None = None  # of `FORMS`; None: the range alone
     trained_turn: int | None = None  # the turns before this one are not trained
     first_image: int | None = None  # the first of the sample's images that stays one
-    window_text: str | None = None  # in place of those before
+    window_text: str | None = None  # the text that replaces the turns before
 
     @property
     def all_kinds(self) -> list[str]:

@@ -10,7 +10,7 @@ _LONGEST = 1024  # most characters of a name
 
 
 def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield values that look like an image or video file, in all fields except those of the conversation."""
+    """Yield values that look like an image or video file, in all fields but the conversation."""
     waiting = [item for key, item in fields.items() if key not in MESSAGE_KEYS]
     while waiting:
         item = waiting.pop()

@@ -23,13 +23,13 @@ class SampleOptions:
 
     #: the factor of its loss
     weight: float = 1.0
-    #: variables of the chat template; they override those of the run
+    #: variables of the chat template; they override the run's variables
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     #: for each medium, in the order of their placeholders, the settings in its content part; empty: none
     media: tuple[Mapping[str, Any] | None, ...] = ()
     #: settings of all media: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
     all_media: Mapping[str, Any] = field(default_factory=dict)
-    #: settings of `labels` in the place of those of the run
+    #: settings of `labels` that override the run's
     labels: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -58,7 +58,7 @@ def _is_good(label: Any) -> bool | None:
 
 
 def _prompt(value: Mapping[str, Any], key: str) -> list[Message]:
-    """Return the turns before the answer: those of the conversation, or of a prompt."""
+    """Return the turns before the answer, from the conversation or from a prompt."""
     if isinstance(value.get(key), list):
         return list(value[key])
     prompt: Any = next((value[name] for name in _PROMPTS if value.get(name)), [])

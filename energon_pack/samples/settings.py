@@ -84,7 +84,7 @@ class Columns:
 class Roles:
     """What a turn calls those who speak; None: as here."""
 
-    #: who asks
+    #: the role of the user
     user: str | None = None
     #: who answers
     assistant: str | None = None

@@ -59,7 +59,7 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Iterator[Entry]:
-    """Yield the entries of a metadataset and of those that it names, with weights that sum to 1, or with epochs."""
+    """Yield the entries of a metadataset, and of others that it names, with weights that sum to 1, or with epochs."""
     splits = value.get("splits")
     if not isinstance(splits, Mapping) or not isinstance(splits.get(split), Mapping):
         there = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"

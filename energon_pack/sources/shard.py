@@ -162,7 +162,7 @@ class TarShard(_File):
         return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Whether its headers, or its lines, are still the same as in the metadata of its index."""
+        """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
         return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:

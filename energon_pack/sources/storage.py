@@ -192,7 +192,7 @@ def read_whole(path: str) -> bytes | None:
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a regular file."""
+    """Say whether there is a regular file."""
     try:
         return state_of(path) is not None
     except OSError:

@@ -183,7 +183,7 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 def is_header_of(header: bytes, name: str, size: int) -> bool:
-    """Whether a block is the header of this member; if the name needs an extended header, only the size is compared."""
+    """Say whether a block is the header of this member; with an extended header, compare only the size."""
     if len(header) < BLOCK:
         return False
     if header.startswith(b"%b\0" % name.encode()) and header[124:136] == b"%011o\0" % size:

@@ -79,7 +79,7 @@ def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
-    """Whether a tar still has the headers it was indexed with; reads them all again."""
+    """Say whether a tar still has the headers it was indexed with; reads them all again."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:

@@ -138,7 +138,7 @@ def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share
 
 
 def is_of_rank(states: Sequence[State], ranks: int, rank: int) -> bool:
-    """Whether this is the state of this rank alone, with as many ranks."""
+    """Say whether this is the state of this rank alone, with as many ranks."""
     return len(states) == 1 and (states[0]["ranks"], states[0]["rank"]) == (ranks, rank)
 
 

@@ -36,7 +36,7 @@ class Taken:
         return number - self.first - bisect_left(self.above, number)
 
     def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """Return these numbers, plus the first `num` of those left and some ahead of them.
+        """Return these numbers, with the first `num` of the remaining ones, and some ahead of them.
 
         Args:
             ahead: indexes above `num` among those left; index `num` itself is not taken.

@@ -206,7 +206,7 @@ def _check_fast(tokenizer: Any, where: str) -> None:
 
 
 def has_media(folder: Path) -> bool:
-    """Whether a folder contains more than a tokenizer."""
+    """Say whether a folder contains more than a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
@@ -222,7 +222,7 @@ def _own(folder: Path) -> dict[str, Any]:
 
 
 def _adds_its_own(template: Template, tokenizer: Any) -> bool:
-    """Whether the tokenizer adds special tokens around a text, as `apply_chat_template(tokenize=True)` decides."""
+    """Say whether the tokenizer adds special tokens around a text, as `apply_chat_template(tokenize=True)` decides."""
     try:
         text = template.render(Sample(_ORDINARY, [])).text
     except Skip:  # its processor takes no text alone

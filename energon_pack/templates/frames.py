@@ -56,14 +56,14 @@ class Frames:
         return {**message, "content": content}
 
     def are_spelled(self, text: str) -> bool:
-        """Whether a text contains a token that stands for a medium, or stands around one."""
+        """Say whether a text contains a token that stands for a medium, or stands around one."""
         for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
                 return True
         return False
 
     def are_near(self, text: str, spans: Iterable[Range], media: Sequence[Range]) -> bool:
-        """Whether a span may contain a medium or text around one, so that `untrained` may change it."""
+        """Say whether a span may contain a medium or text around one, so that `untrained` may change it."""
         widest = self._widest
         for start, end in spans:
             for first, last in media:
@@ -88,7 +88,7 @@ class Frames:
         return without(left, holes) if holes else left
 
     def _shows(self, role: str, kind: str) -> bool:
-        """Whether the template writes the token of a medium in turns of a role; a refusal counts as yes."""
+        """Say whether the template writes the token of a medium in turns of a role; a refusal counts as yes."""
         key = role, kind
         if key not in self._is_shown:
             content = [{"type": kind}, {"type": "text", "text": "b"}]

@@ -66,7 +66,7 @@ class RawTexts:
         return next((end for end in _ENDS if self._tokenizer.token_to_id(end) is not None), token)
 
     def _ends_a_turn(self, token: str) -> bool:
-        """Whether the chat template writes a token after an answer."""
+        """Say whether the chat template writes a token after an answer."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         try:
             return token in self._chat.render([*turns, *turns], None).partition(_PROBE)[2].partition(_PROBE)[0]

@@ -260,7 +260,7 @@ class Template(Preparation):
         return self._chat.renderer.as_it_wants(messages)
 
     def shows(self, kind: str) -> bool:
-        """Whether the chat template writes the token of a medium; a template that refuses the question counts as
+        """Say whether the chat template writes the token of a medium; a template that refuses the question counts as
         yes.
         """
         question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])

@@ -25,7 +25,7 @@ _TEXT_KEYS = (
     "input_ids", "labels", "position_ids", "attention_mask", "use_cache", "seq_idx",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 )  # fmt: skip
-#: of a batch of trees attention gets a plan or masks of its own: classes would take these for those of packs
+#: inputs left out for a batch of trees: attention gets a plan or other masks, and classes would read these as a pack's
 _OF_PACKS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
@@ -281,7 +281,7 @@ def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a tensor, or of lists of them."""
+    """Yield a tensor, or the tensors in nested lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -21,7 +21,7 @@ from energon_pack.training.joining import JoinError
 #: maps the token ids of texts to one value for each token
 TokenRow = Callable[[list[list[int]]], Any]
 
-#: outputs of a processor that are no media inputs: those of the text, and an image processor's own counts
+#: outputs of a processor that are no media inputs: the text's, and an image processor's own counts
 _NOT_MEDIA = frozenset(
     ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
 )

@@ -48,7 +48,7 @@ class CodeInUse:
 
 
 def is_same(some: Code, other: Code) -> bool:
-    """Whether both list the same objects in the same order."""
+    """Say whether both list the same objects in the same order."""
     return len(some) == len(other) and all(map(is_, some, other))
 
 

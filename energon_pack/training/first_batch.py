@@ -138,7 +138,7 @@ def _gathered(part: Module) -> Iterator[None]:
 
 
 def _is_sharded(model: Module) -> bool:
-    """Whether a forward needs the other ranks: FSDP, tensor parallelism, DeepSpeed's ZeRO 3."""
+    """Say whether a forward needs the other ranks: FSDP, tensor parallelism, DeepSpeed's ZeRO 3."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return False
     if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):

@@ -54,7 +54,7 @@ def refuse_rows(num_rows: int) -> None:
 
 
 def has_rope_rows(model: Module) -> bool:
-    """Whether a model takes M-RoPE rows as positions; without positions it computes them itself."""
+    """Say whether a model takes M-RoPE rows as positions; without positions it computes them itself."""
     if model not in _rope_rows:
         _rope_rows[model] = any(hasattr(type(module), "get_rope_index") for module in model.modules())
     return _rope_rows[model]
@@ -86,7 +86,7 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
 
 
 def is_of_blocks(mask: Any) -> bool:
-    """Whether this is a mask of FlexAttention, or a dict of them."""
+    """Say whether this is a mask of FlexAttention, or a dict of them."""
     masks = [*mask.values()] if isinstance(mask, dict) else [mask]
     return bool(masks) and all(type(one).__name__ == "BlockMask" for one in masks)
 

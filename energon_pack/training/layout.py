@@ -43,7 +43,7 @@ class Member:
     rows: Mapping[str, Tensor] = field(default_factory=dict)  # [L] int64 each: a model's further inputs by token
     weights: Tensor | None = None  # [L] float32: how much each token counts, by its turn; None: all 1
     factor: float = 1.0  # weight of the whole sample
-    shared_len: int = 0  # its first tokens that are those of the member before it in the pack
+    shared_len: int = 0  # how many first tokens it shares with the member before it in the pack
 
     def __len__(self) -> int:
         return len(self.ids)

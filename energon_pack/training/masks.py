@@ -19,7 +19,7 @@ class Sight(Enum):
 
     #: in none: they are read as words are
     CAUSAL = auto()
-    #: in all layers, within the window of those that have one: Gemma 3
+    #: in all layers; in layers with a window, only within it: Gemma 3
     IN_WINDOWS = auto()
     #: only in layers with a window, within it: Gemma 4
     IN_WINDOWS_ALONE = auto()
@@ -36,7 +36,7 @@ def sight_of(model: Any) -> Sight:
 
 
 def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Whether a class reads everything before the answer in both directions, as PaliGemma does; it needs `prefix4d`.
+    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`.
 
     Args:
         make: the class.

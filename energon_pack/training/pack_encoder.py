@@ -272,7 +272,7 @@ class PackEncoder:
         return _encoder, self._given
 
     def _is_too_long(self, member: Encoded) -> bool:
-        """Whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
+        """Say whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
         multiple, width = self._form.multiple, self._form.width
         return width is not None and -(-len(member.tokens) // multiple) * multiple > width
 

@@ -79,12 +79,12 @@ class Pixels:
         return made
 
     def are_split(self, kinds: Collection[str]) -> bool:
-        """Whether a member's media of these kinds were shown to be those of its parts, joined."""
+        """Say whether a member's media of these kinds were shown to equal its parts' media, joined."""
         used = {*kinds}
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
     def check_split(self, whole: Given, last: Given) -> None:
-        """Check that the media inputs of a member are those of its parts, joined.
+        """Check that a member's media inputs equal its parts' media inputs, joined.
 
         Args:
             whole: all of its media.
@@ -170,7 +170,7 @@ class Pixels:
         return _are_same(apart, together)
 
     def _needs_no_text(self, members: Sequence[Given]) -> bool:
-        """Whether the image processor alone makes the same inputs from images."""
+        """Say whether the image processor alone makes the same inputs from images."""
         try:
             whole = self._call(members)
             return _are_same(whole, self._call.images(members, whole))

@@ -29,7 +29,7 @@ from energon_pack.training.layout import IGNORE, Batch, Form, Member, boundaries
 
 
 def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
-    """Whether a member of some row shares tokens with the one before it."""
+    """Say whether a member of some row shares tokens with the one before it."""
     return any(member.shared_len for row in rows for member in row)
 
 

@@ -172,7 +172,7 @@ def _values(output: Any, shape: torch.Size) -> Tensor:
 
 @contextmanager
 def _dtypes(part: Module) -> Iterator[set[torch.dtype]]:
-    """Collect the dtypes in which a model computes; under autocast they are not those of its weights."""
+    """Collect the dtypes in which a model computes; under autocast they differ from the dtypes of its weights."""
     dtypes: set[torch.dtype] = set()
 
     def note(_: Module, __: Any, output: Any) -> None:

@@ -185,7 +185,7 @@ def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> d
 
 
 def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bool) -> bool:
-    """Whether a member certainly has no medium."""
+    """Say whether a member certainly has no medium."""
     if not has_media:
         return True
     known: list[Tensor] = [inputs[name] for name in _TYPES if isinstance(inputs.get(name), Tensor)]

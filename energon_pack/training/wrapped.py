@@ -23,7 +23,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def is_whole(model: Any) -> bool:
-    """Whether this is a model of transformers itself, not a wrapper."""
+    """Say whether this is a model of transformers itself, not a wrapper."""
     return hasattr(type(model), "_from_config")
 
 

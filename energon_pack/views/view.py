@@ -68,8 +68,8 @@ class MemberView:
     refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
     notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
     weight: float = 1.0  # of the whole sample
-    shared_len: int = 0  # its first tokens that are those of the member before it in the pack
-    num_shared_visual: int = 0  # those of them that hold visual features
+    shared_len: int = 0  # how many first tokens it shares with the member before it in the pack
+    num_shared_visual: int = 0  # how many of these hold visual features
 
 
 @dataclass(frozen=True)

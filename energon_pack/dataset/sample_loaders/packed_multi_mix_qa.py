@@ -1,6 +1,6 @@
-"""From the parts of a pack to the fields of LoongForge's PackedChatMixSample. Energon runs this file.
+"""Turn the parts of a pack into the fields of LoongForge's PackedChatMixSample. Energon runs this file.
 
-Images and videos are what the task encoder's decoder made of them.
+Images and videos have been decoded by the task encoder's decoder.
 """
 
 import json
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a sample: a list with one entry a member, or None where no member has such media.
+    """Return the fields of a sample: a list with one entry a member, or None if no member has such media.
 
-    LoongForge takes any list for media, an empty one too, and refuses packs with both kinds; of a member without, its
-    encoder wants None.
+    LoongForge counts every list as media, even an empty one, and refuses packs with both kinds. Its encoder needs None
+    for a member without media.
 
     Raises:
         KeyError: a medium of the pack is missing.
@@ -25,11 +25,11 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_filter(part: str) -> bool:
-    """All parts are read."""
+    """Accept every part of a sample."""
     return True
 
 
 def _media(sample: dict[str, Any], members: list[list[str]], kind: str) -> list[Any] | None:
-    """Those of one kind: `s003.i00.jpg` is an image."""
+    """Return the media of one kind: `s003.i00.jpg` is an image."""
     found = [[sample[name] for name in names if name.split(".")[1][0] == kind] or None for names in members]
     return found if any(found) else None

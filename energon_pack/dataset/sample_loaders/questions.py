@@ -8,7 +8,7 @@ from typing import Any
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a sample, a list each with one entry a member: its media, its question, its answer.
+    """Return the fields of a sample, each a list with one entry a member: its media, its question, its answer.
 
     Raises:
         KeyError: a medium of the pack is missing.
@@ -27,10 +27,10 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_filter(part: str) -> bool:
-    """All parts are read."""
+    """Accept every part of a sample."""
     return True
 
 
 def _media(sample: dict[str, Any], members: list[list[str]], kind: str) -> list[list[Any]]:
-    """Those of one kind: `s003.i00.jpg` is an image."""
+    """Return the media of one kind: `s003.i00.jpg` is an image."""
     return [[sample[name] for name in names if name.split(".")[1][0] == kind] for names in members]

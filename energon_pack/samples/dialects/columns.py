@@ -19,7 +19,7 @@ _ROLES = ("user", "assistant", "system", "tool")
 
 
 def renamed(value: Any, settings: ReadSettings) -> Any:
-    """Return a record with our names in place of those that the settings name.
+    """Return a record in which the fields that the settings name have our names.
 
     Raises:
         Skip: `no_messages` if a field of the conversation is not there.

@@ -34,7 +34,7 @@ def question_and_answer(value: Mapping[str, Any]) -> tuple[list[Message], set[st
 
 
 def alpaca(value: Mapping[str, Any], dialect: "Dialect") -> list[Message]:
-    """Make turns of a question and an answer, after those of `history`."""
+    """Make turns of a question and an answer, after the turns of `history`."""
     asks, answers = dialect.needs
     asked = [_text(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.reads]
     question = joined_question(asked)

@@ -34,7 +34,7 @@ _ROLE_TAGS = {
 
 @dataclass(frozen=True)
 class Lines:
-    """How the samples of a JSONL file are read; names are those of LLaMA-Factory's and Automodel's meta files."""
+    """Settings to read the samples of a JSONL file, named as in LLaMA-Factory's and Automodel's meta files."""
 
     media_root: str
     #: field → its name in this file
@@ -187,7 +187,7 @@ def _num_videos(message: Message) -> int:
 
 
 def _as_meta_says(value: Mapping[str, Any], lines: Lines) -> dict[str, Any]:
-    """Rename a line's fields to those of `parse_record`, by the columns and tags of its meta file."""
+    """Rename a line's fields to the names for `parse_record`, by the columns and tags of its meta file."""
     value = dict(value)
     for ours, theirs in lines.columns:
         if theirs in value and ours != theirs:

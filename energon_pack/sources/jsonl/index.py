@@ -114,7 +114,7 @@ def _places(file: File, stream: BinaryIO, bad: list[str]) -> "tuple[_Form, Itera
 
 
 def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
-    """Whether a file still has the bytes it was indexed with; reads them all again."""
+    """Say whether a file still has the bytes it was indexed with; reads them all again."""
     with _open(path) as file:
         return about["digest"] == digest_of_rest(as_file(file, _BUFFER))
 

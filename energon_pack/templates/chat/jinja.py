@@ -91,7 +91,7 @@ def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
 
 
 def writes_date(source: str) -> bool:
-    """Whether a template may write the date."""
+    """Say whether a template may write the date."""
     return "strftime_now" in source
 
 
@@ -103,5 +103,5 @@ def strings_in(source: str) -> set[str]:
 
 
 def generates(source: str) -> bool:
-    """Whether a template has `{% generation %}` blocks, which decide what is trained."""
+    """Say whether a template has `{% generation %}` blocks, which decide what is trained."""
     return _GENERATION.search(source) is not None

@@ -64,7 +64,7 @@ class Prefixes:
         return pattern in self._agrees, self._agrees.get(pattern)
 
     def compare(self, pattern: Pattern, text: str, spans: Sequence[Span], proved: Span | None) -> bool | None:
-        """Whether the spans of a turn equal those of prefix rendering, except for white space; None: can't tell."""
+        """Say whether a turn's spans equal prefix rendering's, except for white space; None: can't tell."""
         agrees = None if proved is None else self._are_same(text, spans, proved)
         if len(self._agrees) < _MOST_PATTERNS:
             self._agrees.setdefault(pattern, agrees)

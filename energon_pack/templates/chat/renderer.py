@@ -109,7 +109,7 @@ class Renderer:
             return True
 
     def shows_role(self, role: str) -> bool:
-        """Whether this template writes turns of a role; a template that refuses the question counts as if it did."""
+        """Say whether this template writes turns of a role; a refusal counts as yes."""
         if role not in self._roles:
             question: Message = {"role": "user", "content": "a"}
             turn: Message = {"role": role, "content": _PROBE}
@@ -124,7 +124,7 @@ class Renderer:
         return self._roles[role]
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Whether messages have reasoning that this template does not write."""
+        """Say whether messages have reasoning that this template does not write."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
         if self._shows_reasoning:

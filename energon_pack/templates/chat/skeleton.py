@@ -40,7 +40,7 @@ Render = Callable[[list[Message]], str]
 
 
 def copies_texts(render: Render, literals: Iterable[str]) -> bool:
-    """Whether a template writes all texts unchanged, whatever they are.
+    """Say whether a template writes all texts unchanged, whatever they are.
 
     Renders a conversation with texts that would come out differently if the template looked at them: `_VARIANTS`, and
     texts that begin with, end with and contain each string of the template.
@@ -100,7 +100,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def is_compared(texts: Sequence[str]) -> bool:
-    """Whether a conversation is also rendered whole; depends only on its texts."""
+    """Say whether a conversation is also rendered whole; depends only on its texts."""
     return crc32("".join(texts).encode(errors="surrogatepass")) % ONE_IN == 0
 
 

@@ -269,7 +269,7 @@ class Spans:
 
 
 def _is_written_twice(written: Written) -> bool:
-    """Whether a text stands in two places: then its marks are useless."""
+    """Say whether a text stands in two places: then its marks are useless."""
     return any(number > 2 for number in Counter(mark.leaf for mark in written.marks).values())
 
 

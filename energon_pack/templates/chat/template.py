@@ -170,7 +170,7 @@ class ChatTemplate:
         return skeleton if skeleton is None or self._is_right(skeleton, messages, texts) else None
 
     def _is_right(self, skeleton: Skeleton, messages: list[Message], texts: Sequence[str]) -> bool:
-        """Whether a skeleton gives the same text as the template; checked for one conversation in `ONE_IN`."""
+        """Say whether a skeleton gives the same text as the template; checked for one conversation in `ONE_IN`."""
         if not is_compared(texts):
             return True
         try:

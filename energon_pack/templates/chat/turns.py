@@ -25,7 +25,7 @@ class Turn:
     lead: str = ""  # white space that begins a turn without a header: LLaVA's `[/INST]` belongs to the question
 
     def has_whole(self, marked: str) -> bool:
-        """Whether trained parts are whole turns, from header to end, whatever white space is around a text."""
+        """Say whether trained parts are whole turns, from header to end, whatever white space is around a text."""
         before = _MARKS.split(marked)
         return all(
             text.endswith(self.headers if mark == OPEN else self.ends)
@@ -73,7 +73,7 @@ class SpecialTokens:
         return match[0] if match else ""
 
     def are_all(self, text: str, start: int = 0) -> bool:
-        """Whether a text consists, from a place on, only of special tokens and white space."""
+        """Say whether a text consists, from a place on, only of special tokens and white space."""
         return self._some.fullmatch(text, start) is not None
 
     def whole(self, text: str, end: int) -> int:

@@ -63,7 +63,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _holds_text(value: Any) -> bool:
-    """Whether a value contains a text; also true for opaque values."""
+    """Say whether a value contains a text; also true for opaque values."""
     if value is None or isinstance(value, (bool, int, float, jinja2.Undefined)):
         return False
     if isinstance(value, str):
@@ -260,7 +260,7 @@ def _name_of(node: nodes.Node | None) -> str | None:
 
 
 def _is_apart(target: nodes.Node) -> bool:
-    """Whether a value is taken apart into several names."""
+    """Say whether a value is taken apart into several names."""
     if not isinstance(target, nodes.Tuple):
         return False
     if not all(isinstance(item, (nodes.Name, nodes.NSRef)) for item in target.items):

@@ -127,7 +127,7 @@ def _joined(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _alike(tensors: Any) -> bool:
-    """Whether these are tensors of one type, some without values."""
+    """Say whether these are tensors of one type, some without values."""
     if not isinstance(tensors, (list, tuple)) or not tensors:
         return False
     return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1

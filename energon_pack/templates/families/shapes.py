@@ -152,7 +152,7 @@ class Shapes(MediaRules):
         self._known[key] = answers
 
     def _are_independent(self, kind: str) -> bool:
-        """Whether the text of a medium does not depend on other media of its kind in the sample; found out once."""
+        """Say whether the text of a medium does not depend on other media of its kind in the sample; found out once."""
         if kind not in self._independent:
             rng = random.Random(0)
             media = [self._drawn(rng, kind) for _ in range(_AT_ONCE if kind == "image" else _AT_ONCE // 4)]
@@ -195,7 +195,7 @@ class Shapes(MediaRules):
         return self._asking.placeholder(kind, self.media_tokens[kind])
 
     def _wants_nested_images(self) -> bool:
-        """Whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
+        """Say whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
         images = (_TRIED["image"],) * 2
         for nests in (False, True):
             self._asking.nests_images = nests
@@ -258,7 +258,7 @@ class Shapes(MediaRules):
         return tokens, features, why_not
 
     def _is_unnamed(self, kind: str, token: str) -> bool:
-        """Whether the class has no name for the token that the chat template writes for a medium."""
+        """Say whether the class has no name for the token that the chat template writes for a medium."""
         return token == self._written.get(kind) and getattr(self.full, f"{kind}_token", None) is None
 
     def _visual_of(self, kind: str, token: str) -> list[str]:

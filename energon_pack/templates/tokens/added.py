@@ -26,11 +26,11 @@ class AddedTokens:
         return all(map(self.stands_alone, self.all))
 
     def may_go_on(self, text: str) -> bool:
-        """Whether an added token could begin within a text and end after it."""
+        """Say whether an added token could begin within a text and end after it."""
         return any(text[-i:] in self._begins for i in range(1, min(len(text), self.longest) + 1))
 
     def stands_alone(self, text: str) -> bool:
-        """Whether a text is always an added token wherever it stands: no other can overlap it."""
+        """Say whether a text is always an added token wherever it stands: no other can overlap it."""
         known = self._stands_alone.get(text, False)
         if known is None:
             known = self._stands_alone[text] = (

@@ -137,7 +137,7 @@ class TokenCounter:
         return cuts
 
     def _is_between_words(self, text: str, position: int) -> bool:
-        """Whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
+        """Say whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
         words: list[int] | None
         for header, words in self._headers.items():  # noqa: B007
             if text.endswith(header, 0, position):

@@ -59,7 +59,7 @@ class Pieces:
         return self._ends_words
 
     def _are_ends(self) -> bool:
-        """Whether this tokenizer ends a word at each kind of seam, whatever stands beside it."""
+        """Say whether this tokenizer ends a word at each kind of seam, whatever stands beside it."""
         cut = self._tokenizer.pre_tokenizer
         return cut is not None and all(
             any(start == len(before) for _, (start, _) in cut.pre_tokenize_str(before + after))

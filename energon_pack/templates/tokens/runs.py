@@ -95,7 +95,7 @@ def _is_plain(token: AddedToken) -> bool:
 
 
 def _cuts(spans: Ranges, runs: Ranges) -> bool:
-    """Whether an end of a span lies within a run; both ascend."""
+    """Say whether an end of a span lies within a run; both ascend."""
     starts = [start for start, _ in runs]
     for position in (end for span in spans for end in span):
         index = bisect_left(starts, position) - 1
