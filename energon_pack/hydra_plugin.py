@@ -20,7 +20,7 @@ class EnergonPackSearchPath(SearchPathPlugin):
         conf = conf_dir()
         places = [str(item.path).removeprefix("file://") for item in search_path.get_path() if item.provider == "main"]
         if str(conf) in places:
-            return  # this is energon-pack itself, which has the groups as its own
+            return  # this is energon-pack itself, whose search path has the groups
         for path in sorted(conf.glob("*/*.yaml")):
             ConfigStore.instance().store(
                 group=f"energon_pack/{path.parent.name}",

@@ -63,7 +63,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
         ValueError: the errors of PackEncoder; or the processor or versions give other lengths than at packing.
     """
 
-    #: each epoch has the same packs, and another order of them
+    #: each epoch has the same packs in another order
     repeats = True
 
     def __init__(

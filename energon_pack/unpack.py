@@ -48,7 +48,7 @@ from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # rows that are sorted at once
 _PACKS = 256  # packs whose rows of the plan are held at once
-_AT_ONCE, _BYTES = 16, 16 << 20  # samples, and bytes, whose media are read together, each perhaps from another shard
+_AT_ONCE, _BYTES = 16, 16 << 20  # most samples, and bytes, whose media are read together
 _VERIFY = "python -m energon_pack.verify says more"
 _MEDIA = pa.list_(
     pa.struct(

@@ -27,7 +27,7 @@ class Side:
     name: str
     report: Mapping[str, Any]
     lens: npt.NDArray[np.int64]  # tokens of each pack
-    ids: pa.ChunkedArray  # of the samples; a cut sample is there once for each part
+    ids: pa.ChunkedArray  # ids of the samples; a cut sample comes once for each part
     opened: Opened
 
     @property

@@ -71,7 +71,7 @@ class TableCache:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        #: number of the files that are written now: higher than the numbers of all files that are there
+        #: number for the files that are written now: higher than the numbers of all existing files
         self.number = 0
         self._kept: dict[str, list[_Kept]] = {}
         self._whole = _Whole()

@@ -10,7 +10,7 @@ from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.shapes import Histogram
 
-_FEW = 4  # at most so many packs are told in a table, not in a chart
+_FEW = 4  # up to so many packs are shown in a table, not in a chart
 
 
 def token_lens(figures: Figures) -> Html:

@@ -17,13 +17,13 @@ _TITLE = 120  # characters
 
 @dataclass(frozen=True)
 class About:
-    """Facts that a page tells beside its figures."""
+    """Facts that a page shows beside its figures."""
 
-    config: PackConfig  # as the user gave it
+    config: PackConfig  # the user's config
     title: str
     processor: str  # folder or hub id
     facts: RunFacts | None = None  # of a finished run
-    folder: str | None = None  # of the dataset, or its address; None: there is no dataset
+    folder: str | None = None  # the dataset's folder or address; None: there is no dataset
     ledger: str | None = None  # the file that names all skipped samples
     failed: str | None = None  # why nothing is published
 

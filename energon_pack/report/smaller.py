@@ -1,7 +1,7 @@
 """Estimate what a smaller `max_pixels` would do to samples longer than a pack: bounds, computed from counts.
 
-An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, so a sample of n images has at most n times
-as many; no image is looked at again.
+An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, and a sample of n images at most n times as
+many. So no image has to be read again.
 """
 
 from typing import NamedTuple
@@ -21,8 +21,8 @@ class SmallerImages(NamedTuple):
     """A limit of pixels that drops few tokens."""
 
     max_pixels: int
-    tokens: int  # of an image, at most
-    dropped_tokens_share: float  # at most
+    tokens: int  # most tokens of an image
+    dropped_tokens_share: float  # an upper bound
 
 
 def smaller_images(lengths: Lengths, rules: MediaRules | None, room: int) -> SmallerImages | None:

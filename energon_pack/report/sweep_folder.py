@@ -78,7 +78,7 @@ class SweepJob:
         made = claim.with_suffix(f".{mine['number']}")
         write_whole(made, json.dumps(mine).encode(), sync=False)
         try:
-            os.link(made, claim)  # where jobs start together, one of them wins
+            os.link(made, claim)  # if jobs start together, only one can make this link
         except FileExistsError:
             first = json.loads(claim.read_bytes())
         else:

@@ -50,7 +50,7 @@ class Cut(NamedTuple):
     end_turn: int
     num_characters: int | None  # characters kept of the last message's text; None: all
     kinds: str  # the letter of each medium of the whole sample
-    form: str | None = None  # of `FORMS`; None: the range alone
+    form: str | None = None  # one of `FORMS`; None: only the range
     trained_turn: int | None = None  # the turns before this one are not trained
     first_image: int | None = None  # the first of the sample's images that stays one
     window_text: str | None = None  # the text that replaces the turns before

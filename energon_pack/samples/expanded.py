@@ -62,7 +62,7 @@ def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
-    edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # an answer before any question goes with it
+    edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
     weights = [turn_weight(message, True) for message in messages]
     pairs = [(start, end) for start, end in pairwise(edges) if any(weights[start:end])]
     if len(edges) < 3 or not pairs:

@@ -58,9 +58,9 @@ class Columns:
 
     #: the field that holds the turns
     messages: str | None = None
-    #: the key of a turn that says who speaks
+    #: the key of a turn's role
     role: str | None = None
-    #: the key of a turn that holds what is said
+    #: the key of a turn's text
     content: str | None = None
     #: the field that holds the question
     prompt: str | None = None
@@ -86,9 +86,9 @@ class Roles:
 
     #: the role of the user
     user: str | None = None
-    #: who answers
+    #: the role of the assistant
     assistant: str | None = None
-    #: who sets the rules
+    #: the role of the system
     system: str | None = None
     #: what a tool returns
     tool: str | None = None
@@ -110,9 +110,9 @@ class ReadSettings:
     caption_prompt: str = ""
     #: special tokens that are spelled out in the data: keep them, as the processor would, or skip the sample
     control_tokens: ControlTokens = ControlTokens.keep
-    #: a video that is listed as the files of its frames: one video of them, or so many images
+    #: how to read a video that is listed as the files of its frames: as one video, or as images
     frames: Frames = Frames.video
-    #: module:function of your own that changes each record, or leaves it out, before it is read; None: as it is
+    #: module:function of the user that changes each record before it is read, or leaves it out; None: no change
     map: str | None = None
     #: the text for boxes in `objects`: qwen: Qwen2-VL's and Qwen3-VL's · internvl; None: such a sample is left out
     boxes: Boxes | None = None

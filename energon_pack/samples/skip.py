@@ -47,7 +47,7 @@ class Skip(Exception):
 
     def __init__(self, reason: Reason, detail: str):
         super().__init__(reason, detail)
-        #: the sample's media type, as far as it was read
+        #: the sample's media type, by the part that was read
         self.media_type: str | None = None
         self.reason = reason
         self.detail = without_passwords(" ".join(detail.split()))[:300]

@@ -41,7 +41,7 @@ class Entry:
     epochs: float | None
     #: take only so many of its samples, drawn at random; None: all
     max_samples: int | None
-    #: its own settings of `source`
+    #: settings of `source` for this entry
     settings: dict[str, Any]
     #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1

@@ -27,7 +27,7 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._open = _none_open()
-        self._ahead: list[File] = []  # files of which ranges were read ahead
+        self._ahead: list[File] = []  # files with ranges that were read ahead
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:

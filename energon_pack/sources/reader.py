@@ -37,7 +37,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._open = OpenFiles()
-        self._ahead: dict[str, File] = {}  # shards of which ranges were read ahead
+        self._ahead: dict[str, File] = {}  # shards with ranges that were read ahead
 
     def ahead(self, items: Iterable[Item], samples: Samples[Item], of_medium: OfMedium) -> Iterator[Item]:
         """Yield the same items, after reading ahead everything that a group of them needs from object stores.

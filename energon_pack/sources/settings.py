@@ -66,9 +66,9 @@ class SourceConfig(ReadSettings):
     split: str | None = None
     #: images without texts are captioned by the name of their folder; None: such folders are refused
     classes: Classes | None = None
-    #: entries of a meta file that are taken, by name; None: all whose files are here
+    #: names of the entries to take from a meta file; None: all entries whose files exist
     datasets: Any = None
-    #: only the first so many samples; None: all
+    #: how many first samples to take; None: all
     limit: int | None = None
     #: `i/n`: every n-th sample from the i-th on; None: all
     slice: str | None = None

@@ -53,7 +53,7 @@ class _File:
     lead: ClassVar[int] = 0
     #: its name in the description of a source
     called: ClassVar[str]
-    #: the noun for one of it
+    #: the noun for such a file in messages
     noun: ClassVar[str] = "file"
     #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True

@@ -327,7 +327,7 @@ def _column(table: Table, group: _Key, leaf: int) -> Column | None:
     if kept is None:
         try:
             column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], table.parquet.schema.column(leaf))
-        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):  # damaged: pyarrow says what it is
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):  # damaged: pyarrow reports it
             column = None
         if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
             column = None

@@ -139,7 +139,7 @@ class _Rows:
             if item.cut or item.hides:
                 key = _key_of(item.cut) if item.cut else f"@{item.offset}"
                 what = f"{item.what} at byte {item.offset}"
-                if key in self._rows:  # other parts of it are elsewhere
+                if key in self._rows:  # other parts of this sample came earlier, not beside these
                     self._reasons[self._rows[key]] = (Reason.TRUNCATED_TAR.value, what[:_LONGEST_DETAIL])
                 else:
                     self._append(key, None, Reason.TRUNCATED_TAR, what)

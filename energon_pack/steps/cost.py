@@ -37,7 +37,7 @@ _DEFAULT_NAME = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches
 class CostModel:
     """FLOPs of a sample: its tokens through the weights, plus attention between its tokens."""
 
-    #: the file the costs are from, or why there is none
+    #: the file that the costs come from, or why there is none
     source: str
     #: FLOPs a token: weights
     lm_token: float

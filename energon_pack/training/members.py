@@ -46,7 +46,7 @@ class Encoded:
     sample_id: str
     tokens: Member
     media: dict[str, Tensor] = field(default_factory=dict)
-    #: those that it adds to its pack: media that it shares with the member before it do not count
+    #: media that it adds to its pack: without media that it shares with the member before it
     num_images: int = 0
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
@@ -334,7 +334,7 @@ class _Draft:
     rendered: Rendered
     #: the media that it adds to its pack
     given: Given
-    #: all of its media; None: those that it adds are enough
+    #: all of its media; None: the media that it adds are enough
     whole: Given | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)

@@ -60,7 +60,7 @@ class Unread:
 
     sample_id: str
     error: Exception
-    #: as of a `MemberInput`
+    #: see `MemberInput`
     shared: Shared = NOT_SHARED
 
 
@@ -148,13 +148,13 @@ class PackEncoder:
         check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, template, given | {"tokens_per_second": tokens_per_second}
-        #: whether the dataset's samples share what they begin with
+        #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
         self.labels_shifted = labels == "shifted"
         #: how members are kept apart
         self.mask = attention_mask or made["mask"]
-        #: tokens that a pack may have (`own_pack` has a limit of its own); None: the dataset does not say
+        #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
         planned = made["pad_to_multiple_of"]
         if self.max_token_len is None:  # another tool packed, and planned no multiple

@@ -38,7 +38,7 @@ class _Tried:
     at_once: bool = False
     #: whether the image processor alone makes the same, without any text
     without_text: bool = False
-    #: why there is no training on them; empty: there is
+    #: why they can't be trained on; empty: they can
     refused: str = ""
     #: why some can't be joined; empty: all can
     limit: str = ""

@@ -31,7 +31,7 @@ _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
 class ProbeTree:
     """The samples of a few trees, depth first."""
 
-    #: each whole, with all of its media; its `shared_len` says how it begins
+    #: the whole members, each with all of its media; `shared_len` is the length of its shared beginning
     samples: list[Encoded]
     #: the media that each one adds
     added: list[Mapping[str, Tensor]]
@@ -43,7 +43,7 @@ class TreeFinding:
 
     #: largest difference of a logit
     logits: float
-    #: difference of the loss, as a share of it
+    #: relative difference of the loss
     loss: float
     #: largest difference of a parameter's gradient, as a share of the largest gradient; None: attention has none here
     gradients: float | None

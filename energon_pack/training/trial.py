@@ -43,7 +43,7 @@ class Trial:
     others: float
     #: with other pixels: the member that moved most, and the one that moved second most
     by_pixels: tuple[float, float] | None
-    #: a member's outputs in the pack against its outputs alone
+    #: difference between a member's outputs in the pack and its outputs alone
     alone: float | None
     #: share of `own` that counts as rounding: in the pack, and between the pack and alone
     tolerance: float

@@ -230,7 +230,7 @@ class Ledger:
                     alone.append(samples[-1])
         except OSError as error:
             self.defects.append(f"it can't be read: {error.strerror or error}")
-        #: all samples it names, and those that can be in no pack
+        #: all samples that it names, and samples that can be in no pack
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:

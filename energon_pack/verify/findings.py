@@ -14,7 +14,7 @@ from energon_pack.errors import printable
 
 Hashes = npt.NDArray[np.uint64]
 
-#: check → what it makes sure of, in the order of the report
+#: check → what it proves, in the order of the report
 CHECKS = {
     "files": "every file is there, and no other",
     "tar": "headers of the shards are whole",

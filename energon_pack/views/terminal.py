@@ -25,7 +25,7 @@ _COLOURS = {
 }
 _BLOCK = "█"
 _HEIGHT = 84  # lines of a terminal that does not tell its height
-_LEAST = 12  # members in the table, and lines of their text, at least
+_LEAST = 12  # least number of members in the table, and of lines of their text
 _AROUND = 20  # lines that are neither of the two
 _TURN_LINES = 6
 

@@ -42,7 +42,7 @@ class Medium:
     num_bytes: int = 0
     num_tokens: int | None = None  # all tokens that stand for it; None: not known without the model's tokenizer
     seen: str | None = None  # how `media.*` changes it; None: unchanged, or not known
-    data: bytes | None = None  # a small picture of it, WebP; None: not asked for, or none could be made
+    data: bytes | None = None  # a small WebP picture of it; None: not wanted, or it could not be made
     problem: str | None = None  # why it can't be read or shown
     seconds: float = 0.0  # of a sound
 

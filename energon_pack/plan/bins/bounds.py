@@ -36,7 +36,7 @@ def l2_of_histogram(histogram: Ints, capacity: int) -> int:
 
     lengths = np.flatnonzero(histogram)
     thresholds = np.append(lengths[lengths <= capacity // 2], 0)
-    half = min(capacity // 2 + 1, top)  # the first length of which two do not fit into a bin
+    half = min(capacity // 2 + 1, top)  # the least length such that two items do not fit into a bin
     alone = np.minimum(capacity - thresholds + 1, top)
     alone = np.maximum(alone, half)
     num_alone = counts[top] - counts[alone]

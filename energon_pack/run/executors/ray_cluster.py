@@ -21,7 +21,7 @@ _ENDED = (
     "energon-pack: error: this process was ended by Ray, where the head of its cluster or the node of this machine was"
     " lost, or by the system; the same command goes on from what is there"
 )
-#: Whoever has the token may run code in a Ray that this process starts. There is one token, as Ray keeps the first.
+#: A holder of the token may run code in a Ray that this process starts. There is only one, because Ray keeps the first.
 _TOKEN = secrets.token_hex(32)
 
 

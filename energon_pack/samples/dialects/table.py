@@ -22,7 +22,7 @@ class Dialect(NamedTuple):
     needs: tuple[str, ...]
     #: makes turns of these fields' values; raises Skip for values of other types
     turns: Callable[[Mapping[str, Any], "Dialect"], list[Any]]
-    #: fields that it reads where they are there
+    #: optional fields that it reads
     reads: tuple[str, ...] = ()
     #: it also is what `source.sample_type=vqa` looks for
     is_vqa: bool = False

@@ -24,7 +24,7 @@ class ProcessorSettings:
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
     audio: dict[str, Any] = field(default_factory=dict)  # of its feature extractor for sounds
-    processor: dict[str, Any] = field(default_factory=dict)  # its own
+    processor: dict[str, Any] = field(default_factory=dict)  # settings of the processor itself
     tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
     folder: str = ""  # the folder from which the full processor is loaded
     kwargs: dict[str, Any] = field(default_factory=dict)
