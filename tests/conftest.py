@@ -41,7 +41,7 @@ MOST_CPU_SECONDS = 3.0
 
 
 def _cpu_seconds() -> float:
-    """Of this process, and of all children that it has waited for."""
+    """CPU seconds of this process, and of all children that it has waited for."""
     return sum(os.times()[:4])
 
 
@@ -80,7 +80,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_cache_of_the_user(shared_folder: Path) -> Iterator[None]:
-    """Proofs about classes of models are kept for the tests alone."""
+    """Proofs about classes of models are kept in a folder for the tests only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(shared_folder / "xdg"))
         yield
@@ -148,7 +148,7 @@ def real() -> Path:
 
 
 def pytest_unconfigure() -> None:
-    """Let go what is frozen below: DuckDB says at the end that it leaks what was never freed."""
+    """Unfreeze the objects frozen below: DuckDB reports objects that were never freed as leaks."""
     gc.unfreeze()
 
 

@@ -1,4 +1,6 @@
-"""The config's nodes are the rooms' own dataclasses: each field says what it is, and the YAML has its default."""
+"""The config's nodes are dataclasses of the packages that use them: each field is described, and the YAML has its
+default.
+"""
 
 import inspect
 import re
@@ -37,7 +39,7 @@ def test_each_field_says_what_it_is(kind: type[Any]) -> None:
 
 
 def test_the_yaml_has_the_defaults_of_the_classes() -> None:
-    """A pack made in Python is that of the command line."""
+    """`pack` called from Python makes the same dataset as the command line."""
     config = plain(composed())
     model = config.pop("model")
     defaults = plain(PackConfig())

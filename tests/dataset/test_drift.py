@@ -102,7 +102,7 @@ def one_token_more(folder: Path) -> None:
 
 
 def swapped_ids(folder: Path) -> None:
-    """As many tokens of every text, and other ones."""
+    """A tokenizer that gives other tokens for every text, but the same number."""
     vocabulary = json.loads((folder / "vocab.json").read_text())
     vocabulary["e"], vocabulary["t"] = vocabulary["t"], vocabulary["e"]
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
@@ -111,7 +111,7 @@ def swapped_ids(folder: Path) -> None:
 def test_nothing_is_measured_where_all_is_as_it_was(
     dataset: Path, demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each start of a training would take the time, and say what nobody asked."""
+    """Otherwise each start of a training would take this time again, and print a needless message."""
     monkeypatch.setattr(Replay, "compare", lambda *_: pytest.fail("measured"))
     load_template(dataset, str(demo[1]))
     assert caplog.messages == []
@@ -218,7 +218,7 @@ def test_another_processor_is_refused(
 def test_a_processor_that_can_not_be_built_here_names_the_versions(
     dataset: Path, demo: tuple[Path, Path], upgraded: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails is most likely what changed between them."""
+    """A failure most likely comes from what changed between the two versions."""
     monkeypatch.setattr(QwenVL, "marks", ("<|gone|>",))
     with pytest.raises(PackError, match=r"has no token <\|gone\|>.* packed with transformers .* \(here 99\.0\)\)"):
         load_template(dataset, str(demo[1]))
@@ -231,7 +231,7 @@ def test_rules_that_can_not_be_asked_here_are_chosen_anew(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """How a processor is asked hangs on its version; what it answers is what is compared."""
+    """The way a processor is called depends on its version; only its results are compared."""
     need_torchvision()
     config = demo_config(demo, cache, tmp_path, source__limit=20)
     config.model.template = "shapes"

@@ -1,4 +1,4 @@
-"""What training sees: packs through real Energon loaders, from typed and crude datasets, with and without workers."""
+"""Training's view: packs through real Energon loaders, from typed and crude datasets, with and without workers."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ from support.samples import chat, picture, write_tar
 
 
 class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """As a user's encoder for crude datasets."""
+    """A task encoder like a user's, for crude datasets."""
 
     decoder = None
     cookers = cookers()

@@ -47,7 +47,7 @@ ALL_FORMS = [form for forms in FORMS.values() for form in forms]
 
 
 class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """As the peers' loaders decode: images are PIL before any sample loader or cooker sees them."""
+    """Decode as the peers' loaders do: images are PIL before any sample loader or cooker sees them."""
 
     decoder = SampleDecoder(image_decode="pil")
 
@@ -237,7 +237,7 @@ def test_the_loader_in_the_dataset_stands_alone(form: PackedFlavor) -> None:
 
 
 def their_cooker(sample: dict[str, Any]) -> TheirChatMix:
-    """What LoongForge's cooker of packed conversations does: it looks each name up, and leaves out what is missing."""
+    """Do what LoongForge's cooker of packed conversations does: look each name up, and leave out missing ones."""
     value = sample["json"]
     if value["media_type"] not in ("text", "image", "video"):
         raise ValueError(f"unsupported media type {value['media_type']}")
@@ -284,7 +284,7 @@ def test_loongforge_reads_ours_through_crude_yaml(config: Make) -> None:
 def test_a_loader_that_is_not_ours_is_found(
     config: Make, tmp_path: Path, damage: Callable[[Path], Any], words: str
 ) -> None:
-    """Energon runs what is there."""
+    """Energon runs the loader file that lies in the dataset."""
     source = tmp_path / "s.jsonl"
     source.write_text(json.dumps({"prompts": ["a"], "captions": ["b"]}))
     sample_type = {"output__sample_loader_py": True, "output__sample_type": "support.peer_classes:TheirCaptioning"}

@@ -40,7 +40,7 @@ _META = (".nv-meta/energon_pack.json", _DATASET)
 
 @dataclass(frozen=True)
 class Wish:
-    """What one of the runs is to do."""
+    """The task of one of the runs."""
 
     identity: str
     overwrite: bool = False
@@ -86,7 +86,7 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
 
 
 def run(destination: Destination, wish: Wish, write: Callable[[Path], None]) -> None:
-    """What `pack` does of a run, after its plan."""
+    """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
     with destination.staging(wish.identity) as staging:
         destination.begin(staging, wish.identity, 0, wish.overwrite)
@@ -101,7 +101,7 @@ def run(destination: Destination, wish: Wish, write: Callable[[Path], None]) -> 
 
 
 class Folder(World):
-    """A folder of which no lock holds. Steps: what changes or lists it, and looks at whose a folder is."""
+    """A folder without locks. Steps are changes, listings, and reads of a folder's owner."""
 
     stepper = STEPPER
 
@@ -157,7 +157,7 @@ _scandir = os.scandir
 
 
 def _mkdir(path: Path, parents: bool = False) -> None:
-    """As a run makes a folder in its own, which is no step."""
+    """Make a folder as a run does inside its own folder; this is no step."""
     if parents and not path.parent.exists():
         os.mkdir(path.parent)
     with suppress(FileExistsError):

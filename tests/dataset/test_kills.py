@@ -1,4 +1,4 @@
-"""A kill at any moment leaves no dataset or a whole one, and the same command then comes to the same bytes.
+"""A kill at any moment leaves no dataset or a whole one, and the same command then writes the same bytes.
 
 Promise 6: without it a job that ran out of its hours would start again, or train on half a dataset.
 """

@@ -1,4 +1,4 @@
-"""What is looked at before a dataset is written, and before it appears."""
+"""Checks before a dataset is written, and before it appears."""
 
 import os
 import shutil

@@ -43,7 +43,7 @@ BOTH = tuple(MediaIn)
 
 
 class Cooked(DefaultTaskEncoder[Any, Any, Any, Any]):
-    """As a user's encoder for crude datasets."""
+    """A task encoder like a user's, for crude datasets."""
 
     decoder = None
     cookers = cookers()
@@ -224,7 +224,7 @@ def test_only_text_is_written(both: tuple[Path, Path]) -> None:
 
 
 def test_tools_read_them(both: tuple[Path, Path], tmp_path: Path) -> None:
-    """Verify with all it can look at, unpack, and inspect find what they find of copies."""
+    """`verify` with all its checks, `unpack` and `inspect` give the same results as with copies."""
     findings = [found(folder, source=[], decode=True, lengths=20) for folder in both]
     assert list(map(lines, findings)) == ["", ""]
     looked_at, at_references = (dict(each.num_looked_at) for each in findings)
@@ -417,7 +417,7 @@ def gone(source: Path) -> None:
 def test_a_stale_tar_ends_the_training(
     referred: Path, tmp_path: Path, damage: Callable[[Path], None], num_workers: int
 ) -> None:
-    """Energon logs other errors and goes on without the pack: whoever trains would not know."""
+    """Energon logs other errors and continues without the pack, so the user would not notice."""
     damage(tmp_path / "source")
     with pytest.raises(Exception, match=r"source/sub/b\.tar") as caught:
         list(train(referred, num_workers))
@@ -478,7 +478,9 @@ def test_a_stale_lmdb_ends_the_training(config: Make, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the shards that it had written, which are compared with the source; the bytes are those of one run."""
+    """It continues from the shards that it had written, compares them with the source, and gets the bytes of a single
+    run.
+    """
     source = write_tars(tmp_path / "source")
     make = partial(
         config, source, output__media=MediaIn.reference, output__max_shard_packs=1, packing__max_token_len=1300
@@ -542,7 +544,7 @@ def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_places_behind_a_pack() -> None:
-    """What reads a pack reads its media as if they stood behind it."""
+    """Readers of a pack read its media as if they lay behind its JSON."""
 
     class Data(bytes):
         @property

@@ -1,4 +1,4 @@
-"""What is kept of a dataset for loaders of other versions: which samples, how much of them, and how it comes back."""
+"""What a dataset keeps for loaders of other versions: which samples, how much of each, and how they are read again."""
 
 from pathlib import Path
 

@@ -25,7 +25,7 @@ Make = Callable[..., PackConfig]
 
 
 def same(found: dict[str, bytes]) -> dict[str, bytes]:
-    """What is promised to be the same."""
+    """Return the files that must be equal."""
     return {name: data for name, data in found.items() if not name.startswith("report")}
 
 
@@ -131,7 +131,7 @@ def test_the_same_at_every_write_there_is(config: Make, bucket: Bucket, tmp_path
 
 
 def test_shards_that_are_there_are_not_written_again(config: Make, bucket: Bucket, tmp_path: Path) -> None:
-    """Those of the same identity; of another, all go."""
+    """Shards of the same identity stay; all shards of another one are removed."""
     run = small(config, f"{bucket.address}/out", tmp_path / "cache")
     failing_from(bucket, 9)  # a probe and its end, two markers, two shards and a half
     with pytest.raises(PackError, match="PermissionDenied"):
@@ -215,7 +215,7 @@ def test_a_cache_in_a_bucket_serves_another_machine(
 def test_faults_while_a_dataset_is_written_are_passed_over(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of shards that are written in parts, too."""
+    """This includes shards that are written in parts."""
     monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(by_obstore, "PART_BYTES", 5 << 20)
     (tmp_path / "in").mkdir()
@@ -234,7 +234,7 @@ def test_faults_while_a_dataset_is_written_are_passed_over(
 def test_a_store_that_is_slow_to_take_what_is_written_ends_the_run(
     config: Make, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes after all, when nobody waits for it any more, is no half of a dataset."""
+    """A late request that the store still completes leaves no half of a dataset."""
     for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.5, "READ_SECONDS": 0.5, "PATIENCE": 1.0}.items():
         monkeypatch.setattr(requests, name, seconds)
     run = small(config, f"{bucket.address}/out", tmp_path / "cache")
@@ -264,7 +264,7 @@ def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_
 def test_a_process_that_is_killed_leaves_no_half_of_a_dataset(
     demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
 ) -> None:
-    """At any moment of its writing; what it had put there in parts, and its threads, go with it."""
+    """The kill may come at any moment; uploads in parts and threads end with the process."""
     command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={demo[1]}"]
     command += [f"source.path={demo[0]}", f"output.dir={bucket.address}/out", "output.name=packed"]
     command += ["output.max_shard_packs=3", "measure.verify=0", f"cache_dir={tmp_path}/cache", "executor.num_workers=2"]

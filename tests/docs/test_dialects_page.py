@@ -1,4 +1,4 @@
-"""The table of dialects, typed again: each record of the page comes to what the page says."""
+"""The table of dialects, checked: each record of the page gives the messages that the page shows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The messages that troubleshooting.md quotes are those of the package: who sees one, finds it by its words."""
+"""The messages that troubleshooting.md quotes are the package's, so a user can search the page for a message."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ PAGE = "troubleshooting.md"
 
 
 def _text(node: ast.AST) -> str:
-    """What a message says, with … for values."""
+    """Return a message's text, with … for values."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else "…"
     if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ show is there: settings, names, files, fields, keys, reasons, checks."""
+"""Everything that README.md and docs/ name exists: settings, names, files, fields, keys, reasons, checks."""
 
 import inspect
 import json
@@ -86,7 +86,7 @@ def test_files_and_names_of_the_package_are_there() -> None:
 
 
 def test_the_yaml_is_what_is_written() -> None:
-    """Of a source that is blended with packs, as `convert` writes it too."""
+    """The keys of a source that is blended with packs; `convert` writes the same."""
     (shown,) = map(yaml.safe_load, blocks("yaml", "train/energon.md"))
     written = dataset_yamls(UNPACKED, "typed")["dataset.yaml"]
     assert shown == {name: value for name, value in written.items() if name != "subflavors"}

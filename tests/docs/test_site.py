@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """A page that is not is found by nobody, and each is there once."""
+    """Every page is in the navigation exactly once; readers could not find one that is missing."""
 
     def pages(entry: object) -> list[str]:
         if isinstance(entry, str):
@@ -80,7 +80,7 @@ def test_public_names_have_their_docstrings(site: dict[Path, Page]) -> None:
 
 
 def test_a_browser_fetches_nothing_from_elsewhere(site: dict[Path, Page]) -> None:
-    """The site is read where there is no network, and nobody learns who reads it."""
+    """The site works without a network, and reports its readers to nobody."""
     fetched = {link for page in site.values() for link in page.fetched}
     assert fetched
     assert [link for link in fetched if "//" in link] == []

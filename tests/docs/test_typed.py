@@ -64,7 +64,7 @@ def _there(line: str) -> bool:
 
 
 def _on_nodes(line: str) -> bool:
-    """What each node starts is the command of a page, and has settings that there are."""
+    """The command that each node starts is on a page, and its settings exist."""
     settings = re.findall(r"executor\.(\w+)=", line)
     return "energon-pack +model=" in line and {*settings} <= {field.name for field in fields(ExecutorConfig)}
 
@@ -146,7 +146,7 @@ class Reader:
             self.printed = ""
 
     def type(self, line: str) -> str:
-        """What a command prints; it has to succeed."""
+        """Return a command's output; it has to succeed."""
         if is_not_run(line):
             return ""
         program, *arguments = shlex.split(self.mine(line))
@@ -274,7 +274,7 @@ FIRST = {" ".join(line.split()[:3]): line for line in reversed(INLINE) if not is
     "line", [line if line in FIRST.values() else slow(line) for line in INLINE if not is_not_run(line)]
 )
 def test_a_command_in_the_text_runs(line: str, typed_demo: Path, tmp_path: Path) -> None:
-    """With what stands there in capitals put in."""
+    """Return the command with values for the words in capitals."""
     reader = Reader(tmp_path, typed_demo)
     lines = tmp_path / "source" / "lines.jsonl"
     lines.parent.mkdir()

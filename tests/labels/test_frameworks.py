@@ -1,4 +1,4 @@
-"""What we train of our own conversations beside transformers' prefixes, TRL, ms-swift and LLaMA-Factory, run here.
+"""Our trained tokens of our own conversations, compared with transformers' prefixes, TRL, ms-swift and LLaMA-Factory.
 
 Without it, only the 36 conversations of the truth are compared, and only what those frameworks trained on one day.
 """

@@ -27,7 +27,7 @@ def writes_all(demo: tuple[Path, Path]) -> Template:
 
 
 def wrong_of(template: Template, records: list[Fuzzed]) -> tuple[Counter[str], list[str]]:
-    """How many records of each outcome, and those that are wrong, one of a kind."""
+    """Count the records of each outcome, and return one wrong record of each kind."""
     counts: Counter[str] = Counter()
     wrong: dict[str, str] = {}
     for record in records:

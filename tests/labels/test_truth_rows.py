@@ -35,7 +35,7 @@ def test_a_real_processor_trains_what_frameworks_train(name: str) -> None:
 
 
 def test_without_what_stands_after_a_turn_only_white_space_differs() -> None:
-    """The default: the newline after ChatML's end token is nobody's."""
+    """By default, the newline after ChatML's end token is not trained."""
     name = "qwen2_5_text"
     statuses = {verdict.status for verdict in rows_of(name, REAL / "processors" / name)}
     assert statuses <= {"ok", "space", "words", "skipped"}

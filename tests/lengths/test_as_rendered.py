@@ -1,4 +1,4 @@
-"""What measuring takes a chat template's word for: the shortcut, reasoning, the date, the first token."""
+"""Assumptions that measuring makes about a chat template: the shortcut, reasoning, the date, the first token."""
 
 import json
 from collections.abc import Callable

@@ -143,7 +143,7 @@ def test_a_sweep_finds_out_once_that_media_can_not_be_verified(
 
 
 def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], Method]) -> None:
-    """A source may change and keep its size and time: what is in the cache is no truer than what was measured now."""
+    """A source may change and keep its size and time, so cached lengths are audited like newly measured ones."""
     shards, _ = measured
     drawn = draw(shards, 0.02, 7)
     assert drawn == draw(shards, 0.02, 7)
@@ -155,7 +155,7 @@ def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list
 def test_what_one_process_can_not_do_is_dealt(
     measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a billion samples a share of 0.002 takes one process seven hours."""
+    """A share of 0.002 of a billion samples takes one process seven hours."""
     shards, method = measured
     monkeypatch.setattr("energon_pack.lengths.audit.in_chunks", partial(in_chunks, max_rows=1))
     monkeypatch.setattr("energon_pack.lengths.audit._JOB_SAMPLES", 5)

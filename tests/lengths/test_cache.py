@@ -1,4 +1,4 @@
-"""The cache: few files however many shards, none of which is trusted that was damaged, and nothing measured is lost."""
+"""The cache has few files for any number of shards, trusts no damaged file, and loses no measured length."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def test_slices_that_were_measured_are_kept(
 def test_ctrl_c_while_one_file_is_measured(
     demo: tuple[Path, Path], config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real interrupt of a real run: exit 130, and what it says is true."""
+    """A real interrupt of a real run exits with 130, and its message is true."""
     pack(config(stage=Stage.plan, cache_dir=str(tmp_path / "out" / ".cache")))  # the template: it takes seconds there
     shutil.rmtree(tmp_path / "out" / ".cache" / "lengths")
     num = 3_000
@@ -203,7 +203,7 @@ def in_place(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def same_packs_as_fresh(run: PackConfig, tmp_path: Path) -> None:
-    """The run refuses what it measured; run again, it packs what is there now."""
+    """The run refuses the lengths it measured; a second run packs the present files."""
     with pytest.raises(PackError, match="changed since it was measured: run again"):
         pack(run)
     assert not (tmp_path / "out" / "packed").exists()

@@ -1,4 +1,4 @@
-"""A source that gains or loses files measures only what is new, and the dataset is as if it were made anew."""
+"""If a source gains or loses files, only new ones are measured, and the dataset equals one made from scratch."""
 
 import json
 import shutil

@@ -17,7 +17,7 @@ def table(*values: int) -> pa.Table:
 
 
 def found(cache: TableCache, key: str, num_rows: int) -> list[int | None]:
-    """The rows of a key, None for those that are nowhere."""
+    """Return the rows of a key, None for each missing row."""
     pieces, missing = cache.find(key, num_rows)
     values: list[int | None] = [value for chunk in in_chunks([(0, pieces)]) for value in chunk.read()["x"].to_pylist()]
     for row in missing.tolist():
@@ -62,7 +62,7 @@ _WRITES = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.intege
 def test_what_was_written_last_is_found(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, int, int, bool]], max_rows: int
 ) -> None:
-    """Without it, lengths of a sample could be those of another, or those from before its image changed."""
+    """Otherwise a sample could get another sample's length, or its length from before its image changed."""
     folder = tmp_path_factory.mktemp("cache")
     cache = TableCache(folder)
     wanted: dict[str, list[int | None]] = {key: [None] * 10 for key in "ab"}
@@ -123,7 +123,7 @@ def test_a_file_is_read_once_for_all_its_keys(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_large_table_is_kept_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits in memory is lost by a kill, and must not grow."""
+    """Rows that wait in memory are lost by a kill, so they must stay few."""
     monkeypatch.setattr(table_cache, "_FILE_ROWS", 3)
     cache = TableCache(tmp_path)
     cache.add(table(1, 2), [Record("a", 0, 2)])

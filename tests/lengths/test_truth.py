@@ -85,7 +85,7 @@ def as_sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
 def differences(
     real: Path, cache: Path, table: str, most: int | None, family: str | None = None
 ) -> tuple[int, dict[str, str]]:
-    """How many samples were compared, and those that differ.
+    """Return the number of compared samples, and the samples that differ.
 
     Args:
         family: of rules; None: that of the model's YAML.
@@ -217,7 +217,7 @@ def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Passing `min_pixels`:FutureWarning")  # transformers' own call of itself
 def test_other_settings_are_followed(real: Path, model: str, processor: str, settings: dict[str, Any]) -> None:
-    """What stands for an image is what the processor itself says, with settings that are not the published ones."""
+    """An image's placeholder tokens equal the processor's, also with settings that are not the published ones."""
     need_torchvision()
 
     def rules(family: str) -> MediaRules:

@@ -127,7 +127,7 @@ def test_nothing_is_decoded_before_a_pack_is_made(encoder: PackedTaskEncoder, de
 def test_packs_and_encoders_that_do_not_go_together(
     offline: Path, source: Path, demo: tuple[Path, Path], encoder: PackedTaskEncoder
 ) -> None:
-    """Packs packed again, or samples that nobody packs, would be trained on without a word."""
+    """Otherwise packs that were packed again, or unpacked samples, would be trained on without a warning."""
     worker = WorkerConfig(rank=0, world_size=1, num_workers=0)
     with pytest.raises(ValueError, match="is packed: packing_buffer_size=24 packs unpacked samples"):
         train_arguments(offline, encoder, worker)

@@ -34,7 +34,7 @@ def given(*items: Any, root: Path | None = None) -> Given:
 
 
 def test_settings_of_media_and_lists_of_frames() -> None:
-    """What a content part says goes with its medium, and frames in memory are a video, too."""
+    """Settings in a content part apply to its medium, and frames in memory are a video, too."""
     image = {"type": "image", "image": picture((400, 300)), "max_pixels": 12_544}
     frames = {"type": "video", "video": [picture(), picture(), picture()], "sample_fps": 1.0}
     source = given({"messages": [{"role": "user", "content": [frames, image]}, TURNS[1]]})
@@ -51,7 +51,7 @@ def test_settings_of_media_and_lists_of_frames() -> None:
 
 
 def test_media_come_in_any_form(tmp_path: Path) -> None:
-    """A dataset is packed as it is, not after a conversion of a user's."""
+    """A dataset is packed without a conversion by the user."""
     (tmp_path / "a.jpg").write_bytes(data(picture()))
     url = {"type": "image_url", "image_url": {"url": "a.jpg"}}
     asked = {"type": "text", "text": "What is it?"}
@@ -157,7 +157,7 @@ def test_what_a_dataset_raises_is_named(error: Exception) -> None:
 
 
 class Formatted:
-    """As a dataset of Hugging Face's with `set_transform`."""
+    """A dataset like Hugging Face's with `set_transform`."""
 
     def __init__(self) -> None:
         self.format = {"type": "custom"}

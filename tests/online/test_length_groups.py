@@ -58,7 +58,7 @@ def test_a_limit_of_tokens_counts_padding_by_head() -> None:
 def test_each_sample_once_and_each_rank_as_many_batches(
     lens: list[int], ranks: int, size: int, tokens: int | None, window: int, seed: int
 ) -> None:
-    """A sample that is left out, or two ranks with other numbers of steps, would be seen by nobody until it hangs."""
+    """A lost sample would go unnoticed, and ranks with different numbers of steps would hang."""
     array = np.array(lens)
     limits = Limits(max_batch_tokens=tokens) if tokens else Limits(batch_size=size)
     groups = group(array, ranks, limits, window, seed)

@@ -1,4 +1,4 @@
-"""What a user may get wrong with packs that are made while loading: one line that says what to do, never other data."""
+"""Users' mistakes with packs made while loading end with one line that tells what to do, never with other data."""
 
 from pathlib import Path
 from typing import Any

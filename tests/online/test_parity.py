@@ -1,4 +1,4 @@
-"""A model on packs that are made while loading: what it says of each member is what it says of it alone."""
+"""On packs made while loading, a model's outputs for each member equal its outputs for the member alone."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -31,7 +31,7 @@ def config(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPa
 def test_members_have_the_logits_they_have_alone(
     config: PackConfig, make: Callable[[PackConfig], LazyPackedDataset | StreamingPackedDataset]
 ) -> None:
-    """Samples that see each other train on what is not there; the loss looks normal."""
+    """Samples that see each other would train on wrong contexts, while the loss looks normal."""
     packs: Any = make(config)
     model, unguarded = (tiny_model(packs.encoder).eval() for _ in range(2))  # of one seed
     guard(model, packs.encoder)

@@ -77,7 +77,9 @@ def test_a_sample_without_its_medium_leaves_the_packs_those_they_are(
 def test_an_image_that_changed_is_measured_again(
     config: PackConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a fingerprint that says nothing of files: each start would end with another length than it measured."""
+    """A fingerprint does not cover files; otherwise each start would end because a length differs from the measured
+    one.
+    """
     told, root = [asked(number) for number in range(1, 8)], Path(str(config.source.media_root))
     first = LazyPackedDataset(config, told, fingerprint="7")
     [first[i] for i in range(len(first))]

@@ -73,7 +73,7 @@ SOURCES = [Conversations("a", 90), Conversations("b", 40, with_images=True)]
 
 
 def test_each_sample_is_in_one_pack_of_one_lane(make: Any) -> None:
-    """Of two ranks without replacement: what a rank does not see, the other does."""
+    """With two ranks and no replacement, each sample is seen by exactly one of them."""
     lanes = [ids(make(SOURCES, replacement=False, buffer_size=12, rank=rank, world_size=2)) for rank in range(2)]
     assert Counter(name for packs in lanes for pack in packs for name in pack) == dict.fromkeys(
         [f"{source.name}/{i}" for source in SOURCES for i in range(len(source))], 1
@@ -99,7 +99,7 @@ def test_packs_are_full_and_what_they_say(make: Any) -> None:
 
 
 def test_a_member_of_a_pack_has_the_logits_it_has_alone(make: Any, one_thread: None) -> None:
-    """A member that sees another, or another one's image, trains on what is not there."""
+    """A member that sees another one, or its image, would train on a wrong context."""
     need_torchvision()
     dataset = make(SOURCES, "packing.group_by=none", "model.rope=qwen2_5_vl", buffer_size=20)
     model = demo_model(dataset.encoder.template).eval()
@@ -193,7 +193,7 @@ def test_epochs_and_seeds_are_other_orders(make: Any) -> None:
 
 
 def test_samples_are_drawn_by_weight(make: Any) -> None:
-    """Of packs that are as full, three quarters of the samples are of the one that counts three times as much."""
+    """Packs stay as full, and the dataset with three times the weight gives three quarters of the samples."""
     packs = ids(islice(make(SOURCES, "packing.group_by=none", weights=[1, 3], buffer_size=20), 60))
     of = Counter(name[0] for pack in packs for name in pack)
     assert abs(of["b"] / of.total() - 0.75) < 0.05

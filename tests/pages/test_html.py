@@ -1,4 +1,4 @@
-"""Pages hold what they are given, escaped, and need nothing from elsewhere."""
+"""Pages contain their input, escaped, and load nothing from other files."""
 
 from energon_pack.pages.html import Html, anchor, page, picture, section, table, tag
 from energon_pack.pages.policy import content_policy
@@ -11,7 +11,7 @@ def test_what_is_not_markup_is_escaped() -> None:
 
 
 def test_any_text_can_be_written() -> None:
-    """Of a name that is no UTF-8 a lone half of a character is left: encoding it ended a run after all its work."""
+    """A name that is not UTF-8 contains lone surrogates; encoding them once ended a run after all its work."""
     assert tag("p", "a\udcff\x9b31m\x00b").encode() == "<p>a\ufffd\ufffd31m\u2400b</p>".encode()
 
 

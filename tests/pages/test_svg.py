@@ -1,4 +1,4 @@
-"""Charts draw what they are given, to scale."""
+"""Charts draw their values to scale."""
 
 import re
 from itertools import pairwise
@@ -13,7 +13,7 @@ from energon_pack.pages.svg import Mark, Piece, curves, histogram, short, strip
 
 
 def rects(made: Html, kind: str) -> list[dict[str, float]]:
-    """Places and sizes of what is drawn in the colour of a kind."""
+    """Return places and sizes of the shapes in the colour of a kind."""
     drawn = re.findall(rf'<rect x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)" class="of-{kind}">', made)
     return [dict(zip(("x", "y", "width", "height"), map(float, values), strict=True)) for values in drawn]
 

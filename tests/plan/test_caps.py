@@ -20,7 +20,7 @@ Members = list[tuple[int, int, int, int]]  # token_len, num_images, num_visual_t
 
 
 def verified(members: Members, packing: PackingConfig) -> list[str]:
-    """What verify says of a pack of these members."""
+    """Return verify's result for a pack of these members."""
     lens, images, visual, sounds = zip(*members, strict=True)
     kinds = [["image"] * number + ["audio"] * heard for number, heard in zip(images, sounds, strict=True)]
     none = [0] * len(lens)

@@ -1,4 +1,4 @@
-"""`stage=lengths` says what a pack length would cost before one is chosen, and what it says comes true."""
+"""`stage=lengths` predicts what a pack length costs, and a run with that length has these figures."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The packs of a later epoch: the items of the first in as many packs, none of which breaks a limit."""
+"""A later epoch has the first epoch's items in as many packs, and no pack breaks a limit."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def test_no_limit_is_broken_in_a_later_epoch(
     samples: list[tuple[int, ...]], caps: tuple[int | None, ...], multiple: int, group_by: GroupBy, window: int | None,
     own_pack: bool, max_packs: int | None, seed: int, epoch: int,
 ) -> None:  # fmt: skip
-    """A pack that overflows, mixes what may not mix, or trains on what is validated; a sample lost, or there twice."""
+    """No pack overflows, mixes groups or splits; no sample is lost or repeated."""
     settings: dict[str, Any] = dict(zip(CAPS, caps, strict=True))
     if own_pack:
         settings |= {"overlong": Overlong.own_pack, "hard_limit": 12}

@@ -27,21 +27,23 @@ def packs(num: int, seed: int = 0) -> tuple[Costs, Ints]:
 
 
 def read(num: int, order: Ints, topology: Topology) -> Ints:
-    """Packs by step, micro-batch and rank, as Energon reads what is written in an order: whole steps alone."""
+    """Return packs by step, micro-batch and rank, as Energon reads an order; only whole steps."""
     together = order[stream(num, topology)]
     size = topology.data_parallel * topology.micro_batches
     return together[: num // size * size].reshape(-1, topology.micro_batches, topology.data_parallel)
 
 
 def evenness(costs: Costs, trained: Ints, order: Ints, topology: Topology) -> tuple[float, float, float]:
-    """As the report has them: time of an epoch by both costs, and how far off the mean a step trains at worst."""
+    """Return the report's figures: time of an epoch by both costs, and the worst distance of a step's trained
+    tokens.
+    """
     of_packs = PackCosts(costs[0], costs[1], trained).take(order[stream(len(trained), topology)])
     found = figures(of_packs, topology.data_parallel, topology.micro_batches)
     return found["lm"]["epoch"], found["vision"]["epoch"], found["trained"]["worst"]
 
 
 def max_over_mean(costs: Costs, steps: Ints) -> list[float]:
-    """Of a rank's sum in a step, over the epoch."""
+    """Return, for each cost, the sum over steps of the largest rank's cost, relative to the mean rank's."""
     of_ranks = costs[:, steps].sum(axis=2)
     ratios: list[float] = (of_ranks.max(axis=2).sum(axis=1) / of_ranks.mean(axis=2).sum(axis=1)).tolist()
     return ratios
@@ -163,7 +165,7 @@ def test_packs_that_make_no_whole_step_are_no_curriculum(topology: Topology) -> 
     st.integers(0, 3),
 )
 def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[int, int], seed: int) -> None:
-    """None lost, none twice, however few there are; the same order for the same seed."""
+    """No pack is lost or repeated, however few there are; the same seed gives the same order."""
     topology = Topology(data_parallel, *others)
     order = lay_out(*packs(num, seed), topology, seed)
     assert sorted(order.tolist()) == list(range(num))
@@ -176,7 +178,7 @@ def test_packs_without_any_cost() -> None:
 
 
 def test_one_swap_mends_a_step_by_head() -> None:
-    """Of 8 steps the first trains on 18, the mean is 9.25: a 9 goes for a 4 of the step that costs as much."""
+    """The first of 8 steps trains on 18, the mean is 9.25: a 9 is swapped for a 4 of the step with equal cost."""
     trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
     costs[0, [0, 1, 6, 7]] = 5
     assert mended(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]

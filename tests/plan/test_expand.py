@@ -53,7 +53,7 @@ def written(first: str) -> str:
 
 
 def members(path: Path) -> dict[str, tuple[list[dict[str, Any]], int, list[tuple[int, int]]]]:
-    """Of each member that training gets through Energon: its messages, length, and the sizes of its images."""
+    """Return messages, length and image sizes of each member that training gets through Energon."""
     found = {}
     for sample in train(path):
         for i, sample_id in enumerate(sample.sample_ids):

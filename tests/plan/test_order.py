@@ -11,7 +11,7 @@ from energon_pack.plan.order import likeness, order_packs
 
 
 def features(num: int = 8000, seed: int = 0) -> dict[str, np.ndarray]:
-    """Of packs of three kinds with skewed costs."""
+    """Return costs of packs of three kinds, skewed."""
     rng = np.random.default_rng(seed)
     kind = rng.choice(3, num, p=[0.6, 0.3, 0.1])
     visual = np.where(kind > 0, rng.lognormal(7, 0.5, num) * (1 + kind), 0).astype(np.int64)
@@ -41,7 +41,7 @@ def test_every_stretch_looks_like_the_whole() -> None:
 
 
 def shares_off(amounts: np.ndarray, order: np.ndarray, size: int) -> float:
-    """How far the shares of a stretch of so many packs are from those of all: the root of the mean square."""
+    """Return the root mean square distance between the shares of stretches of so many packs and the shares of all."""
     num = len(order) // size
     sums = amounts[order][: num * size].reshape(num, size, -1).sum(axis=1)
     off = sums / sums.sum(axis=1, keepdims=True) - amounts.sum(axis=0) / amounts.sum()

@@ -1,4 +1,4 @@
-"""Samples that begin alike lie side by side, and share what they have alike: no token more, and none less."""
+"""Samples with equal beginnings lie side by side, and share exactly their equal tokens."""
 
 from zlib import crc32
 
@@ -39,7 +39,7 @@ def made(samples: list[str], packing: PackingConfig = PACKING, group: Ints | Non
 
 
 def as_shown(samples: list[str], trees: Trees) -> list[list[str]]:
-    """What each member adds, with a dot for each token that it shares; trees in the order of their first sample."""
+    """Return the tokens that each member adds, with a dot for each shared token; trees by their first sample."""
     rows = [
         [f"{'.' * trees.shared['token_len'][n]}{samples[n][trees.shared['token_len'][n] :]}" for n in tree.tolist()]
         for tree in np.split(trees.items, trees.starts[1:-1])

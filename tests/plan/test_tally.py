@@ -1,4 +1,4 @@
-"""Numbers that are counted some at a time spread as they do together."""
+"""Percentiles of numbers counted in several calls equal those of one call."""
 
 import math
 from itertools import chain

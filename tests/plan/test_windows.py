@@ -67,7 +67,7 @@ def test_a_plan_is_the_same_on_disk_and_in_memory(
 
 
 def test_memory_does_not_grow_with_the_number_of_windows(tmp_path: Path) -> None:
-    """Ten times the samples, each pack of which takes some bytes: planned together, it would be ten times as much."""
+    """With ten times the samples, memory stays the same; planned together, it would be ten times as much."""
 
     def peak(num_shards: int, packing: PackingConfig) -> int:
         all_items = some(num_shards, each=1000)

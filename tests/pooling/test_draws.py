@@ -78,7 +78,7 @@ def test_draws_go_on_from_their_counters(sizes: list[int], replacement: bool, nu
 
 
 def test_every_stretch_has_the_weights() -> None:
-    """Of 100 draws 50, 30 and 20, whatever the sizes; by chance alone they would be off by ten."""
+    """100 draws are 50, 30 and 20, whatever the sizes; random draws would be off by ten."""
     draws = Draws([9, 500, 100], [5, 3, 2], replacement=True, seed=3)
     for _ in range(20):
         times = Counter(draw.dataset for draw in drawn(draws, 100))

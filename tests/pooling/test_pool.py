@@ -51,7 +51,7 @@ def test_a_cap_that_the_fullest_choice_breaks_is_kept_by_another() -> None:
 
 @hypothesis.given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(12, 30))
 def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
-    """A pack that could be fuller is padding that nobody sees."""
+    """A pack that could be fuller would be unnoticed padding."""
     best = max(
         sum(some)
         for number in range(len(lens))
@@ -130,7 +130,9 @@ def test_a_small_buffer_waits_until_it_fills_a_pack() -> None:
 
 
 def test_a_rare_medium_waits_for_its_like_but_not_for_ever() -> None:
-    """Of each twenty texts comes one video: two share a pack; the last, alone, goes when it waited for eight packs."""
+    """One video comes with every twenty texts: two share a pack; the last one leaves alone after waiting for eight
+    packs.
+    """
     samples = [(number, (5,), "video" if number % 20 == 0 and number < 60 else "text") for number in range(120)]
     pool = Pool(PackingConfig(max_token_len=10), 8)
     packs = list(packs_of(pool, samples))

@@ -47,7 +47,7 @@ def test_icons() -> None:
 
 
 def test_several_images_of_a_sample_count_each() -> None:
-    """Of 51 tokens at most: two of 49 each are as large, two of 25 are not, though they have 50 together."""
+    """With at most 51 tokens an image, two of 49 count as largest; two of 25 do not, though they sum to 50."""
     found = tokens_of_images(rules(3136, 40_000), np.array([98, 50]), np.array([2, 2]), np.array([3, 5]))
     assert found is not None
     assert (found.samples, found.at_most) == (8, 3)

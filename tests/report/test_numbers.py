@@ -24,7 +24,7 @@ _BAR = re.compile(r"<title>([\d,.]+) to ([\d,.]+) ([^<]+), (\w+): ([\d,]+) \w+</
 
 
 class Shown:
-    """What a page shows, by the anchors of its sections."""
+    """Return a page's content by the anchors of its sections."""
 
     def __init__(self, page: str):
         self.cards = re.findall(r'class="card"><b>([^<]*)</b><span>([^<]*)', page)
@@ -100,7 +100,7 @@ def check_whole(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str,
 
 
 def check_media(shown: Shown, plan: list[Any], lost: list[Any], packs: dict[str, Any], most: int) -> None:
-    """Of each medium, of all, of each split and of each folder."""
+    """The page has rows for each medium, for all, for each split and for each folder."""
     media, *others = shown.tables("in-and-out")
     for name, *numbers in media:
         mine = [row for row in plan if name in (row["media_type"], "total")]

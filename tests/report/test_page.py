@@ -150,7 +150,7 @@ def worst() -> tuple[Any, About]:
 
 
 def test_names_that_mean_harm_are_text() -> None:
-    """Whoever made the data would else run what he likes in the browser of whoever looks at it."""
+    """Otherwise the author of the data could run any script in the reader's browser."""
     of, about = worst()
     page = run_page(of, about)
     said = check_page(page)
@@ -171,7 +171,7 @@ def test_the_largest_page_is_small() -> None:
 
 
 def test_what_is_not_there_is_not_shown() -> None:
-    """A run without a plan, and one of which nothing was measured."""
+    """A run without a plan, and one without measured samples."""
     bare = figures({"token_len": None, "measured": 0}, report=None, packs=None, loss=None)
     about = About(PackConfig(), "a", "b")
     about.config.model.name = about.config.model.template = "x"

@@ -1,4 +1,4 @@
-"""What stands out is said with its number and its setting, and nothing is said where nothing is."""
+"""Each remark has its number and its setting, and an ordinary run has no remarks."""
 
 from typing import Any
 
@@ -153,7 +153,7 @@ def test_what_is_wrong_comes_first() -> None:
 
 
 def test_few_of_something_is_no_remark() -> None:
-    """A list that says all is read by nobody."""
+    """Nobody reads a list that is too long."""
     of = figures(
         {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
         loss=Loss(1, 9000, "image", 0),

@@ -194,7 +194,7 @@ def test_names_that_mean_harm_are_text(tmp_path: Path) -> None:
 
 
 def test_what_one_came_for_comes_first(tmp_path: Path) -> None:
-    """Fill and what is dropped stood outside of a screen of 500 px, and nothing said so."""
+    """On a screen of 500 px, fill and drops were out of sight without a hint."""
     for number in range(2):
         leave(tmp_path, number, [f"packing.max_token_len={number + 1}"], outcome(fill=0.9 + number / 100))
     page = sweep_html(sweep_of(tmp_path), tmp_path)

@@ -10,7 +10,7 @@ from support.jobs import die, die_once, double
 
 
 def test_jobs_of_a_process_that_was_killed_are_done_by_another(tmp_path: Path) -> None:
-    """It checks what was written, and needs the most memory of all: its end was that of the run on all machines."""
+    """It checks the written shards and needs the most memory; if it was killed, the run ended on all machines."""
     with Beside() as beside:
         jobs = [beside.start(die_once, tmp_path / str(number)) for number in range(2)]
         last = beside.start(double, 7)

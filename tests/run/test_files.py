@@ -106,7 +106,7 @@ def test_a_folder_that_was_open_to_others_is_closed(tmp_path: Path, monkeypatch:
 
 
 def test_one_process_of_a_machine_works_and_others_wait(tmp_path: Path) -> None:
-    """Else eight ranks measure the same; with a barrier, those that are let in one after another wait for ever."""
+    """Otherwise eight ranks measure the same; with a barrier, ranks admitted one after another would wait for ever."""
     script = (
         "import sys, time; from pathlib import Path; from energon_pack.run.files import one_of_machine\n"
         "with one_of_machine(Path(sys.argv[1])): print('in', flush=True); time.sleep(600)"

@@ -1,4 +1,6 @@
-"""What a run shows while it works: each stage on a terminal, little in a log, and no time left out of the air."""
+"""A run's output while it works: each stage on a terminal, little in a log, and no baseless estimate of the time
+left.
+"""
 
 import io
 import os
@@ -20,7 +22,7 @@ RUN = ("+model=qwen2_5_vl", "executor.num_workers=1", "measure.verify=0")
 
 
 def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> str:
-    """What a run writes to stderr where that is a terminal."""
+    """Return what a run writes to a stderr that is a terminal."""
     ours, theirs = pty.openpty()
     with ThreadPoolExecutor(1) as threads:
         seen = threads.submit(read_to_its_end, ours)
@@ -106,7 +108,7 @@ def test_what_is_begun_is_seen() -> None:
 
 
 def drawn(progress: Progress, width: int) -> list[str]:
-    """What a terminal shows."""
+    """Return the text that a terminal shows."""
     console = Console(file=(file := io.StringIO()), width=width, force_terminal=True, color_system=None)
     console.print(progress._drawn())
     return file.getvalue().splitlines()
@@ -126,7 +128,7 @@ def test_a_stage_that_is_done() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 79, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    """What a terminal breaks is not drawn over: each time it would leave a line behind."""
+    """Lines that a terminal wraps can't be redrawn: each update would leave a line behind."""
     progress = Progress(("lengths", "plan", "write", "verify", "check", "publish"), quiet=True)
     progress.done["lengths"] = DONE
     with progress._shown("lengths"), progress.stage("measure", 1_000_000, "samples") as advance:
@@ -147,7 +149,7 @@ def test_a_stage_that_is_interrupted_keeps_what_it_did(monkeypatch: pytest.Monke
 
 
 def test_a_log_says_the_time_left_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several jobs at once, each line says whose it is; the first comes after half a minute."""
+    """With several jobs at once, each line names its job; the first line comes after half a minute."""
     now = [0.0]
     monkeypatch.setattr("energon_pack.run.progress.time.monotonic", lambda: now[0])
     log = Progress(job="job 1 seed=1")

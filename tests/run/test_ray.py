@@ -139,7 +139,7 @@ def test_a_frozen_worker_holds_nobody_up(settings: ExecutorConfig, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_ray_that_the_run_starts_is_this_machines_and_this_runs_alone(tmp_path: Path) -> None:
-    """It listened on all interfaces: whoever reached the host ran code as the user."""
+    """It listened on all interfaces, so anyone who reached the host could run code as the user."""
     script = """
 import json, os, psutil
 from energon_pack.config import ExecutorConfig, ExecutorKind
@@ -174,7 +174,7 @@ def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings
 
 @pytest.mark.slow
 def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_path: Path) -> None:
-    """Without it a deadlock in a decoder is a run that waits for ever, on a node that nobody looks at."""
+    """Without it, a deadlock in a decoder would let a run wait for ever."""
     settings.retries = 1
     for work in (hold, sleep):
         with RayExecutor(settings, patience=2.0) as executor, pytest.raises(PackError, match="stuck for 2 s"):

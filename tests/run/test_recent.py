@@ -1,4 +1,4 @@
-"""What a process keeps of files stays within a size, however many rows it reads."""
+"""A process's cache of files stays within a size, however many rows it reads."""
 
 from energon_pack.run.recent import Recent
 

@@ -1,4 +1,4 @@
-"""What a store refuses is tried again where that may help, and is one line that names what to change where it won't."""
+"""A failed request is repeated if that may help; otherwise one line names what to change."""
 
 from datetime import datetime, timedelta, timezone
 from itertools import chain, repeat

@@ -1,4 +1,4 @@
-"""Object stores: addresses, profiles, whoever is asked for them, and what is kept of what was read."""
+"""Object stores: addresses, profiles, their clients, and the cache of read blocks."""
 
 import os
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_a_profile_that_there_is_not_is_named(bucket: Bucket) -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(bucket: Bucket) -> None:
-    """What came first stays: a source that is larger would throw out each block before it comes to be used."""
+    """The first blocks stay: with a larger source, each block would be removed before its second use."""
     blocks = Blocks(most=200)
     for number in range(300):
         blocks.keep("k", number, memoryview(bytes([number % 256]) * 10))

@@ -1,4 +1,4 @@
-"""Bins hold what they may and lose nothing, and there are as few of them as the docstrings promise."""
+"""Bins keep their limits and lose no item, and are as few as the docstrings promise."""
 
 import zlib
 from bisect import bisect_left, insort
@@ -161,7 +161,7 @@ def test_auto_is_no_worse_than_optimal_by_more_than_it_says(case: tuple[int, lis
 
 @given(cases)
 def test_twice_the_capacity(case: tuple[int, list[int]]) -> None:
-    """What more capacity is sure to bring: at most 11/9 as many bins + 4, since the optimum only falls.
+    """With more capacity there are at most 11/9 as many bins + 4, because the optimum only falls.
 
     "Never more bins than before" is not promised: greedy packing has such anomalies, and best fit is the fallback.
     """

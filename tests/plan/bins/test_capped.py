@@ -57,7 +57,7 @@ def test_every_item_once_and_no_cap_broken(case: tuple[list[int], list[tuple[int
 
 
 def test_a_loose_cap_changes_nothing() -> None:
-    """Switching on a cap that no pack comes near should leave the dataset as it was."""
+    """A cap that no pack comes near must not change the dataset."""
     costs = mixture(3000)
     free = pack_bins(costs[0], 8192, seed=3)
     capped = pack_bins(costs, np.array([8192, 1000]), seed=3)

@@ -46,7 +46,7 @@ def test_no_choice_is_fuller(lens: list[int], room: int) -> None:
 @given(st.lists(st.integers(1, 30), max_size=80), st.integers(30, 60), st.integers(2, 9), st.integers(3, 30))
 @settings(max_examples=60)
 def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: int, most: int) -> None:
-    """Of many items each one that is drawn stands for several: none may be lost, or counted twice."""
+    """If items are many, each drawn one stands for several; none may be lost or counted twice."""
     histogram = np.bincount(lens, minlength=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawn, "_WAITING", waiting)
@@ -65,7 +65,7 @@ def test_each_item_is_in_a_bin_or_left(lens: list[int], capacity: int, waiting: 
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("buffer_size", [20, 100])
 def test_no_stream_needs_fewer_packs(name: str, buffer_size: int) -> None:
-    """Of 20,000 samples a stream made 5,754 packs of 4k where the plan of all had 5,883."""
+    """From 20,000 samples, a stream made 5,754 packs of 4k while the plan of all made 5,883."""
     lens, capacity = lengths(name, 2000), HARD[name][0]
     even = 1.0001 * lower_bound_l2(lens, capacity) + 1  # `auto` takes even packs for so many more
     assert pack_bins(lens, capacity).num_bins <= max(packs_of_stream(lens, capacity, buffer_size), even)
