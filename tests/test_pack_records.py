@@ -26,7 +26,7 @@ TRAINED_CALL = f"<tool_call>\n{CALL}\n</tool_call><|im_end|>"
 
 
 def pack_lines(folder: Path, processor: Path, *lines: dict[str, Any], **settings: str) -> tuple[int, str]:
-    """Exit code, and what is printed, of a run over JSONL into folder/out/packed."""
+    """Pack JSONL into folder/out/packed; return the exit code and the output."""
     (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chosen = [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
     fixed = ["source=jsonl", "source.path=a.jsonl", "output.dir=out", "output.name=packed", "max_skipped=1"]

@@ -80,7 +80,7 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
 
 
 def test_the_source_distribution_holds_what_is_checked_out(clone: Path, wheel: Path) -> None:
-    """But what is hidden: CI's own files."""
+    """Hidden files of CI are left out."""
     if clone == ROOT:
         pytest.skip("this is no checkout")
     with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as sdist:
@@ -194,7 +194,7 @@ def test_another_python(wheel: Path, python: Path, tmp_path: Path, number: str) 
 
 
 def requirements(python: Path, folder: Path) -> list[str]:
-    """What the installed package needs, without its extras."""
+    """Return the requirements of the installed package without its extras."""
     script = "from importlib.metadata import requires; print('\\n'.join(requires('energon-pack')))"
     return [line for line in run(python, "-c", script, cwd=folder).splitlines() if "extra ==" not in line]
 

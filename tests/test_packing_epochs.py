@@ -192,7 +192,7 @@ def meta(folder: Path) -> Sequence[str]:
 
 
 def test_files_that_are_drawn_already_are_refused(config: Make, tmp_path: Path) -> None:
-    """Their copies would have the names of those of an epoch."""
+    """Copies of repeated samples would have the same names as an epoch's."""
     with pytest.raises(PackError, match=r"packing\.epochs=2: .*a\.jsonl has a sample_ratio: a mixture names files"):
         pack(config(*meta(tmp_path / "sets"), source__format=Format.auto, packing__epochs=2))
 

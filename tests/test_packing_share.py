@@ -1,4 +1,4 @@
-"""packing.share: samples that begin alike have their beginning once in a pack, and each trains as if it were alone."""
+"""packing.share: a pack holds a common beginning of samples once, and each sample trains as if it were alone."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_only_beginnings_with_a_medium_are_shared_by_media(config: Make, source:
 
 
 def test_training_reads_what_samples_share(config: Make, source: Path, demo: tuple[Path, Path]) -> None:
-    """Its own tokens are those of the samples alone, or encoding ends with an error; pixels come once."""
+    """A tree's tokens equal the tokens of the samples alone, or encoding ends with an error; pixels come once."""
     folder = shared(config, source)
     encoder = PackedTaskEncoder(folder, str(demo[1]))
     packs = list(train(folder, encoder=encoder))

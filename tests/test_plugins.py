@@ -113,7 +113,7 @@ def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeyp
 
 
 def test_an_executor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """It does all jobs: the bytes are those of processes of this machine."""
+    """It does all jobs, and the bytes equal those of the local executor."""
     path = installed("serial_executor", tmp_path)
     own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.name=packed"]
     for kind, more in (("serial", ()), ("local", ("executor.num_workers=1",))):

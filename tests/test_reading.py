@@ -37,7 +37,7 @@ IN_ORDER: dict[str, Any] = {"shuffle_over_epochs_multiplier": None, "parallel_sh
 
 
 class Plain(PacksInOrder, DefaultTaskEncoder[Any, Any, Any, Any]):
-    """A task encoder of a user's own: packs as they are."""
+    """A user's task encoder that returns packs unchanged."""
 
     decoder = None
 

@@ -1,4 +1,4 @@
-"""The recipes on packs of the demo: those for transformers as they are, those for Megatron against stand-ins of it."""
+"""The recipes on packs of the demo: for transformers unchanged, for Megatron with stand-ins of it."""
 
 import importlib
 import io
@@ -239,7 +239,7 @@ def torchrun(
 def test_two_processes_killed_and_resumed_see_the_samples_of_an_undisturbed_run(
     packed: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Some steps have images in one process and none in the other; gradients are those of all tokens together."""
+    """Some steps have images in only one process; gradients equal those over all tokens together."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     common = (packed, "--processor", demo[1], "--num-workers", "1", "--save", "save", "--ids", "ids")

@@ -1,4 +1,4 @@
-"""The tools for packed datasets say of an address what they say of a folder, and read no more of it than they need."""
+"""The tools for packed datasets give the same results for an address as for a folder, and read only what they need."""
 
 import re
 import shutil
@@ -35,7 +35,7 @@ Make = Callable[..., PackConfig]
 
 @pytest.fixture(autouse=True)
 def _no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look at what is packed is tested elsewhere, and slow to start."""
+    """Energon's check of the packs is tested elsewhere, and slow to start."""
     monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 

@@ -34,7 +34,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look at what is packed is tested elsewhere, and slow to start."""
+    """Energon's check of the packs is tested elsewhere, and slow to start."""
     monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 

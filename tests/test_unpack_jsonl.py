@@ -19,7 +19,7 @@ Make = Callable[..., PackConfig]
 
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look at what is packed is tested elsewhere, and slow to start."""
+    """Energon's check of the packs is tested elsewhere, and slow to start."""
     monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""Packs read with webdataset alone are those that Energon gives: the same tensors, whoever shares them out."""
+"""webdataset reads the same packs as Energon: the same tensors, however they are divided over ranks."""
 
 import json
 import os
@@ -159,7 +159,7 @@ def test_packs_of_other_tools_are_read_with_a_model(demo: tuple[Path, Path], tmp
 
 
 def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, encoded: Packs, tmp_path: Path) -> None:
-    """Whatever handlers the pipeline has: a pack that is left out in silence is missed by nobody."""
+    """This holds for all handlers of the pipeline: nobody would notice a pack that is left out silently."""
     shard = Path(shard_urls(packed)[0])
     members = read_shard(shard)
     value = json.loads(members[0][1])

@@ -65,7 +65,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def options_by_key(folder: Path) -> dict[str, SampleOptions]:
-    """What training gets of each member, through Energon."""
+    """Return what training gets for each member through Energon."""
     found = {}
     for sample in train(folder):
         assert isinstance(sample, (PackedMultiMixQASample, PackedCaptioningSample))
@@ -136,7 +136,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("change", ["a turn", "the sample"])
 def test_verify_sees_that_a_weight_was_taken_out(config: Make, source: Path, change: str) -> None:
-    """What is trained has changed, and no length has."""
+    """Trained tokens have changed, and no length has."""
     folder = pack_of(config, source)
 
     def changed(value: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which JSON shapes are understood, and what they come to. A shape read wrongly trains on other text than it holds."""
+"""Which JSON shapes are understood, and as what. A shape read wrongly would train on the wrong text."""
 
 import json
 

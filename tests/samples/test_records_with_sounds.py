@@ -1,4 +1,4 @@
-"""Sounds in records: every spelling that people use comes to the same."""
+"""Sounds in records: every spelling in use gives the same sample."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What is no weight costs its sample, by name."""
+"""A sample with an invalid weight is left out, with its reason."""
 
 from typing import Any
 

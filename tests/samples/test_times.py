@@ -200,7 +200,7 @@ def test_the_tar_of_a_jsonl_is_as_long(
 
 
 def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """Parts as `name` names them; too few are a skip, as of no image it is said that it has none; none are no fault."""
+    """Parts have the names of `name`. Too few of them skip the sample; none at all is no fault."""
     two = {"texts": [{"role": "user", "content": "<image><image>?"}, {"role": "assistant", "content": "yes"}]}
     records: dict[str, dict[str, Any]] = {
         "named": {"patch_positions": ["0.npy", "1.npy"]},

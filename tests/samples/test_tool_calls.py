@@ -1,4 +1,4 @@
-"""Calls of every spelling come to OpenAI's words. One that stays text trains a model to write bare JSON."""
+"""Calls of every spelling become OpenAI's form. One left as text would train a model to write bare JSON."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What other tools put in place of words when they train: until it is put there here, it is no training text."""
+"""Placeholders that other tools replace in training: a text that still has one is no training text."""
 
 import json
 from collections.abc import Callable

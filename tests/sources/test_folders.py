@@ -63,7 +63,7 @@ def test_names_of_folders_are_captions_where_that_is_asked_for(config: Make, tmp
 
 
 def test_a_file_that_comes_meanwhile_ends_the_run(config: Make, tmp_path: Path) -> None:
-    """Numbers of samples would be those of other files."""
+    """Otherwise sample numbers would belong to other files."""
     source = a_folder(tmp_path / "set", cat__1=None, dog__2=None)
     shards = find_source(CLASSES, str(source)).shards
     a_folder(source, ant__1=None)

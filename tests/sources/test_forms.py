@@ -1,4 +1,4 @@
-"""What files of a source are is found by their names; what could be either is refused."""
+"""The form of a source's files is found by their names; ambiguous ones are refused."""
 
 import json
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_media_in_two_places_are_refused(tmp_path: Path) -> None:
 
 
 def test_ledgers_are_no_samples(tmp_path: Path) -> None:
-    """What `convert` writes could not be packed: its ledger lies beside the tars."""
+    """Output of `convert` could not be packed, because its ledger lies beside the tars."""
     a_tar(tmp_path / "a.tar")
     (tmp_path / "skipped.jsonl").touch()
     assert look(str(tmp_path)).forms == [Format.wds]

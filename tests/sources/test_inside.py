@@ -47,7 +47,7 @@ def openai(url: str) -> dict[str, Any]:
 
 
 def test_base64_in_a_line(tmp_path: Path) -> None:
-    """OpenAI's data: URI, ms-swift's bare base64; what is cut costs its sample."""
+    """OpenAI's data: URI and ms-swift's bare base64 are read; a cut one costs its sample."""
     lines = [
         openai(f"data:image/png;base64,{CODED}"),
         {"query": "<image>?", "response": "a cat", "images": [CODED]},

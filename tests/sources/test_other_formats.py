@@ -1,4 +1,4 @@
-"""What is neither a tar nor JSONL is named as what it is."""
+"""Files that are neither tars nor JSONL are refused with the name of their format."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def test_parquet_is_no_damaged_tar(config: Make, tmp_path: Path, num_rows: int) 
 
 @pytest.mark.parametrize("find", [find_shards, find_lines])
 def test_a_folder_of_parquet_says_so(tmp_path: Path, find: Callable[[str], object]) -> None:
-    """It said `no *.tar there`, and nothing of what is there or how to get on."""
+    """The message was `no *.tar there`, without the files that are there or a remedy."""
     pq.write_table(pa.table({"a": [1]}), tmp_path / "train.parquet")
     with pytest.raises(PackError, match=r"no \*\.(tar|jsonl) there but Parquet: source=table reads it"):
         find(str(tmp_path))

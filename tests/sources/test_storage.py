@@ -21,7 +21,7 @@ Make = Callable[..., PackConfig]
 
 
 class Remote(File):
-    """A file of which nothing is known but its state and the bytes at a place."""
+    """A file that gives only its state and the bytes at a place."""
 
     def __init__(self, fd: int, state: State):
         super().__init__(state)
@@ -60,7 +60,7 @@ def write_source(folder: Path, source: Format) -> Path:
 def test_a_storage_that_only_reads_by_place_packs_the_same_bytes(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Format
 ) -> None:
-    """As one over a network would: no descriptor, so nothing is mapped and the kernel copies nothing."""
+    """A file as over a network: without a descriptor, so nothing is mapped and the kernel copies nothing."""
     (tmp_path / "in").mkdir()
     path = write_source(tmp_path / "in", source)
     paths = [str(path)] if source in (Format.wds, Format.table) else [str(path), str(path / "array.json")]

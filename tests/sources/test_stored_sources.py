@@ -36,7 +36,7 @@ Make = Callable[..., PackConfig]
 
 
 def written(folder: Path) -> dict[str, bytes]:
-    """What is promised to be the same."""
+    """Return the files that must be equal."""
     return {name: data for name, data in files(folder).items() if not name.startswith("report")}
 
 
@@ -116,7 +116,7 @@ def test_parquet_in_a_bucket_is_packed_as_from_disk(config: Make, tmp_path: Path
 def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
     config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """What many packs are made of is read at once, in its order: in few requests, and no byte beside them."""
+    """The samples of many packs are read together, in their order: in few requests, and no other bytes."""
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):
         members: dict[str, bytes] = {}
@@ -142,7 +142,7 @@ def test_a_source_that_is_larger_than_what_is_kept_is_packed_the_same(
 
 
 def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no room in memory is read when it is asked for, and little is read in vain."""
+    """Bytes without room in memory are read when needed, and few bytes are read in vain."""
     data = random.Random(7).randbytes(12 << 20)
     bucket.put("a.tar", data)
     monkeypatch.setattr(blockwise, "BLOCKS", Blocks(most=0))
@@ -161,7 +161,7 @@ def test_what_is_read_ahead_needs_no_room_on_the_disk(bucket: Bucket, monkeypatc
 
 
 def no_room(*_: object, **__: object) -> NoReturn:
-    """As of a disk that is full."""
+    """Report a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -318,7 +318,7 @@ def test_a_fault_while_media_are_looked_at_is_no_damaged_medium(
 def test_an_object_that_changed_is_noticed(
     config: Make, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same size: its version tells, between two runs and within one."""
+    """The new object has the same size; its version reveals the change, between two runs and within one."""
     before, after = ({"a.json": chat("?", word), "b.json": chat("?", word)} for word in ("one", "two"))
     bucket.put("data/x.tar", write_tar(tmp_path / "x.tar", before).read_bytes())
     run = config(f"{bucket.address}/data", cache_dir=str(tmp_path / "cache"), output__overwrite=True)

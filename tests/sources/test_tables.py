@@ -41,7 +41,7 @@ IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
 def the_cauldron() -> pa.Table:
-    """What the_cauldron and FineVision have on the Hub, with a text alone and two images."""
+    """Rows like those of the_cauldron and FineVision on the Hub: one with only text, one with two images."""
     texts = [[{"user": "what is it?", "assistant": "a cat"}], [{"user": "and this?", "assistant": "a dog"}]]
     columns = {
         "images": pa.array([[{"bytes": PNG, "path": None}], []], pa.list_(IMAGE)),

@@ -1,4 +1,4 @@
-"""A run that Slurm does: what is submitted, what the waiting command says, and what the same command does again."""
+"""A run by Slurm: the submitted jobs, the output of the waiting command, and a second start of the same command."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def _chain(folder: Path, python: str = "python", **settings: object) -> Chain:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_chain_packs_the_same_bytes(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """Users of a cluster have one command, as those of a laptop: its exit code says whether there is a dataset."""
+    """On a cluster, too, one command makes the dataset, and its exit code tells whether it exists."""
     common = ("+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", "output.name=packed")
     submitted = (*common, "output.dir=nodes", "executor=slurm", "executor.num_tasks=2")
     assert run_here(*common, "output.dir=local", cwd=tmp_path)[0] == 0
@@ -70,7 +70,7 @@ def test_jobs_of_other_settings_are_not_joined(tmp_path: Path) -> None:
 
 
 def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:
-    """What is written is not written again, and options of one stage are its own."""
+    """Finished parts are not written again, and options of a stage apply only to it."""
     chain = _chain(tmp_path, at_once=2, sbatch="--time=1:00:00", sbatch_write="--comment='a b'")
     scripts = chain.scripts({LENGTHS: range(16), WRITE: [0, 2, 3, 4, 9], PUBLISH: None})
     options = {stage: script.splitlines() for stage, script in scripts.items()}

@@ -1,4 +1,4 @@
-"""Stages one by one, and in parts that know nothing of each other: the bytes are those of one run."""
+"""Stages one by one, and in independent parts, write the same bytes as a single run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_p
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 9))
 def test_each_thing_is_in_one_part(sizes: list[int], num_parts: int) -> None:
-    """A sample in two parts would be measured twice, one in none by nobody."""
+    """Each sample is in exactly one part, so it is measured once."""
     spans, parts = Spans(sizes), [Part(number, num_parts) for number in range(num_parts)]
     assert sorted(number for part in parts for number in spans.within(part)) == [*range(len(sizes))]
     for number in range(len(sizes)):

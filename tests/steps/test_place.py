@@ -1,4 +1,4 @@
-"""Turns of a stream that ranks share: each is read once, whoever goes on with it."""
+"""Turns of a stream that ranks share: each is read once, for any ranks that continue it."""
 
 from dataclasses import asdict, replace
 from random import Random

@@ -53,7 +53,7 @@ def test_every_epoch_has_every_pack_once(
 
 @given(st.integers(1, 400), _SMALL, st.integers(1, 4), st.booleans())
 def test_units_stay_whole_over_epochs(num: int, data_parallel: int, micro_batches: int, reorders: bool) -> None:
-    """What is over of an epoch would else move all steps of the next one: each would have packs of two."""
+    """Otherwise the packs left over from an epoch would shift all steps of the next one, which would mix two steps."""
     topology = Topology(data_parallel, 1, micro_batches)
     packs, unit = Stream(num, topology, reorders), topology.unit
     first = {frozenset(packs.index(start + i) for i in range(unit)) for start in range(0, num // unit * unit, unit)}

@@ -1,4 +1,4 @@
-"""What a YAML of NeMo Automodel has in `pack`, for the demo."""
+"""Return the `pack` setting of a NeMo Automodel YAML for the demo."""
 
 from pathlib import Path
 

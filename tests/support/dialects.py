@@ -44,7 +44,7 @@ CONVERSATIONS = _conversations()
 
 
 def canonical(system: str, pairs: Pairs) -> list[Row]:
-    """The messages that each dialect comes to."""
+    """The messages that each dialect becomes."""
     turns = _said("role", "content", ("user", "assistant"), pairs)
     return [{"role": "system", "content": system}, *turns] if system else turns
 

@@ -57,7 +57,7 @@ def read_forked(addresses: list[str]) -> None:
 
 
 def main() -> None:
-    """What the module says."""
+    """Return the module's output."""
     what, there, here, *rest = sys.argv[1:]
     if what == "forked":
         read_forked([there, here, *rest])

@@ -22,7 +22,7 @@ VOCABULARY, NUM_LAYERS, WIDTH = 64, 2, 32
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """What is asked of a GPU by name is made on the CPU."""
+    """Tensors that Megatron's code requests on a GPU are made on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

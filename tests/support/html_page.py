@@ -56,7 +56,7 @@ class _Strict(HTMLParser):
 
 
 def data_of(page: str, name: str) -> object:
-    """What the script of a page reads."""
+    """Return the data that a page's script reads."""
     return _read(page).data[name]
 
 

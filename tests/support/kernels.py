@@ -14,7 +14,7 @@ _PACKAGES = ("causal_conv1d", "fla", "mamba_ssm")
 
 @contextmanager
 def with_kernels(*kinds: str) -> Iterator[list[Any]]:
-    """The modules of some types of models, imported anew with the kernels; those of before come back at the end.
+    """Import the modules of some model types again with the kernels; restore the old modules at the end.
 
     Args:
         kinds: such as `lfm2`.

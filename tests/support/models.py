@@ -1,4 +1,4 @@
-"""What templates are built from."""
+"""Model settings from which tests build templates."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,6 @@ from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSe
 
 
 def of_model(template: str, processor: Path | str, media: MediaConfig | None = None, **model: Any) -> TemplateSettings:
-    """A family and a processor, and what is done to media first."""
+    """A family, a processor, and the preprocessing of media."""
     node = ModelConfig(template=template, processor=str(processor), **model)
     return TemplateSettings(node, media or MediaConfig())

@@ -1,4 +1,4 @@
-"""What a test reads of a dataset: its files, its samples, its lengths, what Energon makes of it."""
+"""Functions by which tests read a dataset: files, samples, lengths, and Energon's view of it."""
 
 import json
 import tarfile
@@ -76,7 +76,7 @@ def samples(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def lengths(dataset: Path) -> dict[tuple[str, str, str], tuple[int, int, list[str]]]:
-    """What the plan says of every member, by shard, key and part of a sample that was cut."""
+    """Return the plan's row of every member, by shard, key and part of a cut sample."""
     rows = pq.read_table(dataset / "pack_plan.parquet").to_pylist()
     found = {}
     for row in rows:
@@ -104,7 +104,7 @@ def train(path: Path, num_workers: int = 0, encoder: Any = None, **settings: Any
 
 
 def prepare(folder: Path, dataset_yaml: dict[str, Any]) -> Path:
-    """What a user does to a source by hand: `energon prepare` and a dataset.yaml."""
+    """Prepare a source as a user does by hand: `energon prepare` and a dataset.yaml."""
     from megatron.energon.flavors import BaseWebdatasetFactory
 
     shards = sorted(path.name for path in folder.glob("*.tar"))

@@ -16,7 +16,7 @@ PAGES = {
 
 @dataclass(frozen=True)
 class Block:
-    """What stands between two fences."""
+    """A fenced block of a page."""
 
     page: str
     language: str
@@ -55,7 +55,7 @@ def prose(page: str) -> str:
 
 
 def code(text: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall("`([^`]+)`", text)
 
 
@@ -73,11 +73,11 @@ def names(page: str, header: str) -> set[str]:
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading, up to the next one."""
+    """Return the text under a heading, up to the next one."""
     assert f"\n## {title}\n" in PAGES[page], title
     return PAGES[page].partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def page_of(path: Path) -> str:
-    """What a page is called in PAGES."""
+    """Return a page's name in PAGES."""
     return str(path.relative_to(DOCS)) if path.is_relative_to(DOCS) else path.name

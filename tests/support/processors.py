@@ -51,7 +51,7 @@ def write_dummy(
 
 
 def write_tokenizer(folder: Path, name: str, tokens: Sequence[str], attributes: Mapping[str, str]) -> None:
-    """Of single bytes, and special tokens."""
+    """Write a tokenizer of single bytes and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

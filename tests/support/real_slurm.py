@@ -113,7 +113,7 @@ class RealSlurm:
                 process.kill()
 
     def processes(self, node: str) -> list[psutil.Process]:
-        """What runs on a node: tasks, and the `slurmstepd` of each."""
+        """Return the processes on a node: tasks, and the `slurmstepd` of each."""
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -124,7 +124,7 @@ class RealSlurm:
         return list(found.values())
 
     def say(self, program: str, *arguments: str) -> str:
-        """What a command of Slurm's prints."""
+        """Return the output of a Slurm command."""
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300)
         return (done.stdout + done.stderr).strip()
 

@@ -54,7 +54,7 @@ def command_here(module: str, *arguments: str | Path, cwd: Path) -> subprocess.C
 
 @contextmanager
 def as_a_program(*argv: str | Path, cwd: Path) -> Iterator[None]:
-    """Arguments, folder, environment, loggers and handlers of signals are afterwards as they were."""
+    """Restore arguments, folder, environment, loggers and signal handlers at the end."""
     root, numbers = logging.getLogger(), (signal.SIGTERM, signal.SIGINT)
     handlers, level, on_signals = root.handlers[:], root.level, list(map(signal.getsignal, numbers))
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ), warnings.catch_warnings():
@@ -70,7 +70,7 @@ def as_a_program(*argv: str | Path, cwd: Path) -> Iterator[None]:
 
 
 def exit_code(program: Callable[[], object]) -> int:
-    """What a program would exit with."""
+    """Return a program's exit code."""
     try:
         program()
     except SystemExit as end:
@@ -95,7 +95,7 @@ def run_alone(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """Run a command, which has to succeed; what it printed."""
+    """Run a command, which has to succeed; return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     result = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """What megatron-core asks of a process group."""
+    """A stand-in for a process group, with the methods that megatron-core calls."""
 
     num_ranks: int
     number: int

@@ -45,7 +45,7 @@ Fault = Callable[[Request], int | tuple[int, str] | str | None]
 
 @dataclass
 class Seen:
-    """What a proxy has seen since it was last cleared."""
+    """Requests that a proxy has seen since it was last cleared."""
 
     requests: list[Request] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # by method, and `bytes read` and `bytes written`
@@ -201,6 +201,6 @@ class Bucket:
         return {key[len(prefix) + 1 :]: self.read(key) for key in self.names(f"{prefix}/")}
 
     def seen(self) -> Seen:
-        """What the proxy saw since this was asked the last time."""
+        """Return the requests that the proxy saw since the last call."""
         seen, self.proxy.seen = self.proxy.seen, Seen()
         return seen

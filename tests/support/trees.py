@@ -1,4 +1,4 @@
-"""Conversations that begin alike, as members of one pack: what each shares with the one before it is measured."""
+"""Conversations with equal beginnings as members of one pack, with the measured length that each shares."""
 
 import io
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def shared_beginning(before: Member, member: Member) -> int:
 
 
 def with_shares(encoder: MemberEncoder, inputs: Sequence[MemberInput]) -> list[MemberInput]:
-    """The same, each with what it shares with the one before it; a few tokens are not worth it."""
+    """Return the samples, each with the length that it shares with the one before it; few tokens are not shared."""
     each = [encoder.encode(one).tokens for one in inputs]
     found = [replace(inputs[0], shared=Shared())]
     for i in range(1, len(inputs)):

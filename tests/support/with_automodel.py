@@ -37,7 +37,7 @@ YAMLS = sorted((ROOT / "recipes" / "automodel").glob("*.yaml"))
 
 @pytest.fixture(autouse=True)
 def _places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the YAMLs take from the environment."""
+    """Variables of the environment that the YAMLs read."""
     for name in ("TRAIN", "CACHE", "SAVE"):
         monkeypatch.setenv(name, str(tmp_path / name))
 
@@ -82,7 +82,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_text: torch.Ten
 
 @pytest.fixture
 def pad(demo: tuple[Path, Path]) -> int:
-    """As Automodel's loader takes it."""
+    """The id of the padding token, as Automodel's loader finds it."""
     found: int = tf.AutoProcessor.from_pretrained(demo[1]).tokenizer.pad_token_id
     return found
 

@@ -35,7 +35,7 @@ class TinyPacks:
 
 
 def largest_difference(model: Any, rows: PackRows) -> float:
-    """Of the logits of two packs in one batch, from those of each member alone."""
+    """Return the largest difference between the logits of two packs in a batch and the logits of each member alone."""
     batch = collate([rows[0], rows[1]])
     del batch["labels"]
     with torch.no_grad():

@@ -22,7 +22,7 @@ Change = Callable[[Any], None]
 
 
 def causal(attention: Any, hidden_states: Tensor, position_embeddings: Any, **_: Any) -> tuple[Tensor, None]:
-    """Of the whole row: it knows of no members."""
+    """Attend causally over the whole row, without regard to members."""
     shape = (*hidden_states.shape[:-1], -1, attention.head_dim)
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     query, key, value = (part(hidden_states).view(shape).transpose(1, 2) for part in projections)
@@ -254,7 +254,7 @@ class Norm(nn.Module):
 
 
 class Adapter(nn.Module):
-    """As LoRA's, with dropout."""
+    """An adapter like LoRA's, with dropout."""
 
     def __init__(self, part: Any):
         super().__init__()
@@ -267,7 +267,7 @@ class Adapter(nn.Module):
 
 
 class Counting(nn.Module):
-    """Keeps count of what it sees, as routers of experts do."""
+    """A module that counts its inputs, as routers of experts do."""
 
     def __init__(self, part: Any):
         super().__init__()

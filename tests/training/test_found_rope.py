@@ -224,7 +224,7 @@ def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummie
 
 @dataclass(frozen=True)
 class Members:
-    """What the guard asks of an encoder."""
+    """A stand-in with the encoder's attributes that `guard` reads."""
 
     members: list[Encoded]
     mask: str = "positions"

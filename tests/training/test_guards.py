@@ -17,7 +17,7 @@ from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, t
 
 @dataclass(frozen=True)
 class Media:
-    """What the guard asks of an encoder, for a tiny model."""
+    """A stand-in with the encoder's attributes that `guard` reads, for a tiny model."""
 
     members: list[Encoded]
     mask: str = "positions"
@@ -28,7 +28,7 @@ class Media:
 
 
 def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple[dict[str, Any], str]]:
-    """What trainers do to a batch → what is said of it."""
+    """Changes that trainers make to a batch → the error."""
     width = inputs["input_ids"].shape[1]
     causal = torch.ones(width, width, dtype=torch.bool).tril()[None, None]
     no_boundaries = {name: value for name, value in inputs.items() if not name.endswith(("_q", "_k"))}
@@ -134,7 +134,7 @@ def test_an_indexed_mask_of_one_member_is_no_mask_of_ones() -> None:
 
 
 def test_a_hybrid_model_needs_its_kernels() -> None:
-    """What transformers says of the missing ones is handed on."""
+    """The text of transformers about missing ones is passed on."""
     with pytest.raises(MixingError, match="can't keep packed sequences apart without `flash-linear-attention`"):
         guard(make_model("qwen3_5"))
 

@@ -104,7 +104,7 @@ def test_the_loss_of_two_ranks_is_that_of_their_samples_alone(
 @pytest.mark.parametrize("kind", [None, "token", "sample", "sqrt"])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_losses_of_batches_add_up_to_that_of_one(kind: str | None, shifted: bool) -> None:
-    """Those without a trained token add nothing, and no NaN to the gradients."""
+    """Members without a trained token add nothing to the loss, and no NaN to the gradients."""
     model = make_model("llama")
     members = make_members("llama", model)
     batches = [make_batch("llama", [part], weights=kind, shifted=shifted) for part in (members[:2], members[2:])]

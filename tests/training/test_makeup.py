@@ -1,4 +1,4 @@
-"""What a proof is of: the code that a model runs now, and every kind of its layers."""
+"""The subject of a proof: the code that a model runs now, and every kind of its layers."""
 
 import functools
 from collections.abc import Callable

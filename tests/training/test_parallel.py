@@ -44,7 +44,7 @@ def make(layout: str, name: str, members: list[Encoded], multiple: int) -> Packe
 
 
 def inputs_of(name: str, model: Any, batch: PackedBatch) -> dict[str, Any]:
-    """What goes to the model, without labels."""
+    """Return the inputs of the model, without labels."""
     if "cu_seq_lens_q" in batch:
         return batch.model_inputs(model, labels=False)
     names = ["input_ids", "position_ids", *MEDIA_KEYS, *(["mm_token_type_ids"] if FAMILIES[name].rope else [])]
@@ -70,7 +70,7 @@ def gradients(model: Any, loss: Tensor) -> list[Tensor]:
 
 
 class Alone:
-    """A tiny model, and what it makes of each member by itself, with nothing of ours."""
+    """A tiny model, and its outputs for each member alone, without our code."""
 
     def __init__(self, name: str):
         self.name, self.model = name, make_model(name, "eager")
@@ -83,7 +83,7 @@ class Alone:
         self.gradients = gradients(self.model, self.loss)
 
     def differences(self, batch: PackedBatch, num_ranks: int, seen: Tensor | None = None) -> tuple[float, float, float]:
-        """Of logits, loss and gradients, gathered from so many ranks."""
+        """Return the largest differences of logits, loss and gradients, gathered from the ranks."""
         ranks = Ranks(batch, num_ranks, sees_images_whole(self.model), seen)
         with context_parallel(self.model, ranks):
             logits = self.model(**inputs_of(self.name, self.model, batch)).logits

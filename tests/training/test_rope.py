@@ -1,4 +1,4 @@
-"""M-RoPE positions equal those of the models themselves, from models on the meta device: no weights."""
+"""M-RoPE positions equal those that the models compute, on the meta device without weights."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Sizes that count tokens are found by what they do, and small in what is probed."""
+"""Sizes that count tokens are found by their effect, and made small in the probed copy."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What transformers.Trainer and Accelerate do to a batch: it stays what it is, or is refused with what to change.
+"""Batches under transformers.Trainer and Accelerate: unchanged, or refused with the setting to change.
 
 The slow tests run in an environment of their own, with the newest Accelerate of the package index.
 """

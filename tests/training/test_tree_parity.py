@@ -99,7 +99,7 @@ def test_a_tree_is_its_samples_alone(name: str, how: str) -> None:
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
-    """Of a loss whose graph is used once more."""
+    """Return the gradients of a loss whose graph is used again."""
     model.zero_grad()
     loss.backward(retain_graph=True)
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}

@@ -1,4 +1,4 @@
-"""Trees by head: what the rows of members that begin alike are, and what is refused."""
+"""Trees by hand-computed cases: the rows of members that share beginnings, and what is refused."""
 
 import pytest
 import torch

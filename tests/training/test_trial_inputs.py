@@ -1,4 +1,4 @@
-"""What is asked about a batch, by head: where members are, which words may be others, who is alone."""
+"""Facts about a batch by hand-computed cases: places of members, words that may change, and single members."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ def asked(**more: Any) -> Any:
 
 
 def test_members_and_words() -> None:
-    """Padding is no member; special tokens and those of pictures stay, or a model would look for other pictures."""
+    """Padding is no member; special tokens and image tokens stay, or a model would look for other images."""
     found = asked(labels=IDS, logits_to_keep=1)
     assert found.members == [Span(0, 0, 4), Span(0, 4, 8), Span(0, 8, 11)]
     assert found.changed == [Span(0, 4, 8)]
@@ -40,7 +40,7 @@ def test_one_member_alone_is_of_text() -> None:
 
 
 def test_pixels_of_the_first_picture() -> None:
-    """Of patches, as many as its grid says."""
+    """The first picture has as many patches as its grid gives."""
     patches, grid = torch.zeros(6, 2), torch.tensor([[1, 2, 2], [1, 1, 2]])
     config = SimpleNamespace()
     given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": patches, "image_grid_thw": grid}

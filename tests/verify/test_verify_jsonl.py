@@ -144,7 +144,7 @@ def test_a_source_that_changed(packed: Path, tmp_path: Path, name: str, data: by
 
 
 def test_slices_are_accounted_for(demo: tuple[Path, Path], cache: Path, packed: Path, tmp_path: Path) -> None:
-    """Of every fourth sample the others are not missed, and one of them is no sample of this slice."""
+    """With every fourth sample packed, the others are not missing; if one of them is packed, it is an error."""
     out = {}
     for number in range(2):
         run = PackConfig(

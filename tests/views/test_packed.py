@@ -1,4 +1,4 @@
-"""A written pack is shown as it is, and whatever is damaged of it costs only itself."""
+"""A written pack is shown unchanged, and damage in it hides only the damaged part."""
 
 import io
 import json

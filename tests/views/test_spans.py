@@ -1,4 +1,4 @@
-"""What is shown of tokens is all of them, each once, and trained on is what training trains on."""
+"""All tokens are shown, each once, and the marked ones are exactly the trained ones."""
 
 import io
 from dataclasses import replace

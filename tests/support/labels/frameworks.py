@@ -85,7 +85,7 @@ class Tokens:
 
 
 def our_tokens(template: Template, ours: Ours) -> Tokens:
-    """What we train, token by token."""
+    """Return the trained tokens of our labels."""
     encoding = template.tokenizer.encode(ours.text, add_special_tokens=False)
     spans = [ours.weights[start:end] for start, end in encoding.offsets]
     weights = [max(span, default=0.0) if all(span) else 0.0 for span in spans]

@@ -70,7 +70,7 @@ class Fuzzed:
 
 @dataclass
 class Outcome:
-    """What we make of a record."""
+    """Return our reading of a record."""
 
     skip: str = ""
     #: what is no Skip, and ends the run
@@ -111,7 +111,7 @@ def add(result: Fuzzed, key: Key, value: Any, is_good: bool, chance: random.Rand
 
 
 def ours(template: Template, value: Any) -> Outcome:
-    """What we make of a line of JSONL."""
+    """Return our reading of a line of JSONL."""
     try:
         record = parse_line(value, Lines(""), ReadSettings())
         names = record.listed_media or []

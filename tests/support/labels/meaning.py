@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass
 class Turn:
-    """One turn as it is written."""
+    """One turn of the written conversation."""
 
     role: str
     #: pieces of text, and `image` or `video` where a medium stands

@@ -53,7 +53,7 @@ class Ours:
 
 @dataclass
 class Verdict:
-    """What became of one row."""
+    """The outcome of one row."""
 
     row: Row
     #: ok; space: other white space is trained; words: of a weaker row, the same words, other tags;
@@ -103,7 +103,7 @@ def sample_of(conversation: Row) -> Sample:
 
 
 def render(template: Template, sample: Sample) -> Ours:
-    """What we make of a sample; raises Skip."""
+    """Return our labels of a sample; raises Skip."""
     rendered = template.render(sample)
     weights = _weights(rendered)
     text, collapsed, media, cursor = "", [], [], 0
