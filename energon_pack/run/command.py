@@ -20,12 +20,12 @@ EXIT_INTERRUPTED = 130
 EXIT_CODES: dict[int, str] = {
     0: "done",
     PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
-    2: "an option that there is not, or an argument missing: the usage is printed",
+    2: "an unknown option, or a missing argument: the usage is printed",
     SamplesLost.exit_code: (
         "too much is lost: to bad data (`max_skipped`), as overlong (`packing.max_dropped_tokens`), or a whole medium:"
         " nothing was published"
     ),
-    EXIT_INTERRUPTED: "interrupted; the same `energon-pack` goes on from what is there",
+    EXIT_INTERRUPTED: "interrupted; the same `energon-pack` command continues from the files that are there",
 }
 #: The programs beside `energon-pack`: `python -m energon_pack.<name>`.
 TOOLS: dict[str, str] = {

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sample, each a list with one entry a member.
+    """Fields of a sample, a list each with one entry a member.
 
     Raises:
         KeyError: an image of the pack is missing.
@@ -29,7 +29,7 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_filter(part: str) -> bool:
-    """Accept every part of a sample."""
+    """All parts are read."""
     return True
 
 

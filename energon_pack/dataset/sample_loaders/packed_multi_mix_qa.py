@@ -1,6 +1,6 @@
-"""Turn the parts of a pack into the fields of LoongForge's PackedChatMixSample. Energon runs this file.
+"""From the parts of a pack to the fields of LoongForge's PackedChatMixSample. Energon runs this file.
 
-Images and videos have been decoded by the task encoder's decoder.
+Images and videos are what the task encoder's decoder made of them.
 """
 
 import json
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sample: a list with one entry a member, or None if no member has such media.
+    """Fields of a sample: a list with one entry a member, or None where no member has such media.
 
-    LoongForge counts every list as media, even an empty one, and refuses packs with both kinds. Its encoder needs None
-    for a member without media.
+    LoongForge takes any list for media, an empty one too, and refuses packs with both kinds; of a member without, its
+    encoder wants None.
 
     Raises:
         KeyError: a medium of the pack is missing.
@@ -25,11 +25,11 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_filter(part: str) -> bool:
-    """Accept every part of a sample."""
+    """All parts are read."""
     return True
 
 
 def _media(sample: dict[str, Any], members: list[list[str]], kind: str) -> list[Any] | None:
-    """Return the media of one kind: `s003.i00.jpg` is an image."""
+    """Those of one kind: `s003.i00.jpg` is an image."""
     found = [[sample[name] for name in names if name.split(".")[1][0] == kind] or None for names in members]
     return found if any(found) else None

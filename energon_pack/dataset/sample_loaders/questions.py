@@ -8,7 +8,7 @@ from typing import Any
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a sample, each a list with one entry a member: its media, its question, its answer.
+    """Fields of a sample, a list each with one entry a member: its media, its question, its answer.
 
     Raises:
         KeyError: a medium of the pack is missing.
@@ -27,10 +27,10 @@ def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_filter(part: str) -> bool:
-    """Accept every part of a sample."""
+    """All parts are read."""
     return True
 
 
 def _media(sample: dict[str, Any], members: list[list[str]], kind: str) -> list[list[Any]]:
-    """Return the media of one kind: `s003.i00.jpg` is an image."""
+    """Those of one kind: `s003.i00.jpg` is an image."""
     return [[sample[name] for name in names if name.split(".")[1][0] == kind] for names in members]
