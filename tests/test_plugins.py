@@ -64,6 +64,7 @@ def test_media_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> No
     assert tokens["default"] - tokens["square"] == 20 * 2 - 2 * 2  # tokens of 28 × 28 pixels
 
 
+@pytest.mark.slow
 def test_a_flavor_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
     """Its field is in packs, verify asks it, Energon loads by it; without the package one line says what is missing."""
     path = installed("turns_flavor", tmp_path)

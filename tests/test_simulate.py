@@ -128,7 +128,12 @@ def test_what_cannot_be_simulated_is_said_in_one_line(dataset: Path, tmp_path: P
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("ranks", "workers"),
-    [(2, 2), (3, 2), pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(5, 3, marks=pytest.mark.slow)],
+    [
+        (2, 2),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(5, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_energons_own_loader_reads_as_it_is_simulated(dataset: Path, ranks: int, workers: int) -> None:
     """Of each rank the real loader, with its worker processes; whole rows of one pack a worker are steps."""
