@@ -36,7 +36,13 @@ def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
     placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
     options = options_of(pack.flavor.fields(member))
-    seen = as_asked([media[i] for i in order], member.get("video_frames"), options)
+    in_order = [files[i] for i in order]
+    seen = as_asked(
+        [media[i] for i in order],
+        member.get("video_frames"),
+        options,
+        lambda i: as_file(Range(file, in_order[i].offset, in_order[i].size)),
+    )
     return Sample(placed, seen, record.tools, options)
 
 

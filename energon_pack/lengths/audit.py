@@ -303,6 +303,6 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
         opened = [open_image(d) if m.kind == "image" else d for d, m in zip(data, sample.media, strict=True)]
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything
         raise UndecodableError(one_line(error, 160)) from None
-    images, clips, sounds = prepared_media(template, sample.media, opened)
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
-    return len(full_ids(processor, template, asked, media_inputs(template, images, clips, sounds)))
+    given = media_inputs(template, *prepared_media(template, sample.media, opened))
+    return len(full_ids(processor, template, asked, given))

@@ -23,9 +23,9 @@ class MediaHashes:
         """Return kind and hash of each medium; the hash covers its bytes and the settings that the sample has for it.
 
         Returns:
-            None if a video is a list of frames, or a medium is a sound: such a sample shares nothing.
+            None if a video is a list of frames, or a sound is heard: such a sample shares nothing.
         """
-        if any((medium.settings and medium.settings.list_of_frames) or medium.kind == "audio" for medium in media):
+        if any((medium.settings and medium.settings.list_of_frames) or medium.num_samples for medium in media):
             return None
         return [
             (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())

@@ -29,7 +29,7 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import Record, parse_in_our_words
+from energon_pack.samples.record import Record, parse_in_our_words, with_hearing
 from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -111,15 +111,21 @@ class Given:
     def _read(self, item: Any) -> tuple[ReadSample, list[bytes | Image.Image]]:
         try:
             record, media = self._record(item)
+            record = with_hearing(record, self._settings)
             opened = [self._open(medium) for medium in media]
             found = [_probe(medium) for _, medium in opened]
             placed = place(record, [medium.kind for medium in found])
             fields = placed.record.fields
-            found = as_asked([found[i] for i in placed.order], fields.get("video_frames"), options_of(fields))
+            data = [opened[i][1] for i in placed.order]
+            found = as_asked(
+                [found[i] for i in placed.order],
+                fields.get("video_frames"),
+                options_of(fields),
+                lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
+            )
         except Skip as skip:
             skip.media_type = _seems(item)
             raise
-        data = [opened[i][1] for i in placed.order]
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed, marks = placed.timed([]), placed.marks([])

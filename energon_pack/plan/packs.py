@@ -177,10 +177,12 @@ def trained_by_entry(items: Items, plan: PackPlan) -> npt.NDArray[np.float64] | 
 
 
 def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray[np.float64]:
-    """Return the costs of the language model and of the vision encoder: float64[2, num_packs]."""
+    """Return the costs of the language model, and of the encoders of media: float64[2, num_packs]."""
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     found = np.empty((2, plan.num_packs), np.float64)
     found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
+    if cost.audio_token or cost.audio_sound:
+        found[1] += plan.per_pack(items.counts["num_audio_tokens"], items.counts["num_audios"], of=cost.audio)
     return found
 
 

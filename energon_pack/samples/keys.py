@@ -101,9 +101,6 @@ _CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is traine
 _TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
 _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
     {
-        "use_audio_in_video": _Elsewhere(
-            "ms-swift: the sound of videos, which is not packed", reason=Reason.UNSUPPORTED_MEDIA
-        ),
         "margin": _Elsewhere("ms-swift, TRL: of preference data"),
         "positive_messages": _Elsewhere("ms-swift: of embedding data"),
         "negative_messages": _Elsewhere("ms-swift: of embedding data"),

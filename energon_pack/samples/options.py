@@ -1,7 +1,7 @@
 """Reads a sample's options for rendering and training, from the fields of a source and of a pack alike. Pure.
 
 {"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null],
- "label_settings": {"train_on": "last"}}
+ "label_settings": {"train_on": "last"}, "use_audio_in_video": true}
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
 #: the fields of a sample that `options_of` reads
-OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings", "label_settings")
+OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video")
 _NAMES = frozenset(OPTION_KEYS)
 
 
@@ -31,6 +31,8 @@ class SampleOptions:
     all_media: Mapping[str, Any] = field(default_factory=dict)
     #: settings of `labels` that override the run's
     labels: Mapping[str, Any] = field(default_factory=dict)
+    #: whether the sound of its videos is heard, too
+    use_audio_in_video: bool = False
 
 
 NO_OPTIONS = SampleOptions()
@@ -59,6 +61,9 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
             raise Skip(Reason.BAD_MESSAGE, f"{name} are no object: {str(value)[:80]}")
     if not isinstance(media, list) or not all(item is None or isinstance(item, Mapping) for item in media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings are no list of objects: {str(media)[:80]}")
+    hears = own.get("use_audio_in_video", False)
+    if not isinstance(hears, bool):
+        raise Skip(Reason.BAD_MESSAGE, f"use_audio_in_video is {str(hears)[:40]!r}, not true or false")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
     variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
-    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels)
+    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears)

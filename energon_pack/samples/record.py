@@ -6,7 +6,7 @@ Pure functions. Measuring, writing and training all call them, so a sample means
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from energon_pack.samples.dialects.fields import question_and_answer
@@ -149,6 +149,13 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
 def caption_record(caption: str, settings: ReadSettings) -> Record:
     """Make a conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
     return Record([turn("user", settings.caption_prompt), turn("assistant", caption.strip())])
+
+
+def with_hearing(record: Record, settings: ReadSettings) -> Record:
+    """Return a record with what the run says of the sound of videos, where the record says nothing."""
+    if settings.use_audio_in_video is None or record.fields.get("use_audio_in_video") is not None:
+        return record
+    return replace(record, fields={**record.fields, "use_audio_in_video": settings.use_audio_in_video})
 
 
 def begins_with_assistant(messages: Sequence[Message]) -> bool:

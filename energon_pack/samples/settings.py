@@ -74,7 +74,7 @@ class Columns:
     images: str | None = None
     #: the field that lists videos
     videos: str | None = None
-    #: the field that lists sounds, which are not packed
+    #: the field that lists sounds
     audios: str | None = None
     #: the field that names the record
     id: str | None = None
@@ -116,6 +116,8 @@ class ReadSettings:
     map: str | None = None
     #: the text for boxes in `objects`: qwen: Qwen2-VL's and Qwen3-VL's · internvl; None: such a sample is left out
     boxes: Boxes | None = None
+    #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
+    use_audio_in_video: bool | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)
 
@@ -137,7 +139,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "boxes", "columns", "roles", "mixture", "classes")
+_LATER = ("map", "boxes", "use_audio_in_video", "columns", "roles", "mixture", "classes")
 
 
 def _is_unset(value: Any) -> bool:

@@ -18,7 +18,8 @@ from energon_pack.samples.settings import Columns, ReadSettings, Roles
 _NAMES = {"columns": Columns, "roles": Roles}
 _TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes")
 _PIXELS = ("min_pixels", "max_pixels")
-_OPTIONS = ("labels", "chat_template_kwargs", *_PIXELS)
+_HEARD = "use_audio_in_video"
+_OPTIONS = ("labels", "chat_template_kwargs", _HEARD, *_PIXELS)
 #: keys of an entry that this file reads
 OWN_KEYS = (*_NAMES, *_TEXTS, *_OPTIONS)
 #: settings that an entry can't override, and why
@@ -82,6 +83,10 @@ def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
     variables = _object(f"{where}: chat_template_kwargs", item.get("chat_template_kwargs") or {})
     if variables := {**variables, **_pixels(where, item)}:
         options["chat_template_kwargs"] = variables
+    if (heard := item.get(_HEARD)) is not None:
+        if not isinstance(heard, bool):
+            raise PackError(f"{where}: {_HEARD} is {heard!r}, not true or false")
+        options[_HEARD] = heard
     if not texts and not names:
         return Own(None, options)
     try:

@@ -8,8 +8,9 @@ All three then do the same: JSON ─► record ─► placeholders ─► patch 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
 from energon_pack.samples.media.asked import as_asked
@@ -74,7 +75,8 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         seems = media_type(kinds)
         placed = place(record, kinds)
         fields = placed.record.fields
-        media = _as_asked([found[i] for i in placed.order], fields)
+        opened = [listed[i] for i in placed.order]
+        media = _as_asked(reader, shard, opened, [found[i] for i in placed.order], fields)
         positions, marks = _times(reader, shard, placed, row.key, row.parts)
         timed = stamped(placed.messages, marks)
     except Skip as skip:
@@ -108,7 +110,8 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
         PackError: the shard, or a file with one of its media, changed.
     """
     sample = read_but_media(reader, shard, row, settings, reader.raw(shard, row))
-    return sample._replace(media=_as_asked(_looked_at(reader, shard, row.parts), sample.fields))
+    found = _looked_at(reader, shard, row.parts)
+    return sample._replace(media=_as_asked(reader, shard, row.parts, found, sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
@@ -159,8 +162,14 @@ def _looked_at(reader: Reader, shard: Shard, parts: Sequence[AnyPart]) -> list[M
     return [probe_part(reader.part_file(shard, part), part) for part in parts]
 
 
-def _as_asked(media: Sequence[Media], fields: dict[str, Any]) -> list[Media]:
-    return as_asked(media, fields.get("video_frames"), options_of(fields))
+def _as_asked(
+    reader: Reader, shard: Shard, parts: Sequence[AnyPart], media: Sequence[Media], fields: dict[str, Any]
+) -> list[Media]:
+    def opened(index: int) -> BinaryIO:
+        part = parts[index]
+        return as_file(Range(reader.part_file(shard, part), part.offset, part.size))
+
+    return as_asked(media, fields.get("video_frames"), options_of(fields), opened)
 
 
 def _times(

@@ -21,7 +21,7 @@ from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import Record, parse_record
+from energon_pack.samples.record import Record, parse_record, with_hearing
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -103,7 +103,8 @@ class _File:
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Read the record of a sample by the settings of its entry, or of the run; raises like `record`."""
-        return self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+        record = self.own.applied(self.record(raw, part, has_media, self.own.reading or settings))
+        return with_hearing(record, settings)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """See `TarShard.record`."""

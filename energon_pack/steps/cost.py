@@ -1,6 +1,6 @@
-"""Estimate a sample's cost in a training step: forward FLOPs of the language model and of the vision encoder.
+"""Estimate a sample's cost in a training step: forward FLOPs of the language model and of the encoders of media.
 
-    config.json of the model ──cost_model──► CostModel ──lm, vision──► FLOPs of each sample
+    config.json of the model ──cost_model──► CostModel ──lm, vision, audio──► FLOPs of each sample
 
 The backward pass costs about twice the forward pass in both, so forward FLOPs alone give the ranks' shares of a step.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.steps.weights import language_of, positions_of, vision_of
+from energon_pack.steps.weights import audio_of, language_of, positions_of, vision_of
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
@@ -53,6 +53,9 @@ class CostModel:
     window: float = 0.0
     #: visual tokens of a tile, within which they attend to each other; None: they attend to the whole image
     tile: float | None = None
+    #: FLOPs an audio token, and FLOPs a sound where each is padded to the longest
+    audio_token: float = 0.0
+    audio_sound: float = 0.0
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
@@ -74,9 +77,15 @@ class CostModel:
         attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / FRAME, 1.0))
         return tokens * (self.vision_token + self.vision_square * np.minimum(attended, self.tile or np.inf))
 
+    def audio(self, audio_tokens: Numbers, num_sounds: Numbers) -> Floats:
+        """Return the audio encoder's FLOPs, float64[n]; sounds of videos have tokens, and are not counted as sounds."""
+        tokens: Floats = audio_tokens.astype(np.float64)
+        return self.audio_token * tokens + self.audio_sound * num_sounds
+
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a manifest holds."""
-        return asdict(self)
+        """Return the form that a manifest holds; without an audio encoder it says nothing of one."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value or not name.startswith("audio_")}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "CostModel":
@@ -113,8 +122,9 @@ def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
         KeyError: a size is missing under all its names.
         ValueError: a size is not a positive number.
     """
-    made = CostModel(source, **language_of(config), **vision_of(config))
+    made = CostModel(source, **language_of(config), **vision_of(config), **audio_of(config))
     costs = [made.lm_token, made.lm_square, made.lm_window, made.window, made.vision_token, made.vision_square]
+    costs += [made.audio_token, made.audio_sound]
     if not all(0 <= cost < math.inf for cost in [*costs, made.tile or 0.0]):
         raise ValueError("sizes of a model")
     return made

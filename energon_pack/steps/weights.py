@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 Config = Mapping[str, Any]
+#: audio encoders whose FLOPs are known
+_HEARING = ("qwen2_audio_encoder", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder")
 
 
 class LanguageCost(TypedDict):
@@ -25,6 +27,13 @@ class VisionCost(TypedDict):
     vision_token: float
     vision_square: float
     tile: float | None
+
+
+class AudioCost(TypedDict):
+    """Of the audio encoder and the projector, as fields of `CostModel`."""
+
+    audio_token: float
+    audio_sound: float
 
 
 def language_of(config: Config) -> LanguageCost:
@@ -79,6 +88,41 @@ def vision_of(config: Config) -> VisionCost:
         "vision_square": 4 * width * merged**2 * (depth - num_windowed),
         "tile": None if of_any_size else (whole / patch) ** 2 / merged,
     }
+
+
+def audio_of(config: Config) -> AudioCost:
+    """FLOPs of the audio encoder and the projector: of a token, or of a sound where each is padded to the longest.
+
+    An encoder of another kind costs nothing.
+
+    Raises:
+        KeyError: a size is not there.
+    """
+    config = config.get("thinker_config") or config
+    audio = config.get("audio_config") or {}
+    kind = str(audio.get("model_type"))
+    if kind not in _HEARING:
+        return {"audio_token": 0.0, "audio_sound": 0.0}
+    width, depth, mel = _size(audio, "d_model"), _size(audio, "encoder_layers"), _size(audio, "num_mel_bins")
+    layers = 2 * depth * width * (4 * width + 2 * _size(audio, "encoder_ffn_dim"))  # of a place in the encoder
+    attention = 4 * depth * width  # of a place that another one attends
+    if kind == "qwen3_omni_moe_audio_encoder":
+        frames, inner = 2 * _size(audio, "n_window", default=50), _size(audio, "downsample_hidden_size")
+        convolved, places, bands, channels = 0.0, frames, mel, 1.0
+        for _ in range(3):  # each halves the frames and the bands
+            places, bands = (places + 1) // 2, (bands + 1) // 2
+            convolved += 2 * 9 * places * bands * channels * inner
+            channels = inner
+        attended = places * _size(audio, "n_window_infer", default=800) / frames
+        projected = 2 * width * (inner * bands + width + _size(audio, "output_dim"))
+        return {"audio_token": layers + attention * attended + convolved / places + projected, "audio_sound": 0.0}
+    longest = _size(audio, "max_source_positions")
+    is_padded = kind == "qwen2_audio_encoder"
+    attended = longest if is_padded else _size(audio, "n_window", default=100)
+    projected = 2 * width * (_hidden(_text(config)) if is_padded else _size(audio, "output_dim"))
+    # A token is of two places in the encoder, and these of four frames.
+    token = 2 * (layers + attention * attended + 6 * width * width) + 4 * 6 * mel * width + projected
+    return {"audio_token": 0.0 if is_padded else token, "audio_sound": token * longest / 2 if is_padded else 0.0}
 
 
 def positions_of(config: Config) -> int | None:

@@ -55,7 +55,9 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
     if setting := next((name for name in _SOUND_OF_VIDEOS if kwargs.get(name)), None):
-        raise PackError(f"model.processor_kwargs.{setting}: the sound of videos is not packed, sounds in files are")
+        raise PackError(
+            f"model.processor_kwargs.{setting}: source.use_audio_in_video=true has the sound of videos heard"
+        )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
     own = {**files.own, **model.processor_kwargs}  # as from_pretrained does

@@ -14,7 +14,7 @@ from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.folder import named_processor
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.identity import MIXED, UNEVEN
+from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.refusals import refuse_damaged, refuse_silent, refuse_unpackable
 from energon_pack.templates.served import class_of
@@ -26,9 +26,10 @@ _NAMES = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
     MIXED: "images and videos in one sample",
     UNEVEN: "videos of several lengths in one sample",
+    HEARD: "videos with their sounds",
 }
 #: kinds of media in such samples: if one of these kinds is left out, so are these samples
-_PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}}
+_PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}, HEARD: {"video", "audio"}}
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
             refuse_silent(candidates[-1].template, folder, where)
         tried += [] if best is None else [Tried(best.name, best.why_not)]
         raise PackError(_nothing_fits(tried, folder, where))
+    kinds = kinds | (best.outcomes.keys() & {HEARD})
     choice = Choice(
         best.name,
         type(full).__name__,

@@ -8,8 +8,9 @@ from typing import Any
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import DATE, Labels, MediaConfig
 
-#: further kinds of media: images and videos in one sample, and videos with different numbers of frames
-MIXED, UNEVEN = "mixed", "uneven"
+#: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
+#: sound is heard
+MIXED, UNEVEN, HEARD = "mixed", "uneven", "heard"
 #: Raise this number when a change in this package changes any length: so old caches and packs are told apart.
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
@@ -28,7 +29,7 @@ class TemplateSpec:
     processor: ProcessorSettings
     media: MediaConfig = field(default_factory=MediaConfig)
     labels: Labels = field(default_factory=Labels)
-    kinds: list[str] | None = None  # kinds of media that are measured, also MIXED and UNEVEN; None: all of the family
+    kinds: list[str] | None = None  # kinds of media that are measured, also these three; None: all of the family
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
     date: str = DATE  # the ISO date that the chat template writes

@@ -103,7 +103,7 @@ class Preparation:
     def prepared(self, media: Media, num_frames: int) -> Media:
         """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
         if media.kind == "audio":
-            return self._as_heard(media)
+            return Media("audio", num_samples=self.num_heard(media), rate=self.rules.rate or media.rate)
         settings, size = media.settings, (media.width, media.height)
         if media.kind == "video":
             size = self._frame_size(*size, num_frames, settings)
@@ -111,15 +111,15 @@ class Preparation:
             size = utils_image_size(settings, *size, self._factor_for(settings))
         elif self._image is not None:
             size = self._image.size(*size)
+        if media.is_heard:
+            media = replace(media, num_samples=self.num_heard(media), rate=self.rules.rate)
         if settings is None and size == (media.width, media.height):
             return media
         return replace(media, width=size[0], height=size[1], settings=settings if media.kind == "video" else None)
 
-    def _as_heard(self, sound: Media) -> Media:
-        """Return a sound as `decode_audio` resamples it to the rate of the processor."""
-        rate = self.rules.rate or sound.rate
-        num_samples = resampled_length(sound.num_samples, sound.rate, rate)
-        return Media("audio", num_samples=num_samples, rate=rate)
+    def num_heard(self, sound: Media) -> int:
+        """Count the samples of a sound, or of the sound of a video, as `decode_audio` resamples it."""
+        return resampled_length(sound.num_samples, sound.rate, self.rules.rate or sound.rate)
 
 
 def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -12,17 +12,23 @@ from energon_pack.samples.media.audio import Samples, decode_audio
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.video import UndecodableError, decode_frames
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.families.asking import metadata_of
+from energon_pack.templates.families.asking import metadata_of, sound_inputs
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-Clip = tuple[np.ndarray[Any, Any], dict[str, Any]]  # frames [n, height, width, 3], and metadata for the processor
+
+class Clip(NamedTuple):
+    """The frames of a video that a model sees, and its sound if that is heard."""
+
+    frames: np.ndarray[Any, Any]  # [n, height, width, 3]
+    metadata: dict[str, Any]  # for the processor
+    sound: Samples | None = None
 
 
 def prepared_media(
     template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
-) -> tuple[list[Image.Image], list[Clip], list[Samples]]:
-    """Return the images, clips and sounds of a sample, as its processor takes them.
+) -> tuple[list[Image.Image], list[Clip], list[Samples], list[str]]:
+    """Return the images, clips and sounds of a sample, as its processor takes them, and the kind of each placeholder.
 
     Args:
         media: the media of the sample, in the order of their placeholders.
@@ -35,20 +41,26 @@ def prepared_media(
     images: list[Image.Image] = []
     clips: list[Clip] = []
     sounds: list[Samples] = []
+    order: list[str] = []
     for medium, places in lists_of_frames(media):
         pixels = own[places]
+        order.append(medium.kind)
         if medium.kind == "image":
             images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
         elif medium.kind == "audio":
             sounds += [_heard(template, data, medium) for data in pixels if isinstance(data, bytes)]
         else:
             clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
-    return images, clips, sounds
+    return images, clips, sounds, order
 
 
 def _heard(template: Template, data: bytes, sound: Media) -> Samples:
-    """Return a sound at the rate of the processor; raises UndecodableError if it is shorter than its header says."""
-    samples, wanted = decode_audio(data, template.rules.rate), template.prepared(sound, 0).num_samples
+    """Return a sound, or the sound of a video, at the rate of the processor.
+
+    Raises:
+        UndecodableError: it is shorter than its header says.
+    """
+    samples, wanted = decode_audio(data, template.rules.rate), template.num_heard(sound)
     if len(samples) != wanted:
         raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
     return samples
@@ -63,27 +75,35 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     chosen = template.choose_frames(video)
     shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
     frames = template.prepare_frames(shown, video.settings)
-    return np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen)
+    sound = _heard(template, pixels, video) if video.is_heard else None
+    return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen), sound)
 
 
 def media_inputs(
-    template: Template, images: Sequence[Image.Image], clips: Sequence[Clip], sounds: Sequence[Samples] = ()
+    template: Template,
+    images: Sequence[Image.Image],
+    clips: Sequence[Clip],
+    sounds: Sequence[Samples] = (),
+    order: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the media arguments of a processor's call, and its settings for them; frames are chosen already."""
+    """Return the media arguments of a processor's call, and its settings for them; frames are chosen already.
+
+    Args:
+        order: the kind of each placeholder; needed if clips have sounds.
+    """
     settings = template.rules.call_settings(template.spec.processor)
     given: dict[str, Any] = {}
     if images:
         nests = template.rules.nests_images and len(images) > 1
         given |= {"images": [list(images)] if nests else list(images), "images_kwargs": settings["image"]}
     if clips:
-        metadata = [values for _, values in clips]
+        metadata = [clip.metadata for clip in clips]
         given |= {
-            "videos": [frames for frames, _ in clips],
+            "videos": [clip.frames for clip in clips],
             "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **settings["video"]},
         }
-    if sounds:
-        given |= {"audio": list(sounds), "audio_kwargs": settings["audio"]}
-    return given
+    heard = sound_inputs(order, [clip.sound for clip in clips], sounds)
+    return {**given, **heard, "audio_kwargs": settings["audio"]} if heard else given
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:

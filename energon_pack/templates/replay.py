@@ -37,6 +37,7 @@ _CUTS = (100, 30)  # characters that a text keeps: the first number with which i
 _MOST_SECONDS = 1.8
 _MOST_MEDIA = 32  # media of a sample without its texts
 _MEDIA = ("kind", "width", "height", "num_frames", "fps", "frames")
+_OF_SOUND = ("num_samples", "rate")
 
 
 def versions() -> dict[str, str]:
@@ -226,6 +227,7 @@ def _numbers(media: Media) -> list[Any]:
     if media.kind == "audio":
         return [media.kind, media.num_samples, media.rate]
     said = {} if media.settings is None else {k: v for k, v in asdict(media.settings).items() if v is not None}
+    said |= {name: getattr(media, name) for name in _OF_SOUND} if media.is_heard else {}
     return [*(values[:3] if media.kind == "image" else values), *([said] if said else [])]
 
 
@@ -247,13 +249,15 @@ def _from_json(value: dict[str, Any]) -> Measured:
 def _media(numbers: list[Any]) -> Media:
     if numbers[0] == "audio":
         return Media("audio", num_samples=numbers[1], rate=numbers[2])
-    said = MediumSettings(**numbers[-1]) if isinstance(numbers[-1], dict) else None
-    values = dict(zip(_MEDIA, numbers[: len(numbers) - (said is not None)], strict=False))
-    return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": said})
+    said = dict(numbers[-1]) if isinstance(numbers[-1], dict) else {}
+    sound = {name: said.pop(name) for name in _OF_SOUND if name in said}
+    values = dict(zip(_MEDIA, [number for number in numbers if not isinstance(number, dict)], strict=False))
+    settings = MediumSettings(**said) if said else None
+    return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": settings, **sound})
 
 
 def _named(media: Media) -> str:
-    if media.kind == "audio":
+    if media.num_samples:
         return str(media)
     size = f"{media.kind} of {media.width}×{media.height} pixels"
     return f"an {size}" if media.kind == "image" else f"a {size} and {media.num_frames} frames, {media.fps:g} a second"

@@ -33,7 +33,16 @@ from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import Frames
-from energon_pack.templates.identity import MIXED, NO_SHORTCUT, UNEVEN, Identity, TemplateSpec, hash_of, rules_version
+from energon_pack.templates.identity import (
+    HEARD,
+    MIXED,
+    NO_SHORTCUT,
+    UNEVEN,
+    Identity,
+    TemplateSpec,
+    hash_of,
+    rules_version,
+)
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
@@ -118,6 +127,8 @@ class Template(Preparation):
                 places[number] = position, position + len(text)
                 position += len(text)
                 num_features[self._kinds[mark]] += num_tokens
+                if sample.media[number].is_heard:
+                    num_features["audio"] += _num_heard(text, self.rules.feature_tokens["audio"])
         pieces += [marked[cursor:], after]
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
@@ -185,6 +196,7 @@ class Template(Preparation):
         """Return each medium's text with its number of feature tokens, and the texts before and after everything."""
         frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
         kinds = self.spec.kinds
+        self._check_heard([medium for medium in media if medium.kind == "video"])
         if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
             several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")
@@ -192,6 +204,17 @@ class Template(Preparation):
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
+
+    def _check_heard(self, videos: Sequence[Media]) -> None:
+        """Raise Skip for sounds of videos that the processor can't hear, or that the model has no positions for."""
+        if not any(video.is_heard for video in videos):
+            return
+        if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
+            what = f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike
+            what = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Return token ids and supervised ranges of several texts at once. The first token of a text is never
@@ -360,3 +383,11 @@ class Template(Preparation):
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
+
+
+def _num_heard(text: str, token: str) -> int:
+    """Count the features of a sound in what stands for a video; raises Skip where it is too short for one."""
+    number = text.count(token)
+    if not number:
+        raise Skip(Reason.UNREADABLE_MEDIA, "use_audio_in_video: the sound of a video is too short for a token")
+    return number

@@ -17,13 +17,14 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.identity import MIXED, UNEVEN
+from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.processor_inputs import Clip, full_ids, media_inputs
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
-#: the media of each sample: none; 50 images in total; 5 clips in total; both; sounds alone, and with both
+#: the media of each sample: none; 50 images in total; 5 clips in total; both; sounds alone, and with both; clips whose
+#: sound is heard
 _LISTS: list[tuple[str, ...]] = [
     (),
     *[("image",)] * 20,
@@ -41,6 +42,9 @@ _LISTS: list[tuple[str, ...]] = [
     ("image", "audio", "audio"),
     ("audio", "video"),
     ("video", "audio", "image"),
+    *[(HEARD,)] * 3,
+    (HEARD, HEARD),
+    ("audio", HEARD, "image"),
 ]
 _SECONDS = (0.03, 45)  # of a sound: shorter than some features, and longer than most models hear at once
 _RATE = 16_000
@@ -78,6 +82,8 @@ class Try:
     @property
     def kind(self) -> str:
         kinds = {medium.kind for medium in self.sample.media} or {"text"}
+        if any(medium.is_heard for medium in self.sample.media):
+            return HEARD
         if len(kinds) > 1:
             return MIXED
         is_uneven = "video" in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
@@ -110,7 +116,8 @@ class Trial:
             Exception: any error of its class on its files.
         """
         full = full_processor(template.spec.processor)
-        outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens))}
+        heard = [HEARD] if template.rules.hears_videos else []
+        outcomes = {kind: Outcome() for kind in ("text", *kinds_of(template.media_tokens), *heard)}
         for number, one in enumerate(self.tries):
             outcome = outcomes.get(one.kind)
             has_other = any(medium.kind not in template.rules.media_tokens for medium in one.sample.media)
@@ -163,9 +170,10 @@ class Trial:
             media = [
                 replace(m, num_frames=last.num_frames, fps=last.fps) if last and m.num_frames else m for m in media
             ]
+        kinds = [medium.kind for medium in media]
         content = " and ".join(f"{number} <{kind}>" for number, kind in enumerate(kinds, 1)) + " What is it?"
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Noise, I think."}]
-        placed, _, _ = place_media(messages, list(kinds))
+        placed, _, _ = place_media(messages, kinds)
         is_still = rng.random() < _STILL
         return Try(Sample(placed, media), [self._pixels(medium, is_still) for medium in media])
 
@@ -223,6 +231,9 @@ def _expanded(template: Template, medium: Media) -> str:
 
 
 def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) -> Media:
+    if kind == HEARD:
+        heard = _medium("audio", rng, num_frames)
+        return replace(_medium("video", rng, num_frames), num_samples=heard.num_samples, rate=heard.rate)
     if kind == "audio":
         seconds = math.exp(rng.uniform(math.log(_SECONDS[0]), math.log(_SECONDS[1])))
         return Media(kind, num_samples=round(seconds * _RATE), rate=_RATE)
@@ -261,12 +272,16 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
             images.append(template.prepare_image(pixels))
             continue
         if medium.kind == "audio":
-            sounds.append(np.resize(pixels, template.prepared(medium, 0).num_samples))
+            sounds.append(np.resize(pixels, template.num_heard(medium)))
             continue
         frames = template.choose_frames(medium) if chooses else range(medium.num_frames)
         prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
-        clips.append((np.stack([np.asarray(f) for f in prepared]), metadata_of(medium, frames if chooses else None)))
-    given = media_inputs(template, images, clips, sounds)
+        metadata = metadata_of(medium, frames if chooses else None)
+        sound = None
+        if medium.is_heard:
+            sound = np.resize(pixels, template.num_heard(medium)).astype(np.float32) / np.float32(255)
+        clips.append(Clip(np.stack([np.asarray(frame) for frame in prepared]), metadata, sound))
+    given = media_inputs(template, images, clips, sounds, [medium.kind for medium in one.sample.media])
     if clips and not chooses:
         del given["videos_kwargs"]["do_sample_frames"]
         given["videos_kwargs"] |= template.spec.processor.changed.get("video", {})

@@ -42,6 +42,11 @@ class Given:
     #: resampled, in the order of their placeholders
     sounds: Sequence[Samples] = ()
 
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of media whose inputs a processor makes of it."""
+        return {*self.order, *("audio" for clip in self.clips if clip.sound is not None)}
+
 
 class Calls:
     """The processor of a template; loaded when it is first called."""
@@ -61,7 +66,7 @@ class Calls:
             Exception: whatever the processor raises.
         """
         every = merged(members)
-        given = media_inputs(self._template, every.images, every.clips, every.sounds)
+        given = media_inputs(self._template, every.images, every.clips, every.sounds, every.order)
         processor, alone = self._loaded
         if alone is not None:
             if every.sounds:
@@ -74,7 +79,7 @@ class Calls:
             given["images"] = [list(part.images) for part in members if part.images]
         texts = ["".join(placeholder(kind) for kind in part.order) for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
-        if every.sounds:  # which would be padded otherwise, too
+        if "audio" in given:  # which would be padded otherwise, too
             padding = {"text_kwargs": padding}
         made = processor(text=texts, return_tensors="pt", **padding, **given)
         found, shape = _tensors(made), made["input_ids"].shape

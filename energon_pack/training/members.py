@@ -19,6 +19,7 @@ from energon_pack.samples.media.probe import Media, probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKED
+from energon_pack.templates.identity import HEARD
 from energon_pack.templates.processor_inputs import prepared_media
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.template import Template
@@ -162,7 +163,8 @@ class MemberEncoder:
             RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
-        for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), ""):
+        heard = [HEARD] if self._template.rules.hears_videos else []
+        for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), *heard, ""):
             try:
                 draft = self._noise(kind, len(members))
                 media, shares = self._media([draft])
@@ -188,7 +190,12 @@ class MemberEncoder:
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
     def _noise(self, kind: str, number: int) -> "_Draft":
-        """Return a member with one medium of random pixels, or with none."""
+        """Return a member with one medium of random pixels, or with none.
+
+        Args:
+            kind: of `KINDS`; HEARD: a video that is heard, too; empty: none.
+        """
+        kind, is_heard = ("video", True) if kind == HEARD else (kind, False)
         width, height, num_frames = 96, 64, self._template.spec.media.num_frames or 4
         asked, answered = (
             f"{f'<{kind}>' if kind else ''} What is number {number}?",
@@ -202,8 +209,12 @@ class MemberEncoder:
         elif kind == "video":
             media = [Media("video", width, height, "mp4", num_frames, 2.0, tuple(range(num_frames)))]
             given = Given([], [noise.clip(self._template, num_frames, width, height, number)], [kind])
+            if is_heard:
+                heard = noise.sound(self._template, 2.7, number)
+                media = [replace(media[0], num_samples=len(heard), rate=self._template.rules.rate)]
+                given = replace(given, clips=[given.clips[0]._replace(sound=heard)])
         elif kind == "audio":
-            heard = noise.sound(self._template, 0.7, number)
+            heard = noise.sound(self._template, 1.2, number)
             media = [Media("audio", num_samples=len(heard), rate=self._template.rules.rate)]
             given = Given((), (), [kind], [heard])
         member = MemberInput(f"{kind or 'text'} {number}", messages)
@@ -231,20 +242,20 @@ class MemberEncoder:
         before = [medium.kind for medium in sample.media[:first]]
         if (before.count("image"), before.count("video")) != (num.num_images, num.num_videos):
             raise ValueError(f"it shares {num.num_images} images and {num.num_videos} videos, which are not its first")
-        if num.num_tokens and "audio" in kinds:
+        if num.num_tokens and any(medium.num_samples for medium in sample.media):
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
         for image in member.images[0 if is_whole else num.num_images :]:
             image.load()
         rendered = template.render(sample)
-        images, clips, sounds = prepared_media(template, sample.media[first:], pixels[first:])
-        added = Given(images, clips, kinds[len(kinds) - len(images) - len(clips) - len(sounds) :], sounds)
+        images, clips, sounds, order = prepared_media(template, sample.media[first:], pixels[first:])
+        added = Given(images, clips, order, sounds)
         if not first:
             return _Draft(member, rendered, added)
         whole = None
         if is_whole:
-            images, clips, sounds = prepared_media(template, sample.media, pixels)
-            whole = Given(images, clips, kinds, sounds)
+            images, clips, sounds, order = prepared_media(template, sample.media, pixels)
+            whole = Given(images, clips, order, sounds)
         seen = kinds[: len(kinds) - len(added.order)]
         return _Draft(member, rendered, added, whole, (seen.count("image"), seen.count("video")))
 
@@ -322,7 +333,10 @@ def sample_of(member: MemberInput) -> Sample:
     in_order = _order(member.messages, kinds)
     if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
         kinds = in_order
-    seen_media = as_asked([next(media[kind]) for kind in kinds], member.video_frames, member.options)
+    waiting = {kind: iter(own) for kind, own in member.media.items()}
+    data = [next(waiting[kind]) for kind in kinds]
+    found = [next(media[kind]) for kind in kinds]
+    seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 

@@ -1,6 +1,7 @@
 """Make images and clips of random pixels, and sounds of random samples, to try processors and models with."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from PIL import Image
@@ -10,7 +11,7 @@ from energon_pack.samples.media.probe import Media
 from energon_pack.templates.families.asking import metadata_of
 from energon_pack.templates.processor_inputs import Clip
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Given
+from energon_pack.training.calls import Given, merged
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
 _IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
@@ -30,7 +31,7 @@ def clip(template: Template, num_frames: int, width: int, height: int, seed: int
     pixels = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), np.uint8)
     frames = template.prepare_frames([*map(Image.fromarray, pixels)])
     metadata = metadata_of(Media("video", width, height, "mp4", num_frames, _FPS))
-    return np.stack([np.asarray(frame) for frame in frames]), metadata
+    return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata)
 
 
 def sound(template: Template, seconds: float, seed: int) -> Samples:
@@ -61,6 +62,14 @@ def twins(template: Template, kind: str) -> Iterator[Given]:
             yield _with_sounds(template, _SOUNDS[0], number)
         else:
             yield _with_clip(template, *_CLIPS[0], number)
+
+
+def heard(template: Template) -> Iterator[Given]:
+    """Yield members with clips that are heard, too: one alone, and one behind a sound."""
+    for number, (member, seconds) in enumerate(zip(members(template, "video"), (1.3, 2.9), strict=False)):
+        clips = [clip._replace(sound=sound(template, seconds, number)) for clip in member.clips]
+        before = merged([_with_sounds(template, [0.6], number), member]) if number else member
+        yield replace(before, clips=clips)
 
 
 def _with_sounds(template: Template, lengths: Sequence[float], seed: int) -> Given:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.training.layout import Member
 
 #: inputs by their name in `forward`, and their name in `get_rope_index`
@@ -15,7 +15,19 @@ _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
 #: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 NUM_ROWS = 3
+#: what says in `forward` and in `get_rope_index` that videos are heard, too
+HEARD = "use_audio_in_video"
 _SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
+
+
+def are_heard(types: Tensor) -> bool:
+    """Whether the videos of a member are heard, too: tokens of sounds stand right beside theirs.
+
+    Args:
+        types: [L], as of `OwnRope`.
+    """
+    pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
+    return bool(((pairs[0] == VIDEO.token_type) & (pairs[1] == AUDIO.token_type)).any())
 
 
 class RowsError(ValueError):
@@ -68,6 +80,7 @@ class OwnRope:
             **media,
             **{name: media[other] for name, other in _OTHER_NAMES.items() if other in media},
             **{name: media[mask].sum(-1) for name, mask in _LENGTHS.items() if mask in media},
+            HEARD: are_heard(types),
         }
         try:
             rows: Tensor = self._ask(**{name: value for name, value in given.items() if name in self._takes})[0]

@@ -62,7 +62,7 @@ class Pixels:
         members = [member for member in members if member.order]
         if not members:
             return {}
-        kinds = sorted({kind for member in members for kind in member.order})
+        kinds = sorted({kind for member in members for kind in member.kinds})
         tried = [self._of(kind) for kind in kinds]
         if refused := next((one.refused for one in tried if one.refused), ""):
             raise JoinError(refused)
@@ -161,7 +161,8 @@ class Pixels:
     def _mixes(self) -> bool:
         """Whether media of several kinds give the same in one call as in separate calls."""
         each = [list(noise.members(self._template, kind)) for kind in self._call.kinds]
-        members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each])]
+        heard = [*noise.heard(self._template)] if self._template.rules.hears_videos else []
+        members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)
             apart = join([self._call([member]) for member in members], self._known)

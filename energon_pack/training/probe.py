@@ -24,6 +24,7 @@ from energon_pack.training.joining import join
 from energon_pack.training.layout import Form, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.members import Encoded
+from energon_pack.training.own_rope import HEARD, are_heard
 
 _PAD_TAIL = 3  # tokens behind the last member
 #: how the names of inputs begin that hold pixels, or features of sounds
@@ -202,11 +203,13 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
 def plain_inputs(model: Any, member: Encoded) -> dict[str, Any]:
     """Return the inputs of a member as a user of transformers has them, from a processor's output."""
     ids, types = member.tokens.ids[None].to(model.device), member.tokens.types[None].to(model.device)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     accepted = inspect.signature(model.forward).parameters
     # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
     kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
     inputs |= {name: types for name in kinds if name in accepted}
+    if HEARD in accepted and are_heard(member.tokens.types):
+        inputs[HEARD] = True
     if reads_prefix_whole(type(model), model.config):
         labels = member.tokens.labels[None].to(model.device)
         inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()

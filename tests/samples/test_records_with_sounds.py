@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.conversation import place
+from energon_pack.samples.options import options_of
+from energon_pack.samples.record import with_hearing
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
@@ -52,10 +54,17 @@ def test_media_of_three_kinds_find_their_places() -> None:
     assert [names[i] for i in place(read, kinds).order] == ["a.wav", "d.mp4", "c.png", "b.wav"]
 
 
-def test_the_sound_of_a_video_is_refused_by_name() -> None:
-    record = {"messages": HEARD, "videos": ["a.mp4"], "use_audio_in_video": True}
-    with pytest.raises(Skip, match=r"unsupported_media: use_audio_in_video is True .*the sound of videos"):
-        parse_line(record, Lines("/data"), ReadSettings())
+def test_a_record_says_whether_its_videos_are_heard() -> None:
+    read = parse_line(
+        {"messages": HEARD, "videos": ["a.mp4"], "use_audio_in_video": True}, Lines("/data"), ReadSettings()
+    )
+    assert options_of(read.fields).use_audio_in_video
+    assert options_of(with_hearing(read, ReadSettings(use_audio_in_video=False)).fields).use_audio_in_video
+    silent = parse_line({"messages": HEARD, "videos": ["a.mp4"]}, Lines("/data"), ReadSettings())
+    assert not options_of(silent.fields).use_audio_in_video
+    assert options_of(with_hearing(silent, ReadSettings(use_audio_in_video=True)).fields).use_audio_in_video
+    with pytest.raises(Skip, match=r"bad_message: use_audio_in_video is 'yes', not true or false"):
+        options_of({"use_audio_in_video": "yes"})
 
 
 def test_base64_in_a_line(tmp_path: Path) -> None:

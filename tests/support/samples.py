@@ -6,6 +6,7 @@ import os
 import random
 import tarfile
 import wave
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,47 @@ def video(num_frames: int = 30, width: int = 64, height: int = 48, fps: int = 10
             frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), 8 * i, np.uint8), "rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
+    return file.getvalue()
+
+
+#: container → encoders of pictures and of sounds that it holds
+HEARD_IN = {
+    "mp4": ("mpeg4", ("aac",)),
+    "matroska": ("mpeg4", ("libopus", "aac", "flac", "pcm_s16le")),
+    "webm": ("libvpx", ("libopus", "vorbis")),
+}
+
+
+def video_with_sound(
+    num_frames: int = 12,
+    fps: float = 10,
+    num_samples: int = 20_000,
+    rate: int = 16_000,
+    format: str = "mp4",
+    codec: str = "aac",
+    width: int = 64,
+    height: int = 48,
+    channels: int = 1,
+    volume: float = 0.5,
+) -> bytes:
+    """A video of noise with a sound of noise, either of which may be longer."""
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    channels = 2 if codec == "vorbis" else channels  # FFmpeg's own encoder takes no other
+    rng, file, layout = np.random.default_rng(num_samples), io.BytesIO(), {1: "mono", 2: "stereo"}[channels]
+    with av.open(file, "w", format=format) as container:
+        seen = container.add_stream(HEARD_IN[format][0], rate=Fraction(fps).limit_denominator(1001))
+        seen.width, seen.height, seen.pix_fmt = width, height, "yuv420p"
+        heard = container.add_stream(codec, rate=rate, options={"strict": "experimental"})
+        heard.layout = layout
+        for _ in range(num_frames):
+            pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
+            container.mux(seen.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        values = rng.uniform(-volume, volume, (channels, num_samples)).astype(np.float32)
+        frame = av.AudioFrame.from_ndarray(values, format="fltp", layout=layout)
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        container.mux(heard.encode(frame))
+        for stream in (seen, heard):
+            container.mux(stream.encode())
     return file.getvalue()
 
 

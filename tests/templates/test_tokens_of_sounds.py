@@ -74,5 +74,5 @@ def test_what_is_not_heard_is_refused_by_name(tmp_path: Path) -> None:
     template = build(of_model("shapes", folder), folder)
     with pytest.raises(Skip, match=r"unsupported_media: model\.template=shapes sees no image"):
         template.render(Sample([{**TURNS[0], "content": "<image>"}, TURNS[1]], [Media("image", 9, 9)]))
-    with pytest.raises(PackError, match="load_audio_from_video: the sound of videos is not packed"):
+    with pytest.raises(PackError, match=r"load_audio_from_video: source\.use_audio_in_video=true"):
         build(of_model("shapes", folder, processor_kwargs={"load_audio_from_video": True}), folder)

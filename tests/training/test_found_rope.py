@@ -189,7 +189,7 @@ def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders
     config.save_pretrained(folder)
     with pytest.raises(RowsError, match="makes no positions of its processor's tokens: AttributeError"):
         MemberEncoder(template, rope_of("auto", template)).check()
-    for name in ("image_token", "video_token", "vision_bos_token"):
+    for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])
         setattr(config.thinker_config, f"{name.replace('bos', 'start')}_id", token_id)
     config.thinker_config.position_id_per_seconds = 7

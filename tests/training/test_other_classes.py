@@ -20,18 +20,17 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.pack import pack
-from energon_pack.samples.media.audio import decode_audio
-from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.templates.processor_inputs import clip, media_inputs
+from energon_pack.templates.processor_inputs import media_inputs, prepared_media
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
-from support import processors
+from energon_pack.training.members import sample_of
+from support import omni, processors
 from support.packed import train
 from support.remote import OF_PICTURES, write_remote
 from support.running import need_torchvision
-from support.samples import chat, sound, video, write_tar
+from support.samples import chat, sound, video, video_with_sound, write_tar
 from support.tiny import TEXT, tf
 
 pytestmark = [
@@ -56,6 +55,7 @@ class Class:
     has_images: bool = True
     has_sounds: bool = False
     hears_several: bool = True  # sounds in one sample
+    hears_videos: bool = False
 
 
 def _text(**more: Any) -> Values:
@@ -114,18 +114,6 @@ def _paddleocr_vl(token: Token) -> Any:
     )  # fmt: skip
 
 
-def _qwen2_5_omni(token: Token) -> Any:
-    vision = {**_QWEN_VISION, "fullatt_block_indexes": [1]}
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
-    names = {f"{kind}_token_id": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
-    for kind in ("vision", "audio"):
-        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
-    return tf.Qwen2_5OmniThinkerConfig(
-        text_config=_mrope(1, 1, 2), vision_config=vision, audio_config={**audio, "d_model": 16, "output_dim": 32},
-        **{name: token(spelled) for name, spelled in names.items()}, initializer_range=0.2,
-    )  # fmt: skip
-
-
 def _qwen2_audio(token: Token) -> Any:
     audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
     return tf.Qwen2AudioConfig(
@@ -160,21 +148,6 @@ def _qwen3_asr(token: Token) -> Any:
     return _hears("Qwen3ASR", token, **audio, output_dim=32, downsample_hidden_size=8)
 
 
-def _qwen3_omni(token: Token) -> Any:
-    vision = {**_QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    text = _mrope(1, 1, 2, mrope_interleaved=True)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
-    names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
-    for kind in ("vision", "audio"):
-        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
-    return tf.Qwen3OmniMoeThinkerConfig(
-        text_config={**text, **experts}, vision_config=vision, initializer_range=0.2,
-        audio_config={**audio, "output_dim": 32, "downsample_hidden_size": 8},
-        **{name: token(spelled) for name, spelled in names.items()},
-    )  # fmt: skip
-
-
 def _llava(token: Token) -> Any:
     vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
     return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
@@ -187,10 +160,10 @@ CLASSES = {
     "Ovis2ForConditionalGeneration": Class(processors.ovis2, _ovis2),
     "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
     "Qwen2_5OmniThinkerForConditionalGeneration": Class(
-        processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True, has_sounds=True
+        processors.qwen2_5_omni, omni.qwen2_5_omni, has_videos=True, has_sounds=True, hears_videos=True
     ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
-        processors.qwen3_omni, _qwen3_omni, has_videos=True, has_sounds=True
+        processors.qwen3_omni, omni.qwen3_omni, has_videos=True, has_sounds=True, hears_videos=True
     ),
     "AudioFlamingo3ForConditionalGeneration": Class(
         partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
@@ -265,6 +238,23 @@ def write_source(folder: Path, one: Class) -> Path:
     if one.has_sounds and one.has_images:
         members["j.json"] = chat("<audio><image>What is it?", "Noise in both.", audios=["wav"], images=["png"])
         members |= {"j.wav": sound(4000, 8000), "j.png": wide}
+    if one.hears_videos:
+        heard = {"use_audio_in_video": True}
+        members |= {
+            "l.json": chat("<video>What is heard?", "Noise.", videos=["mp4"], **heard),
+            "l.mp4": video_with_sound(12, 5, 50_000, 22_050),
+            "m.json": chat("<image><audio><video>", "All.", images=["png"], audios=["wav"], videos=["mkv"], **heard),
+            "m.png": small,
+            "m.wav": sound(7000, 16_000),
+            "m.mkv": video_with_sound(8, 4, 80_000, 48_000, "matroska", "libopus"),
+            "n.json": chat("<video> and <video>", "Noise twice.", videos=["0.webm", "1.mp4"], **heard),
+            "n.0.webm": video_with_sound(8, 2, 100_000, 16_000, "webm", "libopus"),
+            "n.1.mp4": video_with_sound(16, 30, 9000, 44_100),
+            "o.json": chat("<video>A video that has none.", "It is silent.", videos=["mp4"], **heard),
+            "o.mp4": video(8),
+            "p.json": chat("<video>Nobody listens.", "To this one.", videos=["mp4"]),
+            "p.mp4": video_with_sound(10, 10, 40_000),
+        }
     write_tar(folder / "shard-000.tar", members)
     return folder
 
@@ -351,18 +341,20 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
     processor = tf.AutoProcessor.from_pretrained(settings.folder, **settings.kwargs)
     for packed in train(dataset):
         for member in inputs_of(packed):
-            images = [image.convert("RGB") for image in member.images]
-            clips = [clip(encoder.template, data, probe(io.BytesIO(data))) for data in member.videos]
-            sounds = [decode_audio(data, encoder.template.rules.rate) for data in member.audios]
+            media = sample_of(member).media
+            waiting = {kind: iter(own) for kind, own in member.media.items()}
+            own = [next(waiting[medium.kind]) for medium in media]
+            own = [data if isinstance(data, bytes) else data.convert("RGB") for data in own]
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
             text = processor.apply_chat_template(messages, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            made = media_inputs(encoder.template, images, clips, sounds)
+            made = media_inputs(encoder.template, *prepared_media(encoder.template, media, own))
             if made:
                 inputs = processor(**given, **made, return_tensors="pt")
             else:  # some take no text alone
                 inputs = processor.tokenizer([text], add_special_tokens=False, return_tensors="pt")
             with torch.no_grad():
-                logits = model(**inputs, use_cache=False).logits[0]
+                heard = {"use_audio_in_video": True} if any(medium.is_heard for medium in media) else {}
+                logits = model(**inputs, **heard, use_cache=False).logits[0]
             labels = encoder.members.encode(member).tokens.labels
             yield member.sample_id, (inputs["input_ids"][0].tolist(), logits, labels)

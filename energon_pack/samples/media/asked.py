@@ -1,10 +1,11 @@
-"""Adds to a sample's media what the sample asks for: settings of each medium, and frames listed for its videos."""
+"""Adds to a sample's media what the sample asks for: settings of each, frames listed for videos, sounds of videos."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO
 
+from energon_pack.samples.media.audio import probe_track
 from energon_pack.samples.media.probe import Media
 from energon_pack.samples.media.settings import FRAMES, settings_of
 from energon_pack.samples.options import SampleOptions
@@ -13,16 +14,22 @@ from energon_pack.samples.skip import Reason, Skip
 _FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
 
 
-def as_asked(media: Sequence[Media], video_frames: Any, options: SampleOptions) -> list[Media]:
-    """Return the media of a sample with the settings and frames that the sample asks for.
+def as_asked(
+    media: Sequence[Media],
+    video_frames: Any,
+    options: SampleOptions,
+    opened: Callable[[int], BinaryIO] | None = None,
+) -> list[Media]:
+    """Return the media of a sample with the settings, frames and sounds that the sample asks for.
 
     Args:
         media: in the order of their placeholders.
         video_frames: the field of that name: for each video the indices of its frames, ascending, or null.
+        opened: opens the medium with an index; needed where videos are to be heard.
 
     Raises:
         Skip: `bad_message` for another form, and for settings that contradict each other; `unreadable_media` for a
-            frame that a video does not have, and for frames of several sizes.
+            frame that a video does not have, for frames of several sizes, and for a sound that can't be decoded.
     """
     if options.media and len(options.media) != len(media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings has {len(options.media)} entries for {len(media)} media")
@@ -32,7 +39,20 @@ def as_asked(media: Sequence[Media], video_frames: Any, options: SampleOptions) 
         settings = [settings_of(own, options.all_media, m.kind) for m, own in zip(media, each, strict=True)]
         result = [m if own is None else replace(m, settings=own) for m, own in zip(media, settings, strict=True)]
         _check_lists(result, each)
-    return result if video_frames is None else _with_frames(result, video_frames)
+    result = result if video_frames is None else _with_frames(result, video_frames)
+    if not options.use_audio_in_video:
+        return result
+    assert opened is not None, "videos are to be heard, and nothing opens them"
+    return [_heard(m, opened(index)) if m.kind == "video" else m for index, m in enumerate(result)]
+
+
+def _heard(video: Media, file: BinaryIO) -> Media:
+    """Return a video with its sound; one without a sound as it is, as processors do."""
+    if video.settings is not None and video.settings.is_range:
+        what = "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+    track = probe_track(file)
+    return video if track is None else replace(video, num_samples=track[0], rate=track[1])
 
 
 def span_of(video: Media) -> tuple[int, int]:

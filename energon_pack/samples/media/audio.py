@@ -38,7 +38,22 @@ def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
         _check_whole(file, container)
         file.seek(0)
         found = _decoded_length(file)
-    num_samples, rate = found
+    return _checked(*found)
+
+
+def probe_track(file: BinaryIO) -> tuple[int, int] | None:
+    """Do `probe_audio` on the first sound of a video, which is decoded; None: the video has none."""
+    file.seek(0)
+    try:
+        with _av().open(file, mode="r") as container:
+            is_silent = not container.streams.audio
+    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
+    file.seek(0)
+    return None if is_silent else _checked(*_decoded_length(file))
+
+
+def _checked(num_samples: int, rate: int) -> tuple[int, int]:
     if not (num_samples and rate):
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:

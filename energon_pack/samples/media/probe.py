@@ -28,7 +28,7 @@ class Media:
     fps: float = 0.0
     frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
     settings: MediumSettings | None = None  # settings that the sample gives it; None: none
-    num_samples: int = 0  # of a sound, in each channel
+    num_samples: int = 0  # of a sound, or of the sound of a video that is heard, too; in each channel
     rate: int = 0  # samples of a sound in a second
 
     @property
@@ -36,14 +36,24 @@ class Media:
         """How long a sound is."""
         return self.num_samples / self.rate if self.rate else 0.0
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether it is a video whose sound is heard, too."""
+        return self.kind == "video" and self.num_samples > 0
+
     def __str__(self) -> str:
         """Say what it is, for messages."""
         if self.kind == "audio":
-            return f"a sound of {self.num_samples:,} samples at {self.rate:,} a second"
+            return self._sound
         size = f"{self.width}×{self.height}"
         if self.kind == "image":
             return f"an image of {size}"
-        return f"a video of {self.num_frames} frames of {size} at {self.fps:g} a second"
+        seen = f"a video of {self.num_frames} frames of {size} at {self.fps:g} a second"
+        return f"{seen} with {self._sound}" if self.is_heard else seen
+
+    @property
+    def _sound(self) -> str:
+        return f"a sound of {self.num_samples:,} samples at {self.rate:,} a second"
 
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:

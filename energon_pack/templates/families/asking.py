@@ -84,8 +84,9 @@ class Asking:
                 "video_metadata": [metadata_of(medium, chosen) for medium, chosen in seen],
             }
         sounds = [self._make.sound(medium.num_samples) for medium in media if medium.kind == "audio"]
-        if sounds:
-            given |= {"audio": sounds, "audio_kwargs": dict(self._settings["audio"])}
+        tracks = [self._make.sound(medium.num_samples) if medium.is_heard else None for medium, _ in seen]
+        if heard := sound_inputs([medium.kind for medium in media], tracks, sounds):
+            given |= {**heard, "audio_kwargs": dict(self._settings["audio"])}
         first, *written = self._written([text], given).split(_BETWEEN)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
@@ -227,6 +228,26 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
         "fps": video.fps,
         "duration": total / video.fps,
         "frames_indices": list(range(video.num_frames) if frames is None else frames),
+    }
+
+
+def sound_inputs(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of a call that hold sounds, in the order of their placeholders; empty: there are none.
+
+    Args:
+        order: the kind of each placeholder; needed where a video is heard.
+        tracks: the sound of each video; None: it is not heard.
+        sounds: those with placeholders of their own.
+    """
+    if all(track is None for track in tracks):
+        return {"audio": list(sounds)} if sounds else {}
+    videos, alone = enumerate(tracks), ((None, sound) for sound in sounds)
+    found = [next(videos if kind == "video" else alone) for kind in order if kind in ("video", "audio")]
+    heard = [(number, sound) for number, sound in found if sound is not None]
+    return {
+        "audio": [sound for _, sound in heard],
+        "audio_from_video_indices": [number for number, _ in heard],
+        "load_audio_from_video": True,
     }
 
 

@@ -7,6 +7,7 @@ values, or that takes no tensors: `Blanks` shows it blank images.
 import math
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -82,6 +83,9 @@ class Shapes(MediaRules):
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
         self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
+        self.hears_videos = self._hears_videos()
+        if self.hears_videos and changed["video"].get("fps"):  # by which it places sounds among the frames
+            self._call_settings["video"]["fps"] = changed["video"]["fps"]
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
 
@@ -135,7 +139,8 @@ class Shapes(MediaRules):
 
     def _known_or_asked(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> _Answers:
         chosen = tuple(map(tuple, frames))
-        if len(media) > 1 and len(kinds := {medium.kind for medium in media}) == 1 and self._are_independent(*kinds):
+        kinds = {medium.kind for medium in media} | {"sound" for medium in media if medium.is_heard}
+        if len(media) > 1 and len(kinds) == 1 and self._are_independent(*kinds):
             each = [self._known_or_asked([medium], [own]) for medium, own in zip(media, chosen, strict=True)]
             return [answer for answers, _ in each for answer in answers], each[-1][1]
         key = tuple(media), chosen
@@ -205,6 +210,17 @@ class Shapes(MediaRules):
                 continue
             return nests
         return False
+
+    def _hears_videos(self) -> bool:
+        """Whether the call writes features of a sound for a video whose sound it is given."""
+        if not {"video", "audio"} <= self.feature_tokens.keys():
+            return False
+        heard = replace(_TRIED["video"], num_samples=_TRIED["audio"].num_samples, rate=self.rate)
+        try:
+            ((text, _),), _ = self._ask((heard,), (tuple(range(4)),))
+        except Exception:  # any class of any processor may be behind it
+            return False
+        return self.feature_tokens["audio"] in text
 
     def ask_frames(self, video: Media) -> list[int]:
         """Return the frames of a video that the processor chooses."""
@@ -301,7 +317,7 @@ class _Asked(FrameSampling):
 
 def _sizes(media: Iterable[Media]) -> str:
     media = [*media]
-    if any(medium.kind == "audio" for medium in media):
+    if any(medium.num_samples for medium in media):
         return ", ".join(map(str, media))
     return f"{', '.join(f'{medium.width}×{medium.height}' for medium in media)} pixels"
 

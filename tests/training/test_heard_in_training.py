@@ -1,0 +1,169 @@
+"""Videos that are heard, in training: joined, placed and guarded as their class does it, whatever else is in a pack."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.kinds import VIDEO
+from energon_pack.samples.options import SampleOptions
+from energon_pack.templates.build import build
+from energon_pack.templates.families import asking
+from energon_pack.templates.template import Template
+from energon_pack.training.calls import Calls, Given
+from energon_pack.training.found_rope import rope_of
+from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.noise import clip, sound
+from energon_pack.training.own_rope import OwnRope, are_heard
+from energon_pack.training.pixels import Pixels
+from energon_pack.training.probe import plain_inputs
+from energon_pack.training.proof import prove
+from support import omni, processors
+from support.models import of_model
+from support.running import need_torchvision
+from support.samples import sound as sound_file
+from support.samples import video_with_sound
+from support.tiny import tf
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of tensors, in transformers
+]
+CLASSES = {
+    "Qwen2_5OmniThinkerForConditionalGeneration": (processors.qwen2_5_omni, omni.qwen2_5_omni),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": (processors.qwen3_omni, omni.qwen3_omni),
+}
+NAMES = [next(iter(CLASSES)), pytest.param([*CLASSES][1], marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    need_torchvision()
+
+
+@pytest.fixture
+def template(tmp_path: Path, name: str) -> Template:
+    folder = CLASSES[name][0](tmp_path / "processor")
+    return build(of_model("shapes", folder), folder)
+
+
+def config_of(name: str, template: Template) -> Any:
+    def token(spelled: str) -> int:
+        number = template.token_id(spelled)
+        assert number is not None
+        return number
+
+    return CLASSES[name][1](token)
+
+
+def members_of(template: Template) -> list[Encoded]:
+    rope = rope_of("auto", template)
+    assert isinstance(rope, OwnRope)
+    return MemberEncoder(template, rope).probe_members()
+
+
+@pytest.mark.parametrize(
+    ("types", "is_heard"),
+    [
+        ([0, 2, 2, 3, 3, 0], True),
+        ([0, 3, 2], True),
+        ([2, 0, 3], False),
+        ([1, 3, 0], False),
+        ([2, 2], False),
+        ([], False),
+    ],
+)
+def test_a_heard_video_is_known_by_its_tokens(types: list[int], is_heard: bool) -> None:
+    """Its tokens touch those of its sound; between a video and a sound of its own stand the marks of both."""
+    assert are_heard(torch.tensor(types)) == is_heard
+
+
+@pytest.mark.long("a small model of four kinds of media")
+@pytest.mark.parametrize("name", NAMES)
+def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members see none of each other, and have the logits that the class gives each by itself.
+
+    Positions without the sounds, and a model that adds what came before, are seen.
+    """
+    make = getattr(tf, name)
+    config, members = config_of(name, template), members_of(template)
+    assert [are_heard(member.tokens.types) for member in members] == [False, False, False, False, True, False]
+    proof = prove(make, config, members, "positions")[-1]
+    assert proof.is_exact, proof
+
+    class Leaky(make):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits + 1e-2 * out.logits.cumsum(1)
+            return out
+
+    assert not prove(Leaky, config, members, "positions")[-1].is_exact
+    monkeypatch.setattr("energon_pack.training.own_rope.are_heard", lambda types: False)
+    assert not prove(make, config, members_of(template), "positions")[-1].is_exact
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template, name: str) -> None:
+    """One call for all, or a call for each: sounds of videos and others are in the order of their tokens."""
+    members = list(given(template))
+    alone = [Calls(template)([member]) for member in members]
+    together = Pixels(template)(members)
+    for key, value in together.items():
+        if key != "input_features":  # whose last frames see the padding
+            assert torch.equal(value, torch.cat([_grown(part[key], value) for part in alone if key in part])), key
+    lengths = together["feature_attention_mask"].sum(-1).tolist()
+    assert lengths == [270, 60, 130, 110]  # hundreds a second
+
+
+def given(template: Template) -> Iterator[Given]:
+    clips = [clip(template, 4, 96, 64, number) for number in range(3)]
+    heard = [one._replace(sound=sound(template, seconds, 7)) for one, seconds in zip(clips, (2.7, 1.3), strict=False)]
+    yield Given([], [heard[0]], ["video"])
+    yield Given([], [clips[2]], ["video"])
+    yield Given([], [heard[1]], ["audio", "video", "audio"], [sound(template, seconds, 8) for seconds in (0.6, 1.1)])
+
+
+def _grown(value: Tensor, like: Tensor) -> Tensor:
+    missing = like.shape[-1] - value.shape[-1] if value.dim() == 2 else 0
+    return torch.nn.functional.pad(value, (0, missing))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_sound_reaches_its_own_tokens(template: Template, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another sound of the video moves no logit before the video; were sounds in another order, it would."""
+    make = getattr(tf, name)
+    torch.manual_seed(0)
+    model = make._from_config(config_of(name, template)).eval()
+    start, moved = _moved(template, model)
+    assert moved[start:].max() > 1e-6
+    assert moved[:start].max() == 0
+    own = asking.sound_inputs
+
+    def one_further(order: Sequence[str], *sounds: Any) -> dict[str, Any]:
+        found = own(order, *sounds)
+        if "load_audio_from_video" not in found:
+            return found
+        return {key: value if value is True else [*value[1:], value[0]] for key, value in found.items()}
+
+    monkeypatch.setattr("energon_pack.templates.processor_inputs.sound_inputs", one_further)
+    start, moved = _moved(template, model)
+    assert moved[:start].max() > 1e-6
+
+
+def _moved(template: Template, model: Any) -> tuple[int, Tensor]:
+    """Where the video begins, and how far each logit moves with another sound of it."""
+    encoder = MemberEncoder(template, rope_of("auto", template))
+    messages = [{"role": "user", "content": "<audio><video><audio>What?"}, {"role": "assistant", "content": "Noise."}]
+    logits = []
+    for volume in (0.5, 0.1):
+        video = video_with_sound(8, 4, 20_000, format="matroska", codec="pcm_s16le", volume=volume)
+        sounds, options = [sound_file(20_000), sound_file(20_000)], SampleOptions(use_audio_in_video=True)
+        encoded = encoder.encode(MemberInput("one", messages, videos=[video], options=options, audios=sounds))
+        with torch.no_grad():
+            logits.append(model(**plain_inputs(model, encoded)).logits[0])
+    start = int((encoded.tokens.types == VIDEO.token_type).nonzero()[0])
+    return start, (logits[0] - logits[1]).abs().max(-1).values
