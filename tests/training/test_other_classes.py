@@ -5,8 +5,8 @@ masks by itself.
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,63 +28,31 @@ from energon_pack.templates.processor_inputs import clip, media_inputs
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 from support import processors
+from support.hearing import HEARING, QWEN_VISION, VISION, Class, Token, Values, mrope_config, text_config
 from support.packed import train
 from support.remote import OF_PICTURES, write_remote
 from support.running import need_torchvision
 from support.samples import chat, sound, video, write_tar
-from support.tiny import TEXT, tf
+from support.tiny import tf
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of tensors, in transformers
 ]
-Values = dict[str, Any]
-Token = Callable[[str], int]
-
-
-@dataclass(frozen=True)
-class Class:
-    """A processor, and a tiny model that goes with it."""
-
-    write: Callable[[Path], Path]
-    #: of its config; given what finds the ids of tokens
-    config: Callable[[Token], Any]
-    has_videos: bool = False
-    mixes: bool = True  # the model takes rows with images and videos
-    tier: str = "shapes"
-    runs_code: bool = False
-    has_images: bool = True
-    has_sounds: bool = False
-    hears_several: bool = True  # sounds in one sample
-
-
-def _text(**more: Any) -> Values:
-    return {**TEXT, "vocab_size": 320, "head_dim": 8, **more}
-
-
-def _mrope(*sections: int, **more: Any) -> Values:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
-    return _text(rope_parameters={**rope, **more})
-
-
-_VISION: Values = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-_VISION |= {"patch_size": 14, "initializer_range": 0.2}
-_QWEN_VISION: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
-_QWEN_VISION |= {"initializer_range": 0.2}
 
 
 def _llava_next(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16}
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16}
     return tf.LlavaNextConfig(
-        text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"),
+        text_config=text_config(model_type="llama"), vision_config=vision, image_token_id=token("<image>"),
         image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
     )  # fmt: skip
 
 
 def _mistral3(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "pixtral", "image_size": 112, "head_dim": 8}
+    vision = {**VISION, "model_type": "pixtral", "image_size": 112, "head_dim": 8}
     return tf.Mistral3Config(
-        text_config=_text(model_type="mistral", sliding_window=None), vision_config=vision,
+        text_config=text_config(model_type="mistral", sliding_window=None), vision_config=vision,
         image_token_id=token("[IMG]"), spatial_merge_size=2, vision_feature_layer=-1,
     )  # fmt: skip
 
@@ -94,90 +62,31 @@ def _glm4v(token: Token) -> Any:
     for kind in ("image", "video"):
         names |= {f"{kind}_start_token_id": f"<|begin_of_{kind}|>", f"{kind}_end_token_id": f"<|end_of_{kind}|>"}
     ids = {name: token(spelled) for name, spelled in names.items()}
-    return tf.Glm4vConfig(text_config=_mrope(1, 1, 2), vision_config=_QWEN_VISION, **ids)
+    return tf.Glm4vConfig(text_config=mrope_config(1, 1, 2), vision_config=QWEN_VISION, **ids)
 
 
 def _ovis2(token: Token) -> Any:
-    vision = {**_VISION, "image_size": 28, "hidden_stride": 1, "vocab_size": 32, "num_visual_indicator_tokens": 5}
+    vision = {**VISION, "image_size": 28, "hidden_stride": 1, "vocab_size": 32, "num_visual_indicator_tokens": 5}
     marks = [token(f"<IMG_{name}>") for name in ("START", "GRID", "COL", "ROW", "END")]
     return tf.Ovis2Config(
-        text_config=_text(model_type="qwen2"), vision_config=vision, image_token_id=token("<IMG_ATOM>"),
+        text_config=text_config(model_type="qwen2"), vision_config=vision, image_token_id=token("<IMG_ATOM>"),
         visual_indicator_token_ids=marks, vocab_size=320, hidden_size=32,
     )  # fmt: skip
 
 
 def _paddleocr_vl(token: Token) -> Any:
     return tf.PaddleOCRVLConfig(
-        text_config=_mrope(1, 1, 2), vision_config={**_VISION, "image_size": 112, "spatial_merge_size": 2},
+        text_config=mrope_config(1, 1, 2), vision_config={**VISION, "image_size": 112, "spatial_merge_size": 2},
         image_token_id=token("<|IMAGE_PLACEHOLDER|>"), video_token_id=319,
         vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
     )  # fmt: skip
 
 
-def _qwen2_5_omni(token: Token) -> Any:
-    vision = {**_QWEN_VISION, "fullatt_block_indexes": [1]}
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
-    names = {f"{kind}_token_id": f"<|{kind.upper()}|>" for kind in ("image", "video", "audio")}
-    for kind in ("vision", "audio"):
-        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
-    return tf.Qwen2_5OmniThinkerConfig(
-        text_config=_mrope(1, 1, 2), vision_config=vision, audio_config={**audio, "d_model": 16, "output_dim": 32},
-        **{name: token(spelled) for name, spelled in names.items()}, initializer_range=0.2,
-    )  # fmt: skip
-
-
-def _qwen2_audio(token: Token) -> Any:
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    return tf.Qwen2AudioConfig(
-        text_config=_text(model_type="qwen2"), audio_config={**audio, "initializer_range": 0.2},
-        audio_token_index=token("<|AUDIO|>"), initializer_range=0.2,
-    )  # fmt: skip
-
-
-def _hears(config: str, token: Token, **audio: Any) -> Any:
-    """A config of a model of sounds and text, whose encoder has these settings."""
-    text = _text(model_type={"GlmAsr": "llama", "Qwen3ASR": "qwen3"}.get(config, "qwen2"))
-    audio = {"num_mel_bins": 8, "initializer_range": 0.2, **audio}
-    ids = {
-        "audio_token_id": token("<sound>" if "Flamingo" in config else "<|pad|>" if config == "GlmAsr" else "<|audio|>")
-    }
-    return getattr(tf, f"{config}Config")(text_config=text, audio_config=audio, initializer_range=0.2, **ids)
-
-
-_ENCODER: Values = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": 16}
-
-
-def _audio_flamingo(token: Token) -> Any:
-    return _hears("AudioFlamingo3", token, **_ENCODER)
-
-
-def _glm_asr(token: Token) -> Any:
-    return _hears("GlmAsr", token, **{**_ENCODER, "intermediate_size": 64})
-
-
-def _qwen3_asr(token: Token) -> Any:
-    audio = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    return _hears("Qwen3ASR", token, **audio, output_dim=32, downsample_hidden_size=8)
-
-
-def _qwen3_omni(token: Token) -> Any:
-    vision = {**_QWEN_VISION, "patch_size": 16, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    text = _mrope(1, 1, 2, mrope_interleaved=True)
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
-    names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")}
-    for kind in ("vision", "audio"):
-        names |= {f"{kind}_start_token_id": f"<|{kind}_bos|>", f"{kind}_end_token_id": f"<|{kind}_eos|>"}
-    return tf.Qwen3OmniMoeThinkerConfig(
-        text_config={**text, **experts}, vision_config=vision, initializer_range=0.2,
-        audio_config={**audio, "output_dim": 32, "downsample_hidden_size": 8},
-        **{name: token(spelled) for name, spelled in names.items()},
-    )  # fmt: skip
-
-
 def _llava(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
-    return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
+    return tf.LlavaConfig(
+        text_config=text_config(model_type="llama"), vision_config=vision, image_token_id=token("<image>")
+    )
 
 
 CLASSES = {
@@ -186,36 +95,7 @@ CLASSES = {
     "Glm4vForConditionalGeneration": Class(processors.glm4v, _glm4v, has_videos=True, mixes=False),
     "Ovis2ForConditionalGeneration": Class(processors.ovis2, _ovis2),
     "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
-    "Qwen2_5OmniThinkerForConditionalGeneration": Class(
-        processors.qwen2_5_omni, _qwen2_5_omni, has_videos=True, has_sounds=True
-    ),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
-        processors.qwen3_omni, _qwen3_omni, has_videos=True, has_sounds=True
-    ),
-    "AudioFlamingo3ForConditionalGeneration": Class(
-        partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
-        _audio_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "GlmAsrForConditionalGeneration": Class(
-        partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
-        _glm_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen3ASRForConditionalGeneration": Class(
-        partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
-        _qwen3_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen2AudioForConditionalGeneration": Class(
-        processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
-    ),
+    **HEARING,
 }
 
 
