@@ -1,5 +1,6 @@
 """Classes of models that hear: a small processor, and the config of a tiny model that goes with it."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ class Class:
     has_images: bool = True
     has_sounds: bool = False
     hears_several: bool = True  # sounds in one sample
+    joins_sounds: bool = True  # of several lengths, in one pack
 
 
 def text_config(**more: Any) -> Values:
@@ -144,6 +146,43 @@ def gemma3n(folder: Path) -> Path:
     return folder
 
 
+def phi4(folder: Path) -> Path:
+    """12.5 tokens of a second."""
+    names = {"image_token": "<|image|>", "audio_token": "<|audio|>"}
+    sounds = {"feature_extractor_type": "Phi4MultimodalFeatureExtractor", "feature_size": 8}
+    images = {"image_processor_type": "Phi4MultimodalImageProcessor", "size": {"height": 28, "width": 28}}
+    parts: dict[str, Values] = {"processor_config": {"audio_processor": sounds, "image_processor": images}}
+    files = {"preprocessor_config": {**images, **sounds}, **parts}
+    written = template_of("<|image|>", "", "<|audio|>")
+    return write_dummy(folder, "Phi4MultimodalProcessor", [*names.values()], written, files, names)
+
+
+#: of Voxtral, in short; the one that mistral-common writes takes no parts of the type `audio`
+VOXTRAL = """\
+{{- bos_token }}{%- for message in messages %}{%- if message.role == "user" %}[INST]
+{%- if message.content is string %}{{ message.content }}{%- else %}{%- for part in message.content %}
+{%- if part.type == "text" %}{{ part.text }}{%- elif part.type in ["audio", "audio_url"] %}[AUDIO]
+{%- else %}{{ raise_exception("only text and audio") }}{%- endif %}{%- endfor %}{%- endif %}[/INST]
+{%- else %}{{ message.content }}{{ eos_token }}{%- endif %}{%- endfor %}"""
+
+
+def voxtral(folder: Path) -> Path:
+    """375 tokens of each 30 seconds that a sound begins; its class looks for them under the number 24."""
+    tokens = ["[INST]", "[/INST]", "[AUDIO]", "[BEGIN_AUDIO]"]
+    files: dict[str, Values] = {
+        "preprocessor_config": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}
+    }
+    write_dummy(folder, "VoxtralProcessor", tokens, VOXTRAL, files)
+    values = json.loads((folder / "tokenizer.json").read_bytes())
+    letters = list(values["model"]["vocab"])
+    letters.insert(24, "[AUDIO]")
+    values["model"]["vocab"] = {letter: number for number, letter in enumerate(letters)}
+    added = sorted(values["added_tokens"], key=lambda token: str(token["content"]) != "[AUDIO]")
+    values["added_tokens"] = [{**token, "id": 256 + number if number else 24} for number, token in enumerate(added)]
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    return folder
+
+
 def _vibevoice_asr(token: Token) -> Any:
     codec: Values = {"hidden_size": 8, "num_filters": 2, "depths": [1] * 7, "vae_std": 0.0, "initializer_range": 0.1}
     edges = {"audio_bos_token_id": token("<|object_ref_start|>"), "audio_eos_token_id": token("<|object_ref_end|>")}
@@ -173,7 +212,7 @@ def _music_flamingo(token: Token) -> Any:
 def _gemma3n(token: Token) -> Any:
     text = text_config(vocab_size_per_layer_input=320, hidden_size_per_layer_input=8, num_kv_shared_layers=0)
     text |= {"laurel_rank": 4, "layer_types": ["full_attention"] * 2, "activation_sparsity_pattern": [0.0, 0.0]}
-    sounds = {"input_feat_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 1}
+    sounds: Values = {"input_feat_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 1}
     sounds |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 16, "vocab_offset": 304}
     names = {"image_token_id": "<image_soft_token>", "audio_token_id": "<audio_soft_token>"}
     views = tf.SiglipVisionConfig(**VISION, image_size=28, vocab_size=16, vocab_offset=288, rms_norm_eps=1e-6)
@@ -188,12 +227,29 @@ def _gemma3n(token: Token) -> Any:
 def _gemma4(token: Token) -> Any:
     text = text_config(vocab_size_per_layer_input=320, hidden_size_per_layer_input=8, global_head_dim=8)
     text |= {"layer_types": ["full_attention"] * 2}
-    sounds = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "initializer_range": 0.2}
+    sounds: Values = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "initializer_range": 0.2}
     sounds |= {"subsampling_conv_channels": [128, 4], "output_proj_dims": 16}
-    views = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    views: Values = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     views |= {"head_dim": 8, "intermediate_size": 24, "initializer_range": 0.2}
     ids = {f"{kind}_token_id": token(f"<|{kind}|>") for kind in ("image", "video", "audio")}
     return tf.Gemma4Config(text_config=text, vision_config=views, audio_config=sounds, **ids, initializer_range=0.2)
+
+
+def _phi4(token: Token) -> Any:
+    sounds: Values = {"hidden_size": 16, "intermediate_size": 24, "num_blocks": 2, "num_attention_heads": 2}
+    sounds |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "input_size": 8}
+    sounds |= {"nemo_conv_channels": 8, "feature_layer": -1, "initializer_range": 0.2}
+    views = {**VISION, "image_size": 28, "crop_size": 28, "image_token_id": token("<|image|>")}
+    return tf.Phi4MultimodalConfig(
+        **text_config(), audio_config={**sounds, "audio_token_id": token("<|audio|>")}, vision_config=views
+    )
+
+
+def _voxtral(token: Token) -> Any:
+    sounds = {**_ENCODER, "intermediate_size": 64, "num_mel_bins": 8, "initializer_range": 0.2}
+    return tf.VoxtralConfig(
+        text_config=text_config(model_type="llama"), audio_config=sounds, audio_token_id=24, initializer_range=0.2
+    )
 
 
 #: by the name of the model's class
@@ -239,4 +295,8 @@ HEARING = {
     "MossTranscribeDiarizeForConditionalGeneration": Class(moss, _moss, has_images=False, has_sounds=True),
     "Gemma3nForConditionalGeneration": Class(gemma3n, _gemma3n, has_images=False, has_sounds=True),
     "Gemma4ForConditionalGeneration": Class(gemma4, _gemma4, has_images=False, has_sounds=True),
+    "VoxtralForConditionalGeneration": Class(voxtral, _voxtral, has_images=False, has_sounds=True),
+    "Phi4MultimodalForCausalLM": Class(
+        phi4, _phi4, has_images=False, has_sounds=True, hears_several=False, joins_sounds=False
+    ),
 }

@@ -6,6 +6,7 @@ masks by itself.
 
 import io
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,11 @@ from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import clip, media_inputs
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import guard
+from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from support import processors
 from support.hearing import HEARING, QWEN_VISION, VISION, Class, Token, Values, mrope_config, text_config
@@ -175,6 +179,28 @@ def test_packed_is_alone(tmp_path: Path, name: str) -> None:
     check(CLASSES[name], getattr(tf, name), tmp_path)
 
 
+@pytest.mark.slow
+def test_a_leak_between_sounds_is_caught(tmp_path: Path) -> None:
+    """By the comparison above, and by the guard with the first batch: other words show nothing of it."""
+    one = CLASSES["Qwen2AudioForConditionalGeneration"]
+
+    def leaky(config: Any) -> Any:
+        model = tf.Qwen2AudioForConditionalGeneration(config)
+        model.model.multi_modal_projector.register_forward_hook(lambda _, __, out: out + 0.1 * out.mean((0, 1)))
+        return model
+
+    with pytest.raises(AssertionError, match="<= 1e-05"):
+        check(one, leaky, tmp_path)
+    encoder = PackedTaskEncoder(tmp_path / "packed", str(tmp_path / "processor"))
+    config = one.config(lambda token: processors.token_id(tmp_path / "processor", token))
+    for make, leaks in ((leaky, True), (tf.Qwen2AudioForConditionalGeneration, False)):
+        model = make(config).float().train()
+        guard(model, encoder)
+        batch = next(batch for batch in loader(tmp_path / "packed", encoder) if len(batch["sample_ids"][0]) > 1)
+        with pytest.raises(MixingError, match="other pixels move") if leaks else nullcontext():
+            model(**batch.model_inputs(model))
+
+
 @pytest.mark.parametrize("name", slow_ones(REMOTE))
 def test_remote_code_comes_in_by_the_same_door(tmp_path: Path, name: str) -> None:
     """Its own call counts, and makes what is trained on."""
@@ -191,6 +217,8 @@ def check(one: Class, make: Any, folder: Path) -> None:
     config.source.path = str(write_source(folder / "source", one))
     config.output.dir, config.output.name, config.cache_dir = str(folder), "packed", str(folder / "cache")
     config.packing.max_token_len, config.packing.group_by = 2000, GroupBy.none if one.mixes else GroupBy.media
+    if not one.joins_sounds:
+        config.packing.max_audios = 1
     config.executor.num_workers, config.measure.verify = 1, 1.0
     pack(config)
     encoder = PackedTaskEncoder(folder / "packed", str(processor), trust_remote_code=one.runs_code)
@@ -212,9 +240,9 @@ def check(one: Class, make: Any, folder: Path) -> None:
             trained = labels[1:] != IGNORE
             losses.append(cross_entropy(logits[:-1][trained], labels[1:][trained], reduction="none"))
         differences.append(float((out.loss - torch.cat(losses).mean()).abs()))
-    print(f"{make.__name__} by {one.tier}: differences up to {max(differences):.1e}")
+    print(f"{type(model).__name__} by {one.tier}: differences up to {max(differences):.1e}")
     assert not single
-    assert num_packed > 1, "nothing is packed"
+    assert num_packed > one.joins_sounds, "nothing is packed"
     assert max(differences) <= 1e-5
 
 
@@ -228,14 +256,14 @@ def loader(dataset: Path, encoder: PackedTaskEncoder) -> Iterator[PackedBatch]:
 def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tuple[str, Any]]:
     """Each sample by itself, from the full processor's own call: its ids and logits, and the labels of training."""
     settings = encoder.template.spec.processor
-    processor = tf.AutoProcessor.from_pretrained(settings.folder, **settings.kwargs)
+    processor = full_processor(settings)
     for packed in train(dataset):
         for member in inputs_of(packed):
             images = [image.convert("RGB") for image in member.images]
             clips = [clip(encoder.template, data, probe(io.BytesIO(data))) for data in member.videos]
             sounds = [decode_audio(data, encoder.template.rules.rate) for data in member.audios]
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
-            text = processor.apply_chat_template(messages, tokenize=False)
+            text = processor.apply_chat_template(messages, encoder.template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
             made = media_inputs(encoder.template, images, clips, sounds)
             if made:
