@@ -152,10 +152,10 @@ def prove(
         if limit and (padded := _padded(call, given, own)):
             return Proven(padded, at_once=False)
         return Proven(joins, some is given and not as_rows, limit)
-    error = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
-    if alike := _of_twins(call, twins, str(error)):
-        return Proven(alike, at_once=False, limit=str(error))
-    raise error
+    why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
+    if alike := _of_twins(call, twins, str(why)):
+        return Proven(alike, at_once=False, limit=str(why))
+    raise why
 
 
 def _of_twins(

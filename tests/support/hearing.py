@@ -212,8 +212,8 @@ def _music_flamingo(token: Token) -> Any:
 def _gemma3n(token: Token) -> Any:
     text = text_config(vocab_size_per_layer_input=320, hidden_size_per_layer_input=8, num_kv_shared_layers=0)
     text |= {"laurel_rank": 4, "layer_types": ["full_attention"] * 2, "activation_sparsity_pattern": [0.0, 0.0]}
-    sounds: Values = {"input_feat_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2, "conf_num_hidden_layers": 1}
-    sounds |= {"sscp_conv_channel_size": [8, 4], "vocab_size": 16, "vocab_offset": 304}
+    sounds: Values = {"input_feat_size": 8, "hidden_size": 16, "conf_num_attention_heads": 2}
+    sounds |= {"conf_num_hidden_layers": 1, "sscp_conv_channel_size": [8, 4], "vocab_size": 16, "vocab_offset": 304}
     names = {"image_token_id": "<image_soft_token>", "audio_token_id": "<audio_soft_token>"}
     views = tf.SiglipVisionConfig(**VISION, image_size=28, vocab_size=16, vocab_offset=288, rms_norm_eps=1e-6)
     config = tf.Gemma3nConfig(
