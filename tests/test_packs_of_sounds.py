@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
+from energon_pack.pack import pack
+from energon_pack.sources.demo_sounds import NUM_SAMPLES, make_sounds
 from support import processors
 from support.damage import found, lines
 from support.packed import files, json_lines, packed, samples, train
@@ -97,3 +99,15 @@ def test_the_tokens_of_sounds_are_verified(run: Make) -> None:
         most[path]["content"]["packing"]["max_audio_tokens"] = limit
         (path / ".nv-meta" / "energon_pack.json").write_text(json.dumps(most[path]))
         assert f"> packing.max_audio_tokens={limit}" in lines(found(path))
+
+
+def test_the_demo_of_sounds(tmp_path: Path) -> None:
+    """The same bytes each time: its figures in docs, and caches of it, would else be others on each machine."""
+    (first, processor), (again, _) = make_sounds(tmp_path / "a"), make_sounds(tmp_path / "b")
+    assert files(Path(first)) == files(Path(again))
+    config = PackConfig(ModelConfig("qwen2_audio", "auto", processor=processor), cache_dir=str(tmp_path / "cache"))
+    config.source.path, config.output.dir, config.output.name = first, str(tmp_path), "packed"
+    config.packing.max_token_len, config.executor.num_workers = 1024, 1
+    config.model.mask, config.model.add_special_tokens, config.measure.verify = Mask.positions, None, 0.0
+    figures = pack(config)
+    assert (figures["samples_packed"], figures["samples_skipped"]) == (NUM_SAMPLES, 0)

@@ -34,9 +34,9 @@ def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:
     rate = _timescale(_find(media, b"mdhd"))
     if rate != _plain_aac(described) or not times or len(sizes) < 12:
         return None
-    (number,) = struct.unpack(">I", sizes[8:12])
+    same, number = struct.unpack(">II", sizes[4:12])
     counts = [struct.unpack(">II", times[start : start + 8]) for start in range(8, len(times) - 7, 8)]
-    if sum(count for count, _ in counts) != number or number < 2:
+    if same or len(sizes) < 12 + 4 * number or sum(count for count, _ in counts) != number or number < 2:
         return None
     if any(length != _FRAME for _, length in counts[:-1]) or not (counts[-1][1] == _FRAME or counts[-1][0] == 1):
         return None

@@ -4,6 +4,7 @@ import io
 import struct
 import wave
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -170,3 +171,25 @@ def test_what_a_header_does_not_know_is_decoded() -> None:
     flac = encoded(9000, 16_000, "flac", "flac")
     assert plain_sound(io.BytesIO(flac + b"TAG" + bytes(125)), "flac") is None
     assert probe(io.BytesIO(flac + b"TAG" + bytes(125))).num_samples == 9000
+
+
+def test_ten_hours_that_are_only_declared() -> None:
+    """Were a header believed alone, a sample would be planned with tokens that no sound fills."""
+    hours = 10 * 3600 * 16_000
+    flac, m4a = bytearray(encoded(9000, 16_000, "flac", "flac")), bytearray(encoded(9000, 16_000, "ipod", "aac"))
+    flac[21:26] = (flac[21] & 0xF0 | hours >> 32).to_bytes(1, "big") + (hours & 0xFFFFFFFF).to_bytes(4, "big")
+    place = m4a.index(b"stsz") + 12
+    m4a[place : place + 4] = struct.pack(">I", hours // 1024)
+    place = m4a.index(b"stts") + 12
+    m4a[place : place + 4] = struct.pack(">I", hours // 1024)
+    assert plain_sound(io.BytesIO(m4a), "m4a") is plain_sound(io.BytesIO(flac), "flac") is None
+    for data in (bytes(flac), bytes(m4a)):
+        with suppress(Skip):
+            assert probe(io.BytesIO(data)).num_samples == len(decode_audio(data, 16_000)) < 20_000
+    opus = encoded(9000, 16_000, "ogg", "libopus")
+    page = opus.rindex(b"OggS") + 6
+    with pytest.raises(Skip, match="more than 4"):
+        probe(io.BytesIO(opus[:page] + struct.pack("<q", 10 * 3600 * 48_000) + opus[page + 8 :]))
+    wav = sound(800)
+    with pytest.raises(Skip, match="promises 1,152,000,000 bytes, 1,600 are there"):
+        probe(io.BytesIO(wav[:40] + struct.pack("<I", 2 * hours) + wav[44:]))
