@@ -1,6 +1,6 @@
 """Are sounds counted as training hears them? Compares headers with the decoder, and tokens with full processors.
 
-    python benchmarks/sounds.py                   # 1,000 clips, seven classes of transformers: ten minutes
+    python benchmarks/sounds.py                   # 1,000 clips, twelve classes of transformers: twenty minutes
     python benchmarks/sounds.py --clips 100
 
 Clips are of tones, noise and, where espeak-ng is there, speech; of ten containers, 8 to 96 kHz, mono to 5.1, 10 ms to
@@ -36,7 +36,7 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import full_ids, media_inputs
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
-from support import processors
+from support import hearing, processors
 
 #: container, encoder, the rates that it takes
 FORMATS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -60,6 +60,13 @@ CLASSES: dict[str, Callable[[Path], Path]] = {
     "AudioFlamingo3": partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
     "GLM-ASR": partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
     "Qwen3-ASR": partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
+    "Music Flamingo": partial(
+        processors.hearing, name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")
+    ),
+    "Voxtral": hearing.voxtral,
+    "VibeVoice-ASR": hearing.vibevoice_asr,
+    "MOSS": hearing.moss,
+    "Phi-4": hearing.phi4,
 }
 SECONDS = (0.01, 120)
 CUT = 0.05  # of the clips

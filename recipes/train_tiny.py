@@ -1,4 +1,4 @@
-"""Train a tiny random Qwen2.5-VL on packs, on a CPU: plain PyTorch and transformers, no trainer.
+"""Train a tiny random Qwen2.5-VL on packs, on a CPU, or a Qwen2-Audio on packs of sounds: plain PyTorch, no trainer.
 
     python -m energon_pack +model=qwen2_5_vl packing.max_token_len=2048 output.name=demo
     python recipes/train_tiny.py packed/demo --processor packed/.cache/demo/v1/processor
@@ -44,7 +44,7 @@ class Unpacked(PackedTaskEncoder):
 
 
 def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
-    """A Qwen2.5-VL of four layers that knows the template's tokens."""
+    """A Qwen2.5-VL of four layers that knows the template's tokens; a Qwen2-Audio where the template takes sounds."""
     prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of transformers
     import transformers
 
@@ -56,6 +56,8 @@ def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa"
     }
     text |= {"num_key_value_heads": 2, "vocab_size": encoder.template.vocabulary_size, "pad_token_id": 0}
     text |= {"bos_token_id": None, "eos_token_id": None}  # it is never asked to write
+    if "audio" in encoder.template.media_tokens:
+        return _tiny_hearing(encoder, text, attention)
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
     vision = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4}
     kinds: dict[str, Any] = {
@@ -66,6 +68,20 @@ def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa"
     )
     torch.manual_seed(0)
     return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).train()
+
+
+def _tiny_hearing(encoder: PackedTaskEncoder | PackEncoder, text: dict[str, Any], attention: str) -> Any:
+    """A Qwen2-Audio that hears spectrograms of as many bins as its processor makes."""
+    import transformers
+
+    bins = encoder.template.spec.processor.audio["feature_size"]
+    sounds = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64}
+    kinds: dict[str, Any] = {"audio_token_index": encoder.template.token_id(encoder.template.media_tokens["audio"])}
+    config = transformers.Qwen2AudioConfig(
+        text_config={**text, "model_type": "qwen2"}, audio_config={**sounds, "num_mel_bins": bins}, **kinds
+    )
+    torch.manual_seed(0)
+    return transformers.Qwen2AudioForConditionalGeneration._from_config(config, attn_implementation=attention).train()
 
 
 def loss_of(model: Any, batch: PackedBatch) -> torch.Tensor:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.plan_rows import OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
+from energon_pack.dataset.plan_rows import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
@@ -99,7 +99,7 @@ class PlanFile:
     def shared_columns(self) -> list[str]:
         """Return the columns that only a plan with `packing.share` has; empty: this one has none."""
         with self.opened() as file:
-            return _shared_columns(file.schema_arrow)
+            return [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
 
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """Yield the same as `tables`, each column as a list."""
@@ -159,16 +159,12 @@ class PlanRows:
             groups = [n for n in range(self._metadata.num_row_groups) if _may_hold(self._metadata.row_group(n), keys)]
             if groups != self._groups:
                 with self._plan.opened(self._metadata) as file:
-                    names = [*PLAN_SCHEMA.names, *_shared_columns(file.schema_arrow)]
+                    names = [*PLAN_SCHEMA.names, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
                     self._table, self._groups = file.read_row_groups(groups, names), groups
             table = self._table.filter(pc.is_in(self._table["pack"], pa.array(keys, pa.string())))
             rows = sorted(rows_of(table, PlanRow), key=attrgetter("pack"))  # stable: rows are sorted, unless damaged
         by_pack = groupby(rows, key=attrgetter("pack"))
         return {key: [member for member in group if _makes_sense(member)] for key, group in by_pack}
-
-
-def _shared_columns(schema: pa.Schema) -> list[str]:
-    return [name for name in SHARED_SCHEMA.names if name in schema.names]
 
 
 def _refuse_other(schema: pa.Schema) -> None:
@@ -191,6 +187,7 @@ def _makes_sense(member: PlanRow) -> bool:
         member.token_len,
         member.num_supervised,
         member.num_visual_tokens,
+        member.num_audio_tokens,
         member.record_offset,
         member.record_size,
     )

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from energon_pack.dataset.plan_rows import COLUMNS, SHARED_SCHEMA, WRITTEN_SCHEMA
+from energon_pack.dataset.plan_rows import COLUMNS, SHARED_SCHEMA, SOUNDS_SCHEMA, WRITTEN_SCHEMA
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
@@ -172,6 +172,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
     temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
+    if lengths.items.counts["num_audio_tokens"].any():
+        schema = pa.unify_schemas([schema, SOUNDS_SCHEMA])
     try:
         with (
             open(temporary, "w+b") as file,
@@ -221,7 +223,7 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
         waiting.clear()
 
     names = pa.array(lengths.shard_names, pa.string())
-    for start, numbers, table in lengths.tables(COLUMNS):
+    for start, numbers, table in lengths.tables((*COLUMNS, *SOUNDS_SCHEMA.names)):
         mine = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         if lengths.shared is not None:

@@ -25,6 +25,10 @@ WRITTEN_SCHEMA = PLAN_SCHEMA.append(pa.field("output_shard", pa.string()))
 #: columns that only a plan with `packing.share` has
 _SHARED = ("shared_len", "num_shared_images", "num_shared_videos", "num_shared_visual_tokens")
 SHARED_SCHEMA = pa.schema([(name, pa.int32()) for name in _SHARED])
+#: the column that only a plan of samples with sounds has
+SOUNDS_SCHEMA = pa.schema([LENGTHS_SCHEMA.field("num_audio_tokens")])
+#: columns that a plan may have, or not
+OPTIONAL = (*SHARED_SCHEMA.names, *SOUNDS_SCHEMA.names)
 #: other types that a column may have instead of its type in `PLAN_SCHEMA`
 OTHER_TYPES = {"cut": EXPANDED_TYPE}
 
@@ -39,6 +43,7 @@ class PlanRow(MeasuredRow):
     num_shared_images: int = 0  # how many of its first images are in these tokens; the next likewise for videos
     num_shared_videos: int = 0
     num_shared_visual_tokens: int = 0
+    num_audio_tokens: int = 0  # that hold features of sounds; 0, too, in a plan that does not tell them
 
     @property
     def num_shared_media(self) -> int:

@@ -1,8 +1,8 @@
 """Rows of the index, of lengths and of the plan, with names and types."""
 
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import pairwise, repeat
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -49,11 +49,15 @@ def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
     """Return the rows of a table.
 
     Args:
-        form: the class of the rows; each of its fields is a column, except that last fields with defaults may be
-            missing.
+        form: the class of the rows; each of its fields is a column, or has a default.
     """
-    names = [field.name for field in fields(form) if field.default is MISSING or field.name in table.column_names]
-    return map(form, *(_values(table[name], name) for name in names))
+
+    def values(field: Field[Any]) -> Iterable[Any]:
+        if field.default is not MISSING and field.name not in table.column_names:
+            return repeat(field.default)
+        return _values(table[field.name], field.name)
+
+    return map(form, *map(values, fields(form)))
 
 
 def parts_of(column: pa.ChunkedArray) -> list[list[Any]]:

@@ -28,4 +28,6 @@ def full_processor(processor: "ProcessorSettings") -> Any:
 def _loaded(folder: str, kwargs: str, state: str) -> Any:
     from transformers import AutoProcessor
 
-    return AutoProcessor.from_pretrained(folder, **json.loads(kwargs))
+    from energon_pack.templates.voxtral import with_call
+
+    return with_call(AutoProcessor.from_pretrained(folder, **json.loads(kwargs)))

@@ -77,7 +77,8 @@ class Calls:
         placeholder = self._template.rules.placeholder
         if as_rows and self._template.rules.nests_images and every.images:
             given["images"] = [list(part.images) for part in members if part.images]
-        texts = ["".join(placeholder(kind) for kind in part.order) for part in (members if as_rows else [every])]
+        tail = "." if every.sounds else ""  # a mask of frames that each are a token is no input of tokens
+        texts = ["".join(placeholder(kind) for kind in part.order) + tail for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
         if "audio" in given:  # which would be padded otherwise, too
             padding = {"text_kwargs": padding}

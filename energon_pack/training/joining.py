@@ -35,6 +35,8 @@ class Join:
     #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; a member's
     #: indices go on where the previous member's ended
     counts: tuple[str, int] | None = None
+    #: why members are joined only where all have the inputs that have such a reason, of one size; empty: always
+    only_alike: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
         """Join tensors, one a member.
@@ -80,6 +82,10 @@ def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dic
     """
     parts = [part for part in parts if part]
     joined = {}
+    alike = {name for name, rule in (joins or {}).items() if rule.only_alike}
+    if len({frozenset(part.keys() & alike) for part in parts} - {frozenset()}) > 1:
+        why = next(rule.only_alike for rule in (joins or {}).values() if rule.only_alike)
+        raise ValueError(f"{', '.join(sorted(alike))} of these members can't be joined: {why}")
     for name in dict.fromkeys(name for part in parts for name in part):
         try:
             joined[name] = _joined(name, (joins or {}).get(name, _BELOW), parts)
@@ -146,13 +152,32 @@ def prove(
         if limit and (padded := _padded(call, given, own)):
             return Proven(padded, at_once=False)
         return Proven(joins, some is given and not as_rows, limit)
-    raise first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
+    why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
+    if alike := _of_twins(call, twins, str(why)):
+        return Proven(alike, at_once=False, limit=str(why))
+    raise why
+
+
+def _of_twins(
+    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], twins: Sequence[_Given], why: str
+) -> dict[str, Join]:
+    """Find rules for members of one size, where the call for several adds nothing but masks that hide nothing."""
+    try:
+        together, parts = call(twins, False), [call([one], False) for one in twins]
+    except Exception:  # any class of any processor may be behind it
+        return {}
+    added = [together[name] for name in together.keys() - parts[0].keys()]
+    rule = Join(only_alike=why)
+    shared = parts[0].keys() & together.keys()
+    is_same = all(_find(name, parts, together[name]) == Join() for name in shared)
+    hides_nothing = added and all(not mask.is_floating_point() and bool(mask.all()) for mask in added)
+    return dict.fromkeys(together, rule) if hides_nothing and is_same else {}
 
 
 def _padded(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given], own: Sequence[Media]
 ) -> dict[str, Join] | None:
-    """Find rules that pad what a mask hides: what stands there, and at the edge of it, depends on the other members.
+    """Find rules that pad what a mask hides, or lies behind a length: it, and the edge of it, depends on the others.
 
     A model that looks there would be refused by the guard, which compares members in a pack with each alone.
     """
@@ -165,9 +190,8 @@ def _padded(
     for name, value in sorted(together.items()):
         if not all(name in part for part in own):
             return None
-        rule = _find(name, own, value) or next(
-            filter(None, (_masked(name, mask, own, together) for mask in masks)), None
-        )
+        shown = (_masked(name, mask, own, together) for mask in masks)
+        rule = _find(name, own, value) or next(filter(None, shown), None) or _behind(name, own, together)
         if rule is None:
             return None
         joins[name] = rule
@@ -187,6 +211,23 @@ def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join
         return None
     rows, others = (of.transpose(1, along)[seen] for of in (joined, value))
     return rule if _are_equal(rows, others) else None
+
+
+def _behind(name: str, own: Sequence[Media], together: Media) -> Join | None:
+    """Return the rule that pads an input to the longest member's, if another one has the length of each row."""
+    value, rule = together[name], Join(0, fill=0.0)
+    lengths = [of for of in together.values() if of.dim() == 1 and not of.is_floating_point() and len(of) == len(value)]
+    if not any(len(of.unique()) > 1 for of in lengths) or sum(len(part[name]) for part in own) != len(value):
+        return None
+    rows = value.split([len(part[name]) for part in own])
+    return rule if all(_begins_with(of, part[name]) for of, part in zip(rows, own, strict=True)) else None
+
+
+def _begins_with(value: Tensor, part: Tensor) -> bool:
+    """Tell whether a value is a part, padded behind it in any dimension."""
+    if part.dim() != value.dim() or any(size > whole for size, whole in zip(part.shape, value.shape, strict=True)):
+        return False
+    return _are_equal(value[tuple(map(slice, part.shape))], part)
 
 
 def _inside(mask: Tensor) -> Tensor:

@@ -27,6 +27,11 @@ MEDIA_KEYS = frozenset(
         "input_features", "feature_attention_mask", "input_features_mask", "audio_input_features", "audio_embed_sizes",
     )
 )  # fmt: skip
+#: what keeps media of several sizes apart, by their kind
+_REMEDIES = {
+    "video": "media.video=uniform: as many frames",
+    "audio": "packing.max_audios=1 and a pack a batch: one sound, so that there is nothing to join",
+}
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class Pixels:
             else:
                 without_text = kind == "image" and self._needs_no_text([given[0], given[-1]])
                 tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit)
-        if said := tried.refused or (tried.limit and f"{name}: {tried.limit} (media.video=uniform: as many frames)"):
+        if said := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES[kind]})"):
             _log.warning("%s", said)
         return tried
 

@@ -25,10 +25,9 @@ from energon_pack.training.layout import Form, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.own_rope import HEARD, are_heard
+from energon_pack.training.trial_inputs import VALUES
 
 _PAD_TAIL = 3  # tokens behind the last member
-#: how the names of inputs begin that hold pixels, or features of sounds
-_VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features")
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def _changed(member: Encoded, vocabulary: int) -> Encoded:
     is_word = tokens.types == 0
     is_word[: int(tokens.types.nonzero().max()) + 2 if tokens.types.any() else 0] = False
     pixels = {
-        name: value.flip(0) + 0.5 if value.is_floating_point() and name.startswith(_VALUES) else value
+        name: value.flip(0) + 0.5 if value.is_floating_point() and name.startswith(VALUES) else value
         for name, value in member.media.items()
     }
     return replace(member, tokens=replace(tokens, ids=torch.where(is_word, words, tokens.ids)), media=pixels)

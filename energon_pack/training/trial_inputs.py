@@ -20,6 +20,8 @@ _NOT_TRIED = (
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
 _MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
 _TYPES = ("mm_token_type_ids", "token_type_ids")
+#: how the names of inputs begin that hold pixels, or features of sounds
+VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features")
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,11 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
 
 
 def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Change the pixels of the first image or clip, which belongs to one member; None: there are no pixels."""
+    """Change the first image, clip or sound, which belongs to one member; None: there is none."""
     for name, value in media.items():
-        if value.is_floating_point() and value.numel() and "pixel" in name:
-            grid = media.get("video_grid_thw" if "video" in name else "image_grid_thw")
+        if value.is_floating_point() and value.numel() and ("pixel" in name or name.startswith(VALUES)):
+            kind = "video" if "video" in name else "image" if "pixel" in name else "audio"
+            grid = media.get(f"{kind}_grid_thw")
             rows = 1 if grid is None or value.dim() > 2 else int(grid[0].prod())
             first = (0, slice(1)) if value.dim() > 4 else slice(rows)  # [rows, images, channels, height, width]
             other = value.clone()

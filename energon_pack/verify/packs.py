@@ -135,7 +135,7 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
 
     Args:
         packing: this node of the config.
-        members: the pack's rows of the plan; only they tell its visual tokens.
+        members: the pack's rows of the plan; only they tell its tokens of media.
     """
     lens = _own_lens(pack)
     multiple = packing.get("pad_to_multiple_of")
@@ -147,12 +147,11 @@ def capacity(pack: Pack, packing: Mapping[str, Any], members: Sequence[PlanRow] 
     counts = {
         "token_len": lens,
         "num_visual_tokens": [member.num_visual_tokens - member.num_shared_visual_tokens for member in members or ()],
+        "num_audio_tokens": [member.num_audio_tokens for member in members or ()],
         **{medium.column: [kinds.count(kind) for kinds in own_kinds] for kind, medium in KINDS.items()},
     }
     squares = [length * (length + 2 * shared_len) for length, shared_len in zip(lens, pack.shared_lens, strict=False)]
     for cap in caps.CAPS:
-        if cap.column not in counts:  # nothing in a pack tells its tokens of sounds
-            continue
         value = sum(cap.cost(number, multiple) for number in counts[cap.column])
         if cap.name == "max_attention_cost":
             value = sum(squares)

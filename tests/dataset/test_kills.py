@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from support import processors
 from support.packed import files
-from support.running import ROOT, run_here
+from support.running import ROOT, need_torchvision, run_here
+from support.samples import chat, sound, write_tar
 
 SETTINGS = (
     "output.name=packed",
@@ -37,21 +39,30 @@ def start(arguments: list[str]) -> subprocess.Popen[Any]:
     )
 
 
+def of_demo(demo: tuple[Path, Path]) -> list[str]:
+    """The arguments of a run on the demo."""
+    return ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", *SETTINGS]
+
+
 def kill_and_rerun(
-    demo: tuple[Path, Path], tmp_path: Path, moments: Sequence[tuple[str, int]], has_template: bool = False
+    command: list[str],
+    tmp_path: Path,
+    moments: Sequence[tuple[str, int]],
+    has_template: bool = False,
+    least_shards: int = 50,
 ) -> None:
     """Kill runs and go on.
 
     Args:
+        command: the arguments of the run.
         moments: when: a glob below the output folder and how many such files there are by then, and milliseconds more.
         has_template: whether the template is in the cache before: a run that is killed later comes there sooner.
+        least_shards: that the run writes, at least.
     """
-    source, processor = demo
     templates = tmp_path / "undisturbed" / ".cache" / "templates"
-    command = ["+model=qwen2_5_vl", f"model.processor={processor}", f"source.path={source}", *SETTINGS]
     assert run_here(*command, f"output.dir={tmp_path / 'undisturbed'}", cwd=ROOT)[0] == 0
     expected = files(tmp_path / "undisturbed" / "packed")
-    assert len([name for name in expected if name.endswith(".tar")]) > 50
+    assert len([name for name in expected if name.endswith(".tar")]) > least_shards
 
     num_resumed = num_whole = 0
     for i, (glob, number) in enumerate(moments):
@@ -78,7 +89,9 @@ def kill_and_rerun(
 
 @pytest.mark.long("runs that are killed, and those that go on")
 def test_a_few_kills(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_and_rerun(demo, tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 20)], has_template=True)
+    kill_and_rerun(
+        of_demo(demo), tmp_path, [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 20)], has_template=True
+    )
 
 
 @pytest.mark.slow
@@ -93,4 +106,18 @@ def test_kills_at_fifty_moments(demo: tuple[Path, Path], tmp_path: Path) -> None
         (".staging/packed/*/report.json", 1), ("packed", 1), ("packed/report.json", 1),
     ]  # fmt: skip
     moments = (places * 2)[:50]
-    kill_and_rerun(demo, tmp_path, moments)
+    kill_and_rerun(of_demo(demo), tmp_path, moments)
+
+
+@pytest.mark.slow
+def test_kills_of_packs_with_sounds(tmp_path: Path) -> None:
+    """Sounds of several formats, whose lengths are asked once a step: a run that goes on asks for others first."""
+    need_torchvision()
+    members: dict[str, bytes] = {}
+    for i in range(90):
+        members |= {f"s{i:02d}.json": chat("<audio>What is said?", f"{i}."), f"s{i:02d}.wav": sound(2000 + 977 * i)}
+    write_tar(tmp_path / "source" / "a.tar", members)
+    processor = processors.qwen2_audio(tmp_path / "processor")
+    command = ["+model=qwen2_audio", f"model.processor={processor}", f"source.path={tmp_path / 'source'}", *SETTINGS]
+    moments = [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 1), (".staging/packed/*/*.idx", 6)]
+    kill_and_rerun([*command, "packing.max_token_len=400"], tmp_path, moments, True, least_shards=9)

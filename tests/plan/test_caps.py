@@ -16,34 +16,39 @@ from energon_pack.plan.settings import GroupBy, Layout, Overlong, PackingConfig
 from energon_pack.run.json_nodes import plain
 from energon_pack.verify.packs import capacity
 
-Members = list[tuple[int, int, int, int]]  # token_len, num_images, num_visual_tokens, num_audios
+Members = list[tuple[int, int, int, int, int]]  # token_len, num_images, num_visual_tokens, num_audios, num_audio_tokens
 
 
 def verified(members: Members, packing: PackingConfig) -> list[str]:
     """Return verify's result for a pack of these members."""
-    lens, images, visual, sounds = zip(*members, strict=True)
+    lens, images, visual, sounds, heard_tokens = zip(*members, strict=True)
     kinds = [["image"] * number + ["audio"] * heard for number, heard in zip(images, sounds, strict=True)]
     none = [0] * len(lens)
     pack = SimpleNamespace(meta={"token_lens": list(lens)}, kinds=kinds, shared_lens=none, num_shared=none)
-    rows = [SimpleNamespace(num_visual_tokens=number, num_shared_visual_tokens=0) for number in visual]
+    rows = [
+        SimpleNamespace(num_visual_tokens=seen, num_shared_visual_tokens=0, num_audio_tokens=heard)
+        for seen, heard in zip(visual, heard_tokens, strict=True)
+    ]
     return list(capacity(cast(Any, pack), plain(packing), cast(Any, rows)))
 
 
 def test_a_pack_to_check_by_head() -> None:
-    """Members of 5 and 9 tokens take 8 + 16, cost 25 + 81, have 3 images with 7 visual tokens, and 2 sounds."""
-    members = [(5, 1, 3, 0), (9, 2, 4, 2)]
+    """Members of 5 and 9 tokens take 8 + 16, cost 25 + 81, have 3 images with 7 visual tokens, 2 sounds with 5."""
+    members = [(5, 1, 3, 0, 0), (9, 2, 4, 2, 5)]
     packing = PackingConfig(
         max_token_len=23, pad_to_multiple_of=8, max_images=2, max_visual_tokens=6, max_audios=1, max_members=1,
-        max_attention_cost=105,
+        max_audio_tokens=4, max_attention_cost=105,
     )  # fmt: skip
     broken = ["24 > packing.max_token_len=23", "3 > packing.max_images=2", "7 > packing.max_visual_tokens=6"]
-    broken += ["2 > packing.max_audios=1", "2 > packing.max_members=1", "106 > packing.max_attention_cost=105"]
+    broken += ["2 > packing.max_audios=1", "5 > packing.max_audio_tokens=4", "2 > packing.max_members=1"]
+    broken += ["106 > packing.max_attention_cost=105"]
     assert verified(members, packing) == broken
     wider: dict[str, Any] = {
         "max_token_len": 24,
         "max_images": 3,
         "max_visual_tokens": 7,
         "max_audios": 2,
+        "max_audio_tokens": 5,
         "max_members": 2,
     }
     assert verified(members, replace(packing, **wider, max_attention_cost=106)) == []
@@ -57,15 +62,15 @@ def test_each_cap_is_a_setting_about_a_column_of_the_lengths() -> None:
 
 
 @hypothesis.given(
-    st.lists(st.tuples(st.integers(1, 40), *[st.integers(0, most) for most in (4, 9, 3)]), min_size=1, max_size=5),
-    st.tuples(*[st.none() | st.integers(1, 60)] * 5),
+    st.lists(st.tuples(st.integers(1, 40), *[st.integers(0, most) for most in (4, 9, 3, 9)]), min_size=1, max_size=5),
+    st.tuples(*[st.none() | st.integers(1, 60)] * 6),
     st.integers(1, 4),
 )
 def test_all_who_ask_are_told_the_same(members: Members, caps: tuple[int | None, ...], multiple: int) -> None:
-    names = [cap.name for cap in CAPS[1:] if cap.name != "max_audio_tokens"]  # which verify can't tell
+    names = [cap.name for cap in CAPS[1:]]
     given: dict[str, Any] = dict(zip(names, caps, strict=True))
     packing = PackingConfig(max_token_len=30, pad_to_multiple_of=multiple, **given)
-    columns = ("token_len", "num_images", "num_visual_tokens", "num_audios")
+    columns = ("token_len", "num_images", "num_visual_tokens", "num_audios", "num_audio_tokens")
     counts = {name: np.array(values) for name, values in zip(columns, zip(*members, strict=True), strict=True)}
     values, limits = costs(counts, packing)
     for member, of_member in zip(members, values.T, strict=True):

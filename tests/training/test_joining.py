@@ -175,3 +175,46 @@ def test_sounds_are_padded_where_their_mask_hides_it() -> None:
     joined = join([call([length], False) for length in (30, 12)], shown.joins)
     assert joined["input_features"].shape == (2, 2, 30)
     assert joined["input_features"][1, 0, 10:14].tolist() == [11, 12, 0, 0]
+
+
+def test_sounds_are_padded_behind_their_lengths() -> None:
+    """Dots' processor gives no mask, but how long each row is; what stands behind depends on the row."""
+
+    def call(lengths: Sequence[int], as_rows: bool) -> dict[str, Tensor]:
+        features = torch.stack([torch.arange(1.0, max(lengths) + 1)] * len(lengths))
+        for row, length in enumerate(lengths):
+            features[row, length:] = -length
+        return {"input_features": features[:, None], "lengths": torch.tensor(lengths)}
+
+    shown = prove(call, [30, 12, 21], [12, 12])
+    assert shown == Proven({"input_features": Join(0, fill=0.0), "lengths": Join()}, at_once=False)
+    joined = join([call([length], False) for length in (3, 1)], shown.joins)
+    assert joined["input_features"].tolist() == [[[1, 2, 3]], [[1, 0, 0]]]
+    without = prove(
+        lambda given, as_rows: {"input_features": call(given, as_rows)["input_features"]}, [30, 12], [12, 12]
+    )
+    assert "can't be joined" in without.limit
+
+
+def test_a_mask_that_comes_with_the_second_sound() -> None:
+    """Phi-4 gives none for a sound alone: sounds of one length are joined without it, others are not."""
+
+    def call(lengths: Sequence[int], as_rows: bool) -> dict[str, Tensor]:
+        features = torch.zeros(len(lengths), max(lengths), 2)
+        for row, length in enumerate(lengths):
+            features[row, :length] = length
+            features[row, length:] = -1.5 * length
+        made = {"input_features": features}
+        if len(lengths) > 1:
+            made["mask"] = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        return made
+
+    shown = prove(
+        lambda given, as_rows: call([one for each in given for one in each], as_rows), [[5], [3], [4, 2]], TWINS
+    )
+    assert shown.limit.startswith("no rule joins")
+    assert {*shown.joins} == {"input_features", "mask"}
+    assert join([call([3], False)] * 2, shown.joins)["input_features"].shape == (2, 3, 2)
+    for others in ([4], [3, 3]):
+        with pytest.raises(ValueError, match="can't be joined"):
+            join([call([3], False), call(others, False)], shown.joins)

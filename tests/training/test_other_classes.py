@@ -5,8 +5,9 @@ masks by itself.
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,69 +23,39 @@ from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.pack import pack
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import media_inputs, prepared_media
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.guards import guard
+from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.members import sample_of
-from support import omni, processors
+from support import processors
+from support.hearing import HEARING, QWEN_VISION, VISION, Class, Token, Values, mrope_config, text_config
 from support.packed import train
 from support.remote import OF_PICTURES, write_remote
 from support.running import need_torchvision
 from support.samples import chat, sound, video, video_with_sound, write_tar
-from support.tiny import TEXT, tf
+from support.tiny import tf
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # of tensors, in transformers
 ]
-Values = dict[str, Any]
-Token = Callable[[str], int]
-
-
-@dataclass(frozen=True)
-class Class:
-    """A processor, and a tiny model that goes with it."""
-
-    write: Callable[[Path], Path]
-    #: of its config; given what finds the ids of tokens
-    config: Callable[[Token], Any]
-    has_videos: bool = False
-    mixes: bool = True  # the model takes rows with images and videos
-    tier: str = "shapes"
-    runs_code: bool = False
-    has_images: bool = True
-    has_sounds: bool = False
-    hears_several: bool = True  # sounds in one sample
-    hears_videos: bool = False
-
-
-def _text(**more: Any) -> Values:
-    return {**TEXT, "vocab_size": 320, "head_dim": 8, **more}
-
-
-def _mrope(*sections: int, **more: Any) -> Values:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
-    return _text(rope_parameters={**rope, **more})
-
-
-_VISION: Values = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-_VISION |= {"patch_size": 14, "initializer_range": 0.2}
-_QWEN_VISION: Values = {"depth": 2, "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "num_heads": 2}
-_QWEN_VISION |= {"initializer_range": 0.2}
 
 
 def _llava_next(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16}
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 28, "projection_dim": 16}
     return tf.LlavaNextConfig(
-        text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"),
+        text_config=text_config(model_type="llama"), vision_config=vision, image_token_id=token("<image>"),
         image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
     )  # fmt: skip
 
 
 def _mistral3(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "pixtral", "image_size": 112, "head_dim": 8}
+    vision = {**VISION, "model_type": "pixtral", "image_size": 112, "head_dim": 8}
     return tf.Mistral3Config(
-        text_config=_text(model_type="mistral", sliding_window=None), vision_config=vision,
+        text_config=text_config(model_type="mistral", sliding_window=None), vision_config=vision,
         image_token_id=token("[IMG]"), spatial_merge_size=2, vision_feature_layer=-1,
     )  # fmt: skip
 
@@ -94,63 +65,31 @@ def _glm4v(token: Token) -> Any:
     for kind in ("image", "video"):
         names |= {f"{kind}_start_token_id": f"<|begin_of_{kind}|>", f"{kind}_end_token_id": f"<|end_of_{kind}|>"}
     ids = {name: token(spelled) for name, spelled in names.items()}
-    return tf.Glm4vConfig(text_config=_mrope(1, 1, 2), vision_config=_QWEN_VISION, **ids)
+    return tf.Glm4vConfig(text_config=mrope_config(1, 1, 2), vision_config=QWEN_VISION, **ids)
 
 
 def _ovis2(token: Token) -> Any:
-    vision = {**_VISION, "image_size": 28, "hidden_stride": 1, "vocab_size": 32, "num_visual_indicator_tokens": 5}
+    vision = {**VISION, "image_size": 28, "hidden_stride": 1, "vocab_size": 32, "num_visual_indicator_tokens": 5}
     marks = [token(f"<IMG_{name}>") for name in ("START", "GRID", "COL", "ROW", "END")]
     return tf.Ovis2Config(
-        text_config=_text(model_type="qwen2"), vision_config=vision, image_token_id=token("<IMG_ATOM>"),
+        text_config=text_config(model_type="qwen2"), vision_config=vision, image_token_id=token("<IMG_ATOM>"),
         visual_indicator_token_ids=marks, vocab_size=320, hidden_size=32,
     )  # fmt: skip
 
 
 def _paddleocr_vl(token: Token) -> Any:
     return tf.PaddleOCRVLConfig(
-        text_config=_mrope(1, 1, 2), vision_config={**_VISION, "image_size": 112, "spatial_merge_size": 2},
+        text_config=mrope_config(1, 1, 2), vision_config={**VISION, "image_size": 112, "spatial_merge_size": 2},
         image_token_id=token("<|IMAGE_PLACEHOLDER|>"), video_token_id=319,
         vision_start_token_id=token("<|IMAGE_START|>"), vision_end_token_id=token("<|IMAGE_END|>"),
     )  # fmt: skip
 
 
-def _qwen2_audio(token: Token) -> Any:
-    audio = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    return tf.Qwen2AudioConfig(
-        text_config=_text(model_type="qwen2"), audio_config={**audio, "initializer_range": 0.2},
-        audio_token_index=token("<|AUDIO|>"), initializer_range=0.2,
-    )  # fmt: skip
-
-
-def _hears(config: str, token: Token, **audio: Any) -> Any:
-    """A config of a model of sounds and text, whose encoder has these settings."""
-    text = _text(model_type={"GlmAsr": "llama", "Qwen3ASR": "qwen3"}.get(config, "qwen2"))
-    audio = {"num_mel_bins": 8, "initializer_range": 0.2, **audio}
-    ids = {
-        "audio_token_id": token("<sound>" if "Flamingo" in config else "<|pad|>" if config == "GlmAsr" else "<|audio|>")
-    }
-    return getattr(tf, f"{config}Config")(text_config=text, audio_config=audio, initializer_range=0.2, **ids)
-
-
-_ENCODER: Values = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "hidden_size": 16}
-
-
-def _audio_flamingo(token: Token) -> Any:
-    return _hears("AudioFlamingo3", token, **_ENCODER)
-
-
-def _glm_asr(token: Token) -> Any:
-    return _hears("GlmAsr", token, **{**_ENCODER, "intermediate_size": 64})
-
-
-def _qwen3_asr(token: Token) -> Any:
-    audio = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "d_model": 16}
-    return _hears("Qwen3ASR", token, **audio, output_dim=32, downsample_hidden_size=8)
-
-
 def _llava(token: Token) -> Any:
-    vision = {**_VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
-    return tf.LlavaConfig(text_config=_text(model_type="llama"), vision_config=vision, image_token_id=token("<image>"))
+    vision = {**VISION, "model_type": "clip_vision_model", "image_size": 8, "patch_size": 2, "projection_dim": 16}
+    return tf.LlavaConfig(
+        text_config=text_config(model_type="llama"), vision_config=vision, image_token_id=token("<image>")
+    )
 
 
 CLASSES = {
@@ -159,36 +98,7 @@ CLASSES = {
     "Glm4vForConditionalGeneration": Class(processors.glm4v, _glm4v, has_videos=True, mixes=False),
     "Ovis2ForConditionalGeneration": Class(processors.ovis2, _ovis2),
     "PaddleOCRVLForConditionalGeneration": Class(processors.paddleocr_vl, _paddleocr_vl),
-    "Qwen2_5OmniThinkerForConditionalGeneration": Class(
-        processors.qwen2_5_omni, omni.qwen2_5_omni, has_videos=True, has_sounds=True, hears_videos=True
-    ),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
-        processors.qwen3_omni, omni.qwen3_omni, has_videos=True, has_sounds=True, hears_videos=True
-    ),
-    "AudioFlamingo3ForConditionalGeneration": Class(
-        partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
-        _audio_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "GlmAsrForConditionalGeneration": Class(
-        partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
-        _glm_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen3ASRForConditionalGeneration": Class(
-        partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
-        _qwen3_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen2AudioForConditionalGeneration": Class(
-        processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
-    ),
+    **HEARING,
 }
 
 
@@ -285,6 +195,28 @@ def test_packed_is_alone(tmp_path: Path, name: str) -> None:
     check(CLASSES[name], getattr(tf, name), tmp_path)
 
 
+@pytest.mark.slow
+def test_a_leak_between_sounds_is_caught(tmp_path: Path) -> None:
+    """By the comparison above, and by the guard with the first batch: other words show nothing of it."""
+    one = CLASSES["Qwen2AudioForConditionalGeneration"]
+
+    def leaky(config: Any) -> Any:
+        model = tf.Qwen2AudioForConditionalGeneration(config)
+        model.model.multi_modal_projector.register_forward_hook(lambda _, __, out: out + 0.1 * out.mean((0, 1)))
+        return model
+
+    with pytest.raises(AssertionError, match="<= 1e-05"):
+        check(one, leaky, tmp_path)
+    encoder = PackedTaskEncoder(tmp_path / "packed", str(tmp_path / "processor"))
+    config = one.config(lambda token: processors.token_id(tmp_path / "processor", token))
+    for make, leaks in ((leaky, True), (tf.Qwen2AudioForConditionalGeneration, False)):
+        model = make(config).float().train()
+        guard(model, encoder)
+        batch = next(batch for batch in loader(tmp_path / "packed", encoder) if len(batch["sample_ids"][0]) > 1)
+        with pytest.raises(MixingError, match="other pixels move") if leaks else nullcontext():
+            model(**batch.model_inputs(model))
+
+
 @pytest.mark.parametrize("name", slow_ones(REMOTE))
 def test_remote_code_comes_in_by_the_same_door(tmp_path: Path, name: str) -> None:
     """Its own call counts, and makes what is trained on."""
@@ -301,6 +233,8 @@ def check(one: Class, make: Any, folder: Path) -> None:
     config.source.path = str(write_source(folder / "source", one))
     config.output.dir, config.output.name, config.cache_dir = str(folder), "packed", str(folder / "cache")
     config.packing.max_token_len, config.packing.group_by = 2000, GroupBy.none if one.mixes else GroupBy.media
+    if not one.joins_sounds:
+        config.packing.max_audios = 1
     config.executor.num_workers, config.measure.verify = 1, 1.0
     pack(config)
     encoder = PackedTaskEncoder(folder / "packed", str(processor), trust_remote_code=one.runs_code)
@@ -322,9 +256,9 @@ def check(one: Class, make: Any, folder: Path) -> None:
             trained = labels[1:] != IGNORE
             losses.append(cross_entropy(logits[:-1][trained], labels[1:][trained], reduction="none"))
         differences.append(float((out.loss - torch.cat(losses).mean()).abs()))
-    print(f"{make.__name__} by {one.tier}: differences up to {max(differences):.1e}")
+    print(f"{type(model).__name__} by {one.tier}: differences up to {max(differences):.1e}")
     assert not single
-    assert num_packed > 1, "nothing is packed"
+    assert num_packed > one.joins_sounds, "nothing is packed"
     assert max(differences) <= 1e-5
 
 
@@ -338,7 +272,7 @@ def loader(dataset: Path, encoder: PackedTaskEncoder) -> Iterator[PackedBatch]:
 def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tuple[str, Any]]:
     """Each sample by itself, from the full processor's own call: its ids and logits, and the labels of training."""
     settings = encoder.template.spec.processor
-    processor = tf.AutoProcessor.from_pretrained(settings.folder, **settings.kwargs)
+    processor = full_processor(settings)
     for packed in train(dataset):
         for member in inputs_of(packed):
             media = sample_of(member).media
@@ -346,7 +280,7 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
             own = [next(waiting[medium.kind]) for medium in media]
             own = [data if isinstance(data, bytes) else data.convert("RGB") for data in own]
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
-            text = processor.apply_chat_template(messages, tokenize=False)
+            text = processor.apply_chat_template(messages, encoder.template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
             made = media_inputs(encoder.template, *prepared_media(encoder.template, media, own))
             if made:

@@ -51,6 +51,16 @@ def test_pixels_of_the_first_picture() -> None:
     assert found.alone is None  # nothing says which tokens are of pictures
 
 
+def test_features_of_the_first_sound() -> None:
+    """Without them the guard would say nothing of what a model hears."""
+    features = torch.zeros(2, 3, 4)
+    given = {"input_ids": IDS, "position_ids": POSITIONS, "input_features": features}
+    found = trial_inputs(given, SimpleNamespace(), frozenset(("input_features",)))
+    assert found is not None
+    assert found.other_pixels is not None
+    assert found.other_pixels["input_features"].mean((1, 2)).tolist() == [0.5, 0.0]
+
+
 def test_what_can_not_be_asked() -> None:
     assert trial_inputs({"input_ids": IDS[:, :4], "position_ids": POSITIONS[:, :4]}, CONFIG, MEDIA) is None
     assert trial_inputs({"input_ids": IDS[:, :4] * 0 + 9, "position_ids": POSITIONS[:, 2:6]}, CONFIG, MEDIA) is None

@@ -1,6 +1,6 @@
 """Reads sounds with PyAV: rate and number of samples for measuring, samples for training.
 
-WAV, AIFF and FLAC say how many samples they hold, and their headers are read (`sound_headers`). In the other containers
+Where headers and tables say exactly how many samples the decoder gives, they are read (`sound_headers`). In other files
 delays, paddings and cuts hide some, so their sound is decoded and counted, by the decoder that training uses.
 """
 
@@ -30,12 +30,12 @@ def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
     Raises:
         Skip: `unreadable_media` if it is cut short, too long or holds no sound, `unsupported_media` without PyAV.
     """
+    _check_whole(file, container)
     try:
         found = plain_sound(file, container.extension)
     except CutShortError as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {error}") from None
     if found is None:
-        _check_whole(file, container)
         file.seek(0)
         found = _decoded_length(file)
     return _checked(*found)

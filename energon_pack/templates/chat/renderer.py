@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
@@ -91,6 +92,8 @@ class Renderer:
         """
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
+        if self._part_types and any(not isinstance(message["content"], str) for message in messages):
+            messages = [{**message, "content": _renamed(message["content"], self._part_types)} for message in messages]
         if not self._takes_parts:
             return [{**message, "content": _joined(message["content"])} for message in messages]
         if not self._wants_parts:
@@ -159,6 +162,24 @@ class Renderer:
         return _PROBE in written[1] and (not written[0] or f'\\"{_PROBE}' in written[0])
 
     @cached_property
+    def _part_types(self) -> dict[str, str]:
+        """By kind, the type of the parts of media that this template wants, where it refuses ours."""
+        found = {}
+        for medium in KINDS.values():
+            taken = [name for name in medium.part_types if self._takes_part(name)]
+            if taken and medium.kind not in taken:
+                found[medium.kind] = taken[0]
+        return found
+
+    def _takes_part(self, name: str) -> bool:
+        messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]
+        try:
+            self._template.render(messages=messages, tools=None, **self.variables)
+        except Exception:  # a template is a program
+            return False
+        return True
+
+    @cached_property
     def _watched(self) -> jinja2.Template | None:
         return watched(self.source, self._date)
 
@@ -182,6 +203,12 @@ def is_watched() -> "Iterator[None]":
 
 def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _renamed(content: Any, types: Mapping[str, str]) -> Any:
+    if isinstance(content, str):
+        return content
+    return [{**part, "type": types.get(part["type"], part["type"])} for part in content]
 
 
 def _joined(content: Any) -> Any:

@@ -19,6 +19,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asking import Asking, part_of
 from energon_pack.templates.families.made_media import Blank, Meta
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings
+from energon_pack.templates.families.steps import Steps
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.quiet import errors_only
 
@@ -146,10 +147,20 @@ class Shapes(MediaRules):
         key = tuple(media), chosen
         if key not in self._known:
             try:
-                self._remember(key, self._ask(*key))
+                is_sound = [medium.kind for medium in media] == ["audio"]
+                self._remember(key, self._steps(media[0].num_samples) if is_sound else self._ask(*key))
             except Exception as error:  # the processor refuses the sample
                 raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
         return self._known[key]
+
+    @cached_property
+    def _steps(self) -> Steps[_Answers]:
+        """What stands for a sound alone, by its samples."""
+
+        def ask(num_samples: int) -> _Answers:
+            return self._ask((Media("audio", num_samples=num_samples, rate=self.rate),), ((),))
+
+        return Steps(ask, lambda answers: len(answers[0][0][0]))
 
     def _remember(self, key: _Question, answers: _Answers) -> None:
         if len(self._known) >= _MOST_KNOWN:

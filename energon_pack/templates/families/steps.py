@@ -1,0 +1,92 @@
+"""What stands for a sound, asked once for all lengths that give the same: tokens grow with samples, in steps.
+
+Between two lengths with one answer all have it, where the answers that were asked grow with the lengths. That is looked
+at before it is used, on the lengths that came first and around windows of 30 seconds; else each length is asked.
+"""
+
+from bisect import bisect, insort
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+_FIRST = 64  # lengths that are asked before steps are looked for
+_LONGEST_STEP = 1 << 20  # samples
+_WINDOW = 480_000  # samples of 30 seconds at 16 kHz
+_EDGES = tuple(edge + off for edge in (16_000, _WINDOW, 2 * _WINDOW) for off in (-1, 0, 1))
+_Answer = TypeVar("_Answer")
+
+
+class Steps(Generic[_Answer]):
+    """The answers for lengths, of a function that may be slow."""
+
+    def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):
+        """Nothing is asked yet.
+
+        Args:
+            ask: returns the answer for a length; any error is the caller's.
+            size: by which answers grow; equal answers have equal sizes.
+        """
+        self._ask, self._size = ask, size
+        self._known: dict[int, _Answer] = {}
+        self._lengths: list[int] = []  # those of `_known`, ascending
+        self._grow: bool | None = None  # None: not looked at yet
+        self._step = (0, 1)  # a length that begins one, and how many it has
+
+    def __call__(self, length: int) -> _Answer:
+        """Return the answer for a length."""
+        if length in self._known:
+            return self._known[length]
+        if len(self._lengths) < _FIRST or not self._grows():
+            return self._asked(length)
+        between = self._between(length)
+        if between is None:
+            first, size = self._step
+            begin = first + (length - first) // size * size
+            with suppress(Exception):  # an end that is refused says nothing about the length
+                for end in (max(begin, 1), begin + size - 1):
+                    self._asked(end)
+            between = self._between(length)
+        return self._asked(length) if between is None else between
+
+    def _asked(self, length: int) -> _Answer:
+        if length not in self._known:
+            self._known[length] = self._ask(length)
+            insort(self._lengths, length)
+        return self._known[length]
+
+    def _between(self, length: int) -> _Answer | None:
+        """Return the answer that the next lengths below and above share; None: they do not."""
+        place = bisect(self._lengths, length)
+        below, above = self._lengths[max(place - 1, 0)], self._lengths[min(place, len(self._lengths) - 1)]
+        answer = self._known[below]
+        return answer if below <= length <= above and answer == self._known[above] else None
+
+    def _grows(self) -> bool:
+        if self._grow is None:
+            for length in _EDGES:
+                with suppress(Exception):
+                    self._asked(length)
+            self._step = self._found_step()
+            answers = [self._known[length] for length in self._lengths]
+            sizes = [self._size(answer) for answer in answers]
+            pairs = zip(zip(answers, sizes, strict=True), zip(answers[1:], sizes[1:], strict=True), strict=False)
+            self._grow = all(
+                size <= larger and (size < larger or one == other) for (one, size), (other, larger) in pairs
+            )
+        return self._grow
+
+    def _found_step(self) -> tuple[int, int]:
+        """Return the step that a second is in: its first length and how many it has."""
+        ends = []
+        for outside in (1, _LONGEST_STEP):
+            inside = 16_000
+            answer = self._asked(inside)
+            while abs(outside - inside) > 1:
+                middle = (outside + inside) // 2
+                try:
+                    is_same = self._asked(middle) == answer
+                except Exception:  # refused: another answer, too
+                    is_same = False
+                inside, outside = (middle, outside) if is_same else (inside, middle)
+            ends.append(inside)
+        return ends[0], ends[1] - ends[0] + 1
