@@ -26,7 +26,7 @@ from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, UnknownFormat, flavor_written, load_pack
+from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
 from energon_pack.samples.flavors.references import ReadMedia
@@ -113,11 +113,11 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """Do `load_pack`; Energon would only log an unknown format, and train on the other packs."""
+    """Do `load_pack`; an unknown format, or a lost medium, Energon would only log, and train on the other packs."""
     try:
         return load_pack(parts, flavor, read)
-    except UnknownFormat as error:
-        from megatron.energon.errors import FatalSampleError
+    except PackError as error:
+        from energon_pack.reading import FatalSampleError
 
         raise FatalSampleError(str(error)) from None
 

@@ -10,16 +10,19 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 from megatron.energon import SavableDataset, TaskEncoder, WorkerConfig
+from megatron.energon.errors import FatalSampleError as FatalSampleError  # ends the training; others are only logged
 from megatron.energon.flavors import BaseWebdatasetFactory
 from megatron.energon.flavors.base_dataset import BaseCoreDatasetFactory
 from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
-from megatron.energon.wrappers import MapDataset
+from megatron.energon.wrappers import MapDataset, PackingDataset
+from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_pack.dataset.manifest import MANIFEST, ORDER
 from energon_pack.errors import amount
@@ -129,6 +132,31 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
     """Return the positions of packs in the stream, from their restore keys; none for packs Energon itself deals."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
+
+
+def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
+    """Have Energon's packing inside a dataset keep the samples that fill no pack yet in its buffer.
+
+    Args:
+        choose: samples, and whether they are the last → packs of them.
+    """
+    while isinstance(built, BaseWrapperDataset):
+        if isinstance(built, PackingDataset):
+            built.pre_packer = partial(_choose_and_keep, built, choose)
+        built = built.dataset
+
+
+def _choose_and_keep(
+    packing: Any, choose: Callable[[list[Any], bool], list[list[Any]]], samples: list[Any]
+) -> list[list[Any]]:
+    """Choose packs, and put the other samples back in Energon's buffer, which Energon emptied before this call.
+
+    The buffer is full at every call but the last.
+    """
+    packs = choose(samples, len(samples) < packing.buffer_size)
+    chosen = {id(sample) for pack in packs for sample in pack}
+    packing._reading_buffer.extend([sample for sample in samples if id(sample) not in chosen])
+    return packs
 
 
 class _InOrder(BaseCoreDatasetFactory[Any]):

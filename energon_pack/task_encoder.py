@@ -16,20 +16,16 @@ With `packing_buffer_size` unpacked samples are packed while Energon reads them,
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
-from megatron.energon.errors import FatalSampleError
-from megatron.energon.wrappers import PackingDataset
-from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers, manifest_of, pack_encoder
 from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
-from energon_pack.reading import PacksInOrder, positions_of
+from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.training.batch import PackedBatch
@@ -180,22 +176,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
                 f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given {given}:"
                 " loading.train_arguments gives it the same"
             )
-        packing = built = super().build_batch(dataset, **settings)
-        while self._measuring is not None and isinstance(packing, BaseWrapperDataset):
-            if isinstance(packing, PackingDataset):
-                packing.pre_packer = partial(self._choose_and_keep, packing)
-            packing = packing.dataset
+        built = super().build_batch(dataset, **settings)
+        if self._measuring is not None:
+            keep_unchosen(built, self._chosen)
         return built
-
-    def _choose_and_keep(self, packing: Any, samples: list[MeasuredSample]) -> list[list[MeasuredSample]]:
-        """Choose packs, and put the other samples back in Energon's buffer, which Energon emptied before this call.
-
-        The buffer is full at every call but the last.
-        """
-        packs = self._chosen(samples, at_end=len(samples) < packing.buffer_size)
-        chosen = {id(sample) for pack in packs for sample in pack}
-        packing._reading_buffer.extend([sample for sample in samples if id(sample) not in chosen])
-        return packs
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:

@@ -23,7 +23,8 @@ plan
 pooling
 dataset
 config
-loading reading packed_seq_params hydra_plugin
+reading
+loading packed_seq_params hydra_plugin
 task_encoder webdataset
 views
 report

@@ -87,18 +87,12 @@ class LoadedMedia:
         """Return the bytes of media of a pack.
 
         Raises:
-            FatalSampleError: a medium can't be read, or has changed since packing. It ends the training: Energon would
-                only log any other error, and leave out the pack.
+            PackError: a medium can't be read, or has changed since packing.
         """
         dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)
-        try:
-            return self._datasets[dataset].read(references, parts)
-        except PackError as error:
-            from megatron.energon.errors import FatalSampleError
-
-            raise FatalSampleError(str(error)) from None
+        return self._datasets[dataset].read(references, parts)
 
 
 def _folder_of(source: Any) -> str:

@@ -6,23 +6,23 @@
 One batch shows nothing: with two the loss is right only if it is divided by the trained tokens of the whole step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.collator import EPOCH, PACK, Collator
+from energon_pack.trainers.alone import Alone, samples_alone
+from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.dealing import dealing_of
 from energon_pack.trainers.settings import refused
+from energon_pack.trainers.weighted import WeightedSteps
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import Pack
-from energon_pack.training.wrapped import class_of, unwrapped
 
 __all__ = ["check_trainer"]
 
@@ -62,16 +62,28 @@ def check_trainer(trainer: Trainer) -> str:
     Raises:
         PackError: something is lost on the way; the message says what, and the line that cures it.
     """
-    if told := refused(trainer.args, trainer.accelerator):
+    if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
+    _patch(trainer)
     loader = _loader(trainer)
-    collator = _collator(loader.collate_fn)
+    collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
+    collator = _collator(collate)
+    if collator.weights and not isinstance(trainer, WeightedSteps):
+        raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = dealing_of(trainer, loader)
     rows = _two_rows(trainer, collator, loader)
-    step = _step(trainer, loader.collate_fn, rows)
-    alone = _alone(trainer, collator, rows)
+    step = _step(trainer, collate, rows)
+    alone = samples_alone(trainer, collator, rows)
     told = step.compared(alone, trainer)
     return f"✓ {type(trainer).__name__}: {told}; {dealt}"
+
+
+def _patch(trainer: Trainer) -> None:
+    """Put Liger's kernels into the model, as `train()` does first; once more changes nothing."""
+    if getattr(trainer.args, "use_liger_kernel", False):
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
 def _loader(trainer: Trainer) -> Any:
@@ -109,22 +121,6 @@ def _collator(collate: Any) -> Collator:
 
 
 # --------------------------------------------------------------------------------------------------- the step itself
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The samples of two packs, each by itself."""
-
-    #: Σ ce of each pack
-    summed: list[float]
-    trained: list[int]
-    num_samples: int
-
-    @property
-    def parts(self) -> list[float]:
-        """Return the numbers that add up over ranks."""
-        means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
-        return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
 
 
 @dataclass(frozen=True)
@@ -171,12 +167,22 @@ def _cure(trainer: Trainer) -> str:
 
 
 def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
-    """Choose the two of some rows whose trained tokens differ most; each rank looks at others."""
+    """Choose the two of some rows whose trained tokens differ most; each rank looks at others.
+
+    Raises:
+        PackError: the dataset gives no rows of packs, or too few.
+    """
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         numbers = [(rank * _LOOKED_AT + number) % len(data) for number in range(min(_LOOKED_AT, len(data)))]
-        rows = [data[number] for number in numbers]
+        try:
+            rows = [data[number] for number in numbers]
+        except (KeyError, TypeError, ValueError) as error:
+            raise PackError(
+                f"{type(data).__name__} gives no rows ({error}): rows of packs are numbers, and there is nothing to"
+                " tokenise in them: train on packs.as_dataset() itself"
+            ) from error
     else:
         stream = iter(data)
         rows = [row for row, _ in zip(stream, range(_LOOKED_AT), strict=False)]
@@ -198,7 +204,7 @@ def _trained(pack: Pack) -> int:
 def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
     """Run the step as the trainer's own loop does: count, forward, scale, backward."""
     device = trainer.args.device
-    with _as_in_a_step(trainer, len(rows)):
+    with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
         trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
         losses = []
@@ -239,59 +245,18 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
             parameter.grad = None
 
 
-# ------------------------------------------------------------------------------------------------- the samples alone
-
-
-def _alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
-    """Run each sample of two packs by itself, by the forward of the model's class, which no trainer replaced."""
-    model = unwrapped(trainer.model)
-    training = model.training
-    summed, trained, num = [], [], 0
-    try:
-        model.eval()
-        for row in rows:
-            of_pack, tokens = 0.0, 0
-            for pack in _single(collator, row):
-                ce, count = _summed(model, collator, pack)
-                of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
-            summed.append(of_pack)
-            trained.append(tokens)
-    finally:
-        model.train(training)
-    return Alone(summed, trained, num)
-
-
-def _single(collator: Collator, row: Any) -> Iterator[Pack]:
-    """Yield each member of a pack as a pack of its own; of a stream, whose samples are gone, the pack itself."""
-    if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
-        yield collator.pack(row)
+@contextmanager
+def _without_engine(accelerator: Any) -> Iterator[None]:
+    """Take gradients as a model by itself does, while DeepSpeed's engine is not made yet: `train()` makes it."""
+    kind = str(getattr(accelerator, "distributed_type", ""))
+    if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:
+        yield
         return
-    epoch, number = int(row[EPOCH]), int(row[PACK])
-    for member in collator.packs.members(epoch, number):
-        pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
-        if pack is not None:
-            yield pack
-
-
-@torch.no_grad()
-def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, int]:
-    """Return Σ ce of a pack, and its trained tokens."""
-    inputs = collator.of_packs([pack])
-    labels = inputs.pop("labels")
-    is_shifted = inputs.pop("shift_labels", None) is not None
-    given = {name: _moved(value, model.device) for name, value in inputs.items()}
-    logits = class_of(model).forward(model, **given).logits
-    if not is_shifted:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    labels = labels.to(logits.device)
-    ce = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-    return float(ce), int((labels != IGNORE).sum())
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value
+    accelerator.backward = lambda loss, **_: loss.backward()
+    try:
+        yield
+    finally:
+        del accelerator.backward
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:

@@ -5,13 +5,13 @@ frames, as in every AVI of H.264, it lands on another keyframe: its frames are w
 `[Errno 1] Operation not permitted`. The file is whole, and decodes well from its start.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
 import yaml
 
+from energon_pack.dataset.energon import frame_by_energon
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
@@ -37,13 +37,10 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
     Args:
         times: of all frames, in seconds.
     """
-    from megatron.energon.av import AVDecoder  # imports torch
-
     apart = median([later - earlier for earlier, later in pairwise(times)] or [0.0])
     for index in sorted({i * (len(times) - 1) // (_NUM_ASKED - 1) for i in range(_NUM_ASKED)}):
         try:
-            decoder = AVDecoder(io.BytesIO(data), suppress_warnings=True)
-            clips = decoder.get_video_clips([(index, index)], video_unit="frames", video_out_frame_size=(8, 8))[1]
+            clips = frame_by_energon(data, index)
         except ImportError:  # a package it needs is missing: no loader here uses it
             return
         except Exception as error:  # the decoder is foreign code, and bytes may be any

@@ -18,8 +18,7 @@ from energon_pack import PackError, guard
 from energon_pack.on_disk import PackedDataset
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.dealing import told
-from energon_pack.trainers.settings import refused
+from energon_pack.trainers.weighted import weighted
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.pack_encoder import BadPack
 from support.alone import demo_model, pack_demo
@@ -80,7 +79,9 @@ def test_weights_and_other_layouts_are_refused(folder: Path, demo: tuple[Path, P
     with pytest.raises(PackError, match="layout=thd: models of transformers take layout=neat"):
         PackedDataset(folder, str(demo[1]), layout="thd").collator(model)
     weighted = PackedDataset(folder, str(demo[1]), loss_weight="sample")
-    with pytest.raises(BadPack, match=r"weights other than 1.*recipes/train_trainer\.py"):
+    with pytest.raises(
+        BadPack, match=r"weights other than 1.*collator\(model, weights=True\), and weighted\(trainer\)"
+    ):
         weighted.collator(model)(rows(weighted)[:1])
 
 
@@ -110,8 +111,8 @@ class Trainer:
 
     accepts = True
 
-    def __init__(self, model: Any, packs: PackedDataset, **settings: Any):
-        self.model, self.train_dataset, self.collate = model, rows(packs), packs.collator(model)
+    def __init__(self, model: Any, packs: PackedDataset, weights: bool = False, **settings: Any):
+        self.model, self.train_dataset, self.collate = model, rows(packs), packs.collator(model, weights)
         self.args = SimpleNamespace(device=torch.device("cpu"), **settings)
         self.accelerator = SimpleNamespace(num_processes=1, process_index=0, reduce=lambda value, _: value)
         self.current_gradient_accumulation_steps = 1
@@ -123,6 +124,9 @@ class Trainer:
         found = [next(batches) for _ in range(num)]
         return found, torch.stack([(batch["labels"] != -100).sum() for batch in found]).sum()
 
+    def compute_loss(self, model: Any, batch: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        return self.loss(batch, num_items_in_batch)
+
     def loss(self, batch: Any, total: Any) -> Any:
         """The mean over the step's trained tokens."""
         labels = batch.pop("labels")
@@ -130,7 +134,7 @@ class Trainer:
 
     def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
         model.train()
-        loss = self.loss(batch, total)
+        loss = self.compute_loss(model, batch, num_items_in_batch=total)
         loss.backward()
         return loss.detach()
 
@@ -179,6 +183,20 @@ def test_what_is_lost_is_named_with_its_cure(packs: PackedDataset, model: Any, k
         check_trainer(kind(model, packs))
 
 
+@pytest.mark.parametrize("labels", ["unshifted", "shifted"])
+def test_a_weighted_trainer_has_the_mean_of_the_samples_losses(
+    folder: Path, demo: tuple[Path, Path], model: Any, labels: str
+) -> None:
+    """And one that is not is refused before it ignores them."""
+    by_sample = PackedDataset(folder, str(demo[1]), labels=labels, loss_weight="sample")
+    with pytest.raises(PackError, match=r"ignores the weights of tokens: weighted\(trainer\)"):
+        check_trainer(Trainer(model, by_sample, weights=True))
+    line = check_trainer(weighted(Trainer(model, by_sample, weights=True)))
+    by_token = check_trainer(Trainer(model, PackedDataset(folder, str(demo[1]))))
+    assert line.startswith("✓ Trainer: a step of packs with ")
+    assert line.split(" alone ")[1].split()[0] != by_token.split(" alone ")[1].split()[0]
+
+
 def test_a_collator_that_is_not_ours_is_named(packs: PackedDataset, model: Any) -> None:
     trainer = Trainer(model, packs)
     trainer.collate = dict  # type: ignore[assignment]
@@ -198,50 +216,6 @@ def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(packs: PackedDatase
     assert 'train_sampling_strategy="sequential"' in check_trainer(Shuffling(model, packs))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"packing": True}, "packing=True: the trainer would pack packs again: packing=False"),
-        ({"padding_free": True}, "padding_free=False"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0"),
-        ({"neat_packing": True}, "neat_packing=False"),
-        ({"use_asft_loss": True}, "no positions"),
-        ({"sequence_parallel_size": 2}, "cut over ranks, and see each other: sequence_parallel_size=1"),
-        ({"packing": False, "label_smoothing_factor": 0.0, "sequence_parallel_size": 1}, ""),
-    ],
-)
-def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
-    found = refused(SimpleNamespace(**settings))
-    assert said in found
-    assert bool(said) is bool(found)
-
-
-def test_parallelism_and_ranks_apart_are_named() -> None:
-    two = SimpleNamespace(num_processes=2, parallelism_config=SimpleNamespace(cp_size=2, sp_size=1))
-    assert refused(SimpleNamespace(), two).startswith("cp_size=2")
-    apart = SimpleNamespace(average_tokens_across_devices=False)
-    assert refused(apart, SimpleNamespace(num_processes=2)).endswith("average_tokens_across_devices=True")
-    assert refused(apart, SimpleNamespace(num_processes=1)) == ""
-
-
-def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
-    batches = [[*range(start, start + size)] for start in range(0, num, size)]
-    return [batches[rank::ranks] for rank in range(ranks)]
-
-
-@pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
-def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
-    assert told(deal(num, ranks, size), num).endswith("in the order of as_dataset, so steps are even")
-
-
-def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
-    """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
-    with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
-        told([[[0]], [[2]]], 8)
-    with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
-        told([deal(8, 1)[0], deal(8, 1)[0]], 8)
-
-
 def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
     from energon_pack import LazyPackedDataset, StreamingPackedDataset
 
@@ -249,3 +223,25 @@ def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
     for kind in makers:
         assert all(hasattr(kind, name) for name in ("as_dataset", "collator", "loss_func"))
     assert Collator.__doc__
+
+
+def test_deepspeed_is_checked_before_it_has_an_engine(packs: PackedDataset, model: Any) -> None:
+    """Accelerate's backward goes through the engine, which is made when training begins."""
+
+    class Accelerator(SimpleNamespace):
+        deepspeed_engine_wrapped = None
+        distributed_type = "DistributedType.DEEPSPEED"
+
+        def backward(self, loss: Any, **_: Any) -> None:
+            raise AttributeError("no engine")
+
+    class Deep(Trainer):
+        def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
+            loss = self.compute_loss(model, batch, num_items_in_batch=total)
+            self.accelerator.backward(loss, scale_wrt_gas=False)
+            return loss.detach()
+
+    trainer = Deep(model, packs)
+    trainer.accelerator = Accelerator(**vars(trainer.accelerator))
+    assert check_trainer(trainer).startswith("✓ ")
+    assert "backward" not in vars(trainer.accelerator)

@@ -25,6 +25,14 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("transformers==5.16.1", "trl==1.9.0", *_OF_AXOLOTL),
         ("--no-deps", "axolotl==0.19.0", "bitsandbytes", "triton"),
     ),
+    "lightning": (("lightning==2.6.6", "transformers==5.23.0", "torchdata==0.11.0"),),
+    "torchtune": (("torchtune==0.6.1", "torchao==0.13.0", "transformers==5.23.0"),),
+    "torchtitan": (("torchtitan==0.3.0", "transformers==5.23.0"), ("--no-deps", "triton")),
+    "verl": (("verl==0.9.1", "fastapi", "uvicorn"),),
+    "bridge": (
+        ("transformers==5.23.0", "einops"),
+        ("--no-deps", "--ignore-requires-python", "megatron-bridge==0.6.2", "megatron-core==0.19.2", "triton"),
+    ),
 }
 
 

@@ -1,0 +1,43 @@
+"""torchtitan on packs of text: a loader in place of its own, and a configuration that has it.
+
+PYTHONPATH=recipes/trainers torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_packs --config packs \
+    --hf_assets_path MODEL --dataloader.dataset_path packed/demo --training.seq_len 4096
+"""
+
+from dataclasses import dataclass
+
+from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.models.qwen3 import config_registry, model_registry
+
+from energon_pack import PackedDataset, PackSampler
+
+
+class PackLoader(ParallelAwareDataloader):
+    """Packs of one width, in an order with even steps, for ever."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ParallelAwareDataloader.Config):
+        """`dataset_path`: of the packs."""
+
+    def __init__(self, config, *, dp_rank, dp_world_size, tokenizer, seq_len, local_batch_size, **settings):  # type: ignore
+        packs = PackedDataset(config.dataset_path, tokenizer.tokenizer_path, labels="shifted", pad_to="max_token_len")
+        if packs.config.packing.max_token_len != seq_len:
+            raise ValueError(f"training.seq_len={seq_len}: packs have {packs.config.packing.max_token_len} tokens")
+
+        def collate(rows):  # type: ignore[no-untyped-def]
+            batch = packs.collate(rows)
+            return {"input": batch["input_ids"], "positions": batch["position_ids"]}, batch["labels"]
+
+        settings |= {"sampler": PackSampler(packs, dp_rank, dp_world_size), "num_workers": config.num_workers}
+        super().__init__(packs, dp_rank, dp_world_size, batch_size=local_batch_size, collate_fn=collate, **settings)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        while True:
+            yield from super().__iter__()
+
+
+def packs():  # type: ignore[no-untyped-def]
+    config = config_registry.qwen3_0_6b()
+    config.model_spec = model_registry("0.6B", attn_backend="flex")  # "sdpa" would not keep members apart
+    config.dataloader = PackLoader.Config()
+    return config

@@ -1,0 +1,31 @@
+"""torchtune on packs of text, with these lines in the YAML of a recipe:
+
+dataset: {_component_: torchtune_packs.Packs, dataset: packed/demo, processor: MODEL, packed: True}
+shuffle: False    # keeps the order, in which steps are even
+batch_size: 1
+
+PYTHONPATH=recipes/trainers tune run full_finetune_single_device --config config.yaml
+"""
+
+from torch.utils.data import Dataset
+
+from energon_pack import PackedDataset
+
+
+class Packs(Dataset):  # type: ignore[type-arg]
+    """Packs in the form of torchtune's own, whose collator makes the mask from their members' lengths."""
+
+    def __init__(self, tokenizer, dataset, processor, packed=False):  # type: ignore[no-untyped-def]
+        if not packed:
+            raise ValueError("packed=False: torchtune would drop what keeps members apart: packed: True")
+        self.packs = PackedDataset(dataset, processor)  # or LazyPackedDataset([…])
+        self.rows = self.packs.as_dataset()
+
+    def __len__(self):  # type: ignore[no-untyped-def]
+        return len(self.rows)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        row = self.rows[index]
+        batch = self.packs.collate([self.packs[row["epoch"], row["pack"]]])
+        names = {"tokens": "input_ids", "labels": "labels", "input_pos": "position_ids"}
+        return {name: batch[of][0] for name, of in names.items()} | {"seq_lens": batch["cu_seq_lens_q"].diff()}
