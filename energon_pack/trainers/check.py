@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.collator import EPOCH, PACK, Collator
+from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.trainers.dealing import dealing_of
 from energon_pack.trainers.settings import refused
+from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import Pack
@@ -30,6 +30,8 @@ __all__ = ["check_trainer"]
 _LOOKED_AT = 8
 #: difference of losses that is rounding, relative: float32, and anything shorter
 _SAME, _SAME_SHORT = 1e-4, 2e-2
+#: of a batch, what a forward would compute a loss from
+_OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 
 class Trainer(Protocol):
@@ -62,7 +64,7 @@ def check_trainer(trainer: Trainer) -> str:
     Raises:
         PackError: something is lost on the way; the message says what, and the line that cures it.
     """
-    if told := refused(trainer.args, trainer.accelerator):
+    if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
     loader = _loader(trainer)
     collator = _collator(loader.collate_fn)
@@ -115,9 +117,9 @@ def _collator(collate: Any) -> Collator:
 class Alone:
     """The samples of two packs, each by itself."""
 
-    #: Σ ce of each pack
+    #: Σ w·ce of each pack, and Σ w; without weights each trained token has 1
     summed: list[float]
-    trained: list[int]
+    trained: list[float]
     num_samples: int
 
     @property
@@ -250,7 +252,7 @@ def _alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
     try:
         model.eval()
         for row in rows:
-            of_pack, tokens = 0.0, 0
+            of_pack, tokens = 0.0, 0.0
             for pack in _single(collator, row):
                 ce, count = _summed(model, collator, pack)
                 of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
@@ -274,18 +276,13 @@ def _single(collator: Collator, row: Any) -> Iterator[Pack]:
 
 
 @torch.no_grad()
-def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, int]:
-    """Return Σ ce of a pack, and its trained tokens."""
+def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
+    """Return Σ w·ce of a pack, and Σ w."""
     inputs = collator.of_packs([pack])
-    labels = inputs.pop("labels")
-    is_shifted = inputs.pop("shift_labels", None) is not None
-    given = {name: _moved(value, model.device) for name, value in inputs.items()}
+    of_loss = collator.packs.encoder.batch([pack])
+    given = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
     logits = class_of(model).forward(model, **given).logits
-    if not is_shifted:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    labels = labels.to(logits.device)
-    ce = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-    return float(ce), int((labels != IGNORE).sum())
+    return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
 
 
 def _moved(value: Any, device: torch.device) -> Any:

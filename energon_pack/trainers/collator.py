@@ -9,6 +9,8 @@ from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refus
 
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
+#: of a batch with weights, what its loss is made of and no model takes
+OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
 class Packs(Protocol):
@@ -26,16 +28,19 @@ class Collator:
     Args:
         packs: the dataset.
         model: of transformers; guard it first. A batch has what its `forward` takes.
+        weights: batches have the weights of their tokens, too, for a trainer that is `weighted`.
 
     Raises:
         PackError: the packs have another layout than `neat`.
     """
 
-    def __init__(self, packs: Packs, model: Any):
+    def __init__(self, packs: Packs, model: Any, weights: bool = False):
         if packs.encoder.layout != "neat":
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
         self.packs = packs
+        #: whether batches have weights
+        self.weights = weights
         self._outline: Outline = outline_of(model).for_worker()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
@@ -46,7 +51,7 @@ class Collator:
 
         Raises:
             PackError: a row names no pack.
-            BadPack: a pack can't be encoded; a token has a weight other than 1, which a trainer's own loss ignores;
+            BadPack: a pack can't be encoded; a token has a weight other than 1, and this collator gives none;
                 samples share tokens.
         """
         return self.of_packs([self.pack(row) for row in rows])
@@ -68,9 +73,12 @@ class Collator:
         """Lay packs out; raises as a call."""
         refuse_trees(packs, "a trainer's own loss")
         batch = self.packs.encoder.batch(packs)
+        if self.weights:
+            inputs = batch.model_inputs(self._outline, labels=False)
+            return {**inputs, **{name: batch[name] for name in OF_LOSS if name in batch}}
         if batch.get("is_weighted"):
             raise BadPack(
                 f"{', '.join(pack.key for pack in packs)}: tokens have weights other than 1, which a trainer's own loss"
-                " ignores: recipes/train_trainer.py has a loss that knows them; else leave loss_weight out"
+                " ignores: packs.collator(model, weights=True), and weighted(trainer); else leave loss_weight out"
             )
         return batch.model_inputs(self._outline)

@@ -8,6 +8,8 @@ import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
 from energon_pack.samplers import PackSampler
+from energon_pack.trainers.collator import EPOCH
+from energon_pack.trainers.settings import in_order
 
 #: rows of an epoch that are looked at
 _MOST = 1_000_000
@@ -24,30 +26,57 @@ def dealing_of(trainer: Any, loader: Any) -> str:
     Raises:
         PackError: packs are dealt twice, or reach no rank; or batches are cut by dispatching.
     """
-    ranks = trainer.accelerator.num_processes
-    if type(loader).__name__.endswith("Dispatcher"):
-        raise PackError(
-            "one rank reads all batches and cuts each tensor for the others, positions [4, B, S], too:"
-            ' accelerator_config={"dispatch_batches": False}'
-        )
-    sampler, data = getattr(loader, "batch_sampler", None), trainer.train_dataset
+    ranks: int = trainer.accelerator.num_processes
+    data, kind = trainer.train_dataset, type(loader)
+    if kind.__name__.endswith("Dispatcher"):
+        if not kind.__module__.startswith("swift."):
+            raise PackError(
+                "one rank reads all batches and cuts each tensor for the others, positions [4, B, S], too:"
+                ' accelerator_config={"dispatch_batches": False}'
+            )
+        if ranks > 1:
+            raise PackError(
+                f"rank 0 reads for all {ranks} ranks, and a stream gives it its own share alone: packs of the others are"
+                " never trained on: LazyPackedDataset or packs on disk, which have a length"
+            )
+    epochs = _epochs(trainer, loader)
+    sampler = getattr(loader, "batch_sampler", None)
     if sampler is None or not hasattr(data, "__len__"):
-        return f"a stream for {amount(ranks, 'rank')}"
+        return f"a stream for {amount(ranks, 'rank')}{epochs}"
     if ranks > 1 and _knows_ranks(sampler):
         raise PackError(f"PackSampler deals packs to ranks, and Accelerate deals its share once more: {_CURE}")
     if len(data) > _MOST:
-        return f"{len(data):,} packs for {amount(ranks, 'rank')}"
+        return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
         own = [[int(row) for row in batch] for batch in sampler]
-    return told(_gathered(own, ranks), len(data))
+    return told(_gathered(own, ranks), len(data), in_order(trainer)) + epochs
 
 
-def told(dealt: Sequence[Sequence[Sequence[int]]], num: int) -> str:
+def _epochs(trainer: Any, loader: Any) -> str:
+    """Say what every epoch after the first loses; empty: nothing."""
+    data, args = trainer.train_dataset, trainer.args
+    columns = getattr(data, "column_names", None) or ()
+    num = getattr(args, "num_train_epochs", 1)
+    if EPOCH in columns and getattr(args, "max_steps", -1) <= 0 and num > 1:
+        return f"; {num:g} epochs read these rows again: as_dataset(epochs={num:g}) and num_train_epochs=1"
+    if not hasattr(data, "set_epoch"):
+        return ""
+    heard: list[int] = []
+    data.set_epoch = heard.append
+    try:
+        getattr(loader, "set_epoch", int)(1)
+    finally:
+        del data.set_epoch
+    return "" if heard else "; set_epoch never arrives, so all epochs are the first: packs.as_dataset(epochs=…)"
+
+
+def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
     """Say how rows are dealt.
 
     Args:
         dealt: the batches of rows of each rank.
         num: rows of the dataset.
+        in_order: the trainer's setting that keeps their order.
 
     Raises:
         PackError: more rows come twice, or never, than the end of an epoch explains.
@@ -62,7 +91,7 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int) -> str:
     in_turn = [row for turn in zip(*dealt, strict=False) for batch in turn for row in batch]
     order = "in the order of as_dataset, so steps are even"
     if in_turn != sorted(in_turn):
-        order = 'shuffled by the trainer, so steps are even by chance alone: train_sampling_strategy="sequential"'
+        order = f"shuffled by the trainer, so steps are even by chance alone: {in_order}"
     return f"{num} packs are dealt once to {amount(len(dealt), 'rank')}, {order}"
 
 

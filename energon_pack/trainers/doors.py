@@ -21,13 +21,15 @@ class ForTrainers:
 
     encoder: PackEncoder
 
-    def collator(self, model: Any) -> Collator:
+    def collator(self, model: Any, weights: bool = False) -> Collator:
         """Return what builds a trainer's batches (`data_collator`): the inputs of `model.forward`.
 
         Args:
             model: of transformers, guarded. It is asked for a few facts now, and not kept.
+            weights: give the weights of tokens, too (`loss_weight`, and those of samples and turns): the trainer must
+                be `weighted`, which knows what to do with them.
         """
-        return Collator(self, model)  # type: ignore[arg-type]
+        return Collator(self, model, weights)  # type: ignore[arg-type]
 
     def loss_func(self) -> TokenMean:
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
@@ -54,7 +56,8 @@ class Numbered(ForTrainers):
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
 
         A trainer that reads it in this order (`train_sampling_strategy="sequential"`), with one pack a batch, has even
-        steps; one that shuffles it has each pack once all the same. Columns: `pack`, `epoch`, and `length` in tokens.
+        steps; one that shuffles it has each pack once all the same. Columns: `pack`, `epoch`, and the tokens, by the
+        names that trainers group by: `length` and `lengths`.
 
         Args:
             epochs: of packs, one after another; train one epoch of this dataset then. Lazy packs are others in each.

@@ -14,7 +14,8 @@ from energon_pack.run.seeded import Ints
 from energon_pack.trainers.collator import EPOCH, PACK
 from energon_pack.training.pack_encoder import Pack
 
-LENGTH = "length"
+#: the tokens of a pack, by the names of transformers' Trainer and of ms-swift
+LENGTHS = ("length", "lengths")
 _NUMBERS = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
@@ -23,7 +24,7 @@ Rows = TypeVar("Rows", bound="PackRows")
 
 
 class PackRows(datasets.Dataset):
-    """Rows `{pack, epoch, length}`, in the order in which all ranks read them."""
+    """Rows `{pack, epoch, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod
     def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
@@ -34,7 +35,7 @@ class PackRows(datasets.Dataset):
             lens: int64[len(packs)], tokens of each.
         """
         epochs, numbers = zip(*packs, strict=True)
-        columns = {PACK: [*numbers], EPOCH: [*epochs], LENGTH: lens.tolist()}
+        columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)
         return rows
 

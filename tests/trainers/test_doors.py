@@ -80,7 +80,7 @@ def test_weights_and_other_layouts_are_refused(folder: Path, demo: tuple[Path, P
     with pytest.raises(PackError, match="layout=thd: models of transformers take layout=neat"):
         PackedDataset(folder, str(demo[1]), layout="thd").collator(model)
     weighted = PackedDataset(folder, str(demo[1]), loss_weight="sample")
-    with pytest.raises(BadPack, match=r"weights other than 1.*recipes/train_trainer\.py"):
+    with pytest.raises(BadPack, match=r"weights other than 1.*collator\(model, weights=True\), and weighted\(trainer\)"):
         weighted.collator(model)(rows(weighted)[:1])
 
 
@@ -211,17 +211,32 @@ def test_a_trainer_that_shuffles_is_told_how_steps_stay_even(packs: PackedDatase
     ],
 )
 def test_settings_that_break_packs_are_named(settings: dict[str, Any], said: str) -> None:
-    found = refused(SimpleNamespace(**settings))
+    found = refused(of(**settings))
     assert said in found
     assert bool(said) is bool(found)
 
 
+def of(ranks: int = 1, parallelism: Any = None, finetuning: Any = None, **settings: Any) -> Any:
+    """A trainer with settings."""
+    accelerator = SimpleNamespace(num_processes=ranks, parallelism_config=parallelism)
+    return SimpleNamespace(args=SimpleNamespace(**settings), accelerator=accelerator, finetuning_args=finetuning)
+
+
 def test_parallelism_and_ranks_apart_are_named() -> None:
-    two = SimpleNamespace(num_processes=2, parallelism_config=SimpleNamespace(cp_size=2, sp_size=1))
-    assert refused(SimpleNamespace(), two).startswith("cp_size=2")
-    apart = SimpleNamespace(average_tokens_across_devices=False)
-    assert refused(apart, SimpleNamespace(num_processes=2)).endswith("average_tokens_across_devices=True")
-    assert refused(apart, SimpleNamespace(num_processes=1)) == ""
+    assert refused(of(2, SimpleNamespace(cp_size=2, sp_size=1))).startswith("cp_size=2")
+    assert refused(of(2, average_tokens_across_devices=False)).endswith("average_tokens_across_devices=True")
+    assert refused(of(1, average_tokens_across_devices=False)) == ""
+
+
+def test_settings_that_llama_factory_keeps_elsewhere_are_named() -> None:
+    assert refused(of(finetuning=SimpleNamespace(use_dft_loss=True))).endswith("use_dft_loss=False")
+
+
+def test_processes_that_train_by_themselves_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert refused(of(1)).endswith("Accelerate knows of 1: on a CPU use_cpu=True")
+    assert refused(of(2)) == ""
 
 
 def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
@@ -231,15 +246,15 @@ def deal(num: int, ranks: int, size: int = 1) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(("num", "ranks", "size"), [(8, 1, 1), (8, 2, 1), (12, 2, 3), (9, 2, 1)])
 def test_rows_that_are_dealt_once_are_said_to_be(num: int, ranks: int, size: int) -> None:
-    assert told(deal(num, ranks, size), num).endswith("in the order of as_dataset, so steps are even")
+    assert told(deal(num, ranks, size), num, "").endswith("in the order of as_dataset, so steps are even")
 
 
 def test_rows_that_are_dealt_twice_or_never_are_refused() -> None:
     """As a sampler that knows ranks inside a loader that deals its share once more; or none that deals."""
     with pytest.raises(PackError, match="6 of 8 packs reach no rank"):
-        told([[[0]], [[2]]], 8)
+        told([[[0]], [[2]]], 8, "")
     with pytest.raises(PackError, match="8 of 8 packs are dealt twice"):
-        told([deal(8, 1)[0], deal(8, 1)[0]], 8)
+        told([deal(8, 1)[0], deal(8, 1)[0]], 8, "")
 
 
 def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:

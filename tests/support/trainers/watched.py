@@ -64,8 +64,8 @@ def alone(model: Any, packs: Any, rows: list[tuple[int, int]]) -> tuple[float, i
             inputs = {"input_ids": tokens.ids[None], "attention_mask": torch.ones_like(tokens.ids[None])}
             if hasattr(model.config, "vision_config"):
                 inputs |= {"mm_token_type_ids": tokens.types[None], **encoded.media}
-            if os.environ.get("WATCH") == "positions":
-                inputs["position_ids"] = packs.collate([packs.encoder.encode("", [member])])["position_ids"][1:]
+                if os.environ.get("WATCH") == "positions":
+                    inputs["position_ids"] = packs.collate([packs.encoder.encode("", [member])])["position_ids"][1:]
             logits = model(**inputs, use_cache=False).logits[0, :-1]
             ce += float(cross_entropy(logits.double(), tokens.labels[1:], ignore_index=-100, reduction="sum"))
             trained += int((tokens.labels[1:] != -100).sum())
