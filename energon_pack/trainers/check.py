@@ -18,6 +18,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.trainers.dealing import dealing_of
 from energon_pack.trainers.settings import refused
+from energon_pack.trainers.weighted import WeightedSteps
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
@@ -68,6 +69,8 @@ def check_trainer(trainer: Trainer) -> str:
         raise PackError(f"{type(trainer).__name__}: {told}")
     loader = _loader(trainer)
     collator = _collator(loader.collate_fn)
+    if collator.weights and not isinstance(trainer, WeightedSteps):
+        raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = dealing_of(trainer, loader)
     rows = _two_rows(trainer, collator, loader)
     step = _step(trainer, loader.collate_fn, rows)

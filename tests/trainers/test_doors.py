@@ -18,8 +18,9 @@ from energon_pack import PackError, guard
 from energon_pack.on_disk import PackedDataset
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.dealing import told
+from energon_pack.trainers.dealing import dealing_of, told
 from energon_pack.trainers.settings import refused
+from energon_pack.trainers.weighted import weighted
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.pack_encoder import BadPack
 from support.alone import demo_model, pack_demo
@@ -110,8 +111,8 @@ class Trainer:
 
     accepts = True
 
-    def __init__(self, model: Any, packs: PackedDataset, **settings: Any):
-        self.model, self.train_dataset, self.collate = model, rows(packs), packs.collator(model)
+    def __init__(self, model: Any, packs: PackedDataset, weights: bool = False, **settings: Any):
+        self.model, self.train_dataset, self.collate = model, rows(packs), packs.collator(model, weights)
         self.args = SimpleNamespace(device=torch.device("cpu"), **settings)
         self.accelerator = SimpleNamespace(num_processes=1, process_index=0, reduce=lambda value, _: value)
         self.current_gradient_accumulation_steps = 1
@@ -123,6 +124,9 @@ class Trainer:
         found = [next(batches) for _ in range(num)]
         return found, torch.stack([(batch["labels"] != -100).sum() for batch in found]).sum()
 
+    def compute_loss(self, model: Any, batch: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        return self.loss(batch, num_items_in_batch)
+
     def loss(self, batch: Any, total: Any) -> Any:
         """The mean over the step's trained tokens."""
         labels = batch.pop("labels")
@@ -130,7 +134,7 @@ class Trainer:
 
     def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
         model.train()
-        loss = self.loss(batch, total)
+        loss = self.compute_loss(model, batch, num_items_in_batch=total)
         loss.backward()
         return loss.detach()
 
@@ -177,6 +181,72 @@ def test_what_is_lost_is_named_with_its_cure(packs: PackedDataset, model: Any, k
     """With one pack a step all of these but the last have the right loss."""
     with pytest.raises(PackError, match=said):
         check_trainer(kind(model, packs))
+
+
+@pytest.mark.parametrize("labels", ["unshifted", "shifted"])
+def test_a_weighted_trainer_has_the_mean_of_the_samples_losses(
+    folder: Path, demo: tuple[Path, Path], model: Any, labels: str
+) -> None:
+    """And one that is not is refused before it ignores them."""
+    by_sample = PackedDataset(folder, str(demo[1]), labels=labels, loss_weight="sample")
+    with pytest.raises(PackError, match=r"ignores the weights of tokens: weighted\(trainer\)"):
+        check_trainer(Trainer(model, by_sample, weights=True))
+    line = check_trainer(weighted(Trainer(model, by_sample, weights=True)))
+    by_token = check_trainer(Trainer(model, PackedDataset(folder, str(demo[1]))))
+    assert line.startswith("✓ Trainer: a step of packs with ")
+    assert line.split(" alone ")[1].split()[0] != by_token.split(" alone ")[1].split()[0]
+
+
+class Epochs(list[Any]):
+    """Rows of a dataset whose epochs differ, as a LazyPackedDataset by itself."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Telling(DataLoader[Any]):
+    """A loader that tells its dataset the epoch, as Accelerate's."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("loader", "num"), [(DataLoader, 1), (Telling, 0)])
+def test_epochs_that_never_arrive_are_noticed(loader: Any, num: int) -> None:
+    """Every epoch would have the packs of the first; looking leaves the epoch as it was."""
+    data = Epochs([0, 1])
+    trainer = SimpleNamespace(train_dataset=data, args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=1))
+    line = dealing_of(trainer, loader(data))
+    assert line.count("set_epoch never arrives") == num
+    assert data.epoch == 0
+    data.set_epoch(3)
+    assert data.epoch == 3
+
+
+def test_epochs_of_the_trainer_over_rows_of_one_are_noticed(packs: PackedDataset) -> None:
+    class Columns(list[Any]):
+        column_names = ("pack", "epoch")
+
+    data = Columns(rows(packs))
+    args = SimpleNamespace(num_train_epochs=3.0, max_steps=-1)
+    trainer = SimpleNamespace(train_dataset=data, args=args, accelerator=SimpleNamespace(num_processes=1))
+    assert "as_dataset(epochs=3) and num_train_epochs=1" in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+    args.max_steps = 5
+    assert "epochs" not in dealing_of(trainer, DataLoader(data))  # type: ignore[arg-type]
+
+
+def test_a_loader_that_reads_the_share_of_one_rank_is_refused() -> None:
+    """As ms-swift's of a stream; with one rank there is no other share."""
+    dispatcher = type("DataLoaderDispatcher", (), {"__module__": "swift.dataloader.dispatcher"})
+    trainer = SimpleNamespace(train_dataset=iter(()), args=SimpleNamespace(), accelerator=SimpleNamespace(num_processes=2))
+    with pytest.raises(PackError, match="its own share alone.*LazyPackedDataset or packs on disk"):
+        dealing_of(trainer, dispatcher())
+    trainer.accelerator.num_processes = 1
+    assert dealing_of(trainer, dispatcher()) == "a stream for 1 rank"
+    with pytest.raises(PackError, match="dispatch_batches"):
+        dealing_of(trainer, type("DataLoaderDispatcher", (), {})())
 
 
 def test_a_collator_that_is_not_ours_is_named(packs: PackedDataset, model: Any) -> None:
