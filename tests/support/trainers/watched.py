@@ -4,16 +4,17 @@
 
 An unguarded copy of the model runs each sample alone, in transformers' plain way, with the weights before each step.
 WATCH=positions: with the positions of the packs, where that version of transformers gives a video others than now.
-WATCH=time: nothing is compared.
+HOOKS=lazy,…: functions of hooks.py that are called first.
 """
 
 import copy
 import functools
+import importlib
 import json
 import os
 import runpy
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 import energon_pack.trainers.check as checks  # noqa: E402
 from energon_pack.trainers.collator import Collator  # noqa: E402
-from energon_pack.training.wrapped import unwrapped  # noqa: E402
+from energon_pack.training.pack_encoder import Pack  # noqa: E402
+from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
 
-noted: dict[str, Any] = {"losses": [], "expected": [], "checks": [], "tokens": 0}
+noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}
 calls: list[tuple[Any, list[Any]]] = []
 _lay_out, _check, _init = Collator.__call__, checks.check_trainer, theirs.Trainer.__init__
+_load = torch.load
 
 
 @functools.wraps(_init)  # ms-swift asks for its parameters
@@ -43,8 +46,15 @@ def init(self: Any, *arguments: Any, **more: Any) -> None:
 
 
 def lay_out(self: Collator, rows: Any, **more: Any) -> Any:
-    calls.append((self.packs, [(int(row["epoch"]), int(row["pack"])) for row in rows]))
+    named = [row["pack"] if isinstance(row["pack"], Pack) else (int(row["epoch"]), int(row["pack"])) for row in rows]
+    calls.append((self.packs, named))
     return _lay_out(self, rows, **more)
+
+
+def load(*arguments: Any, map_location: Any = None, **more: Any) -> Any:
+    """transformers 5.6 asks for "cpu:0" where several ranks go on from a checkpoint, which torch does not know."""
+    location = "cpu" if str(map_location).startswith("cpu") else map_location
+    return _load(*arguments, map_location=location, **more)
 
 
 def check(trainer: Any) -> str:
@@ -54,23 +64,32 @@ def check(trainer: Any) -> str:
 
 
 @torch.no_grad()
-def alone(model: Any, packs: Any, rows: list[tuple[int, int]]) -> tuple[float, int]:
-    """Σ ce of the samples of some packs, and their trained tokens."""
-    ce, trained = 0.0, 0
-    for epoch, number in rows:
-        for member in packs.members(epoch, number):
-            encoded = packs.encoder.members.encode(member)
-            tokens = encoded.tokens
-            inputs = {"input_ids": tokens.ids[None], "attention_mask": torch.ones_like(tokens.ids[None])}
-            if hasattr(model.config, "vision_config"):
-                inputs |= {"mm_token_type_ids": tokens.types[None], **encoded.media}
-                if os.environ.get("WATCH") == "positions":
-                    inputs["position_ids"] = packs.collate([packs.encoder.encode("", [member])])["position_ids"][1:]
-            logits = model(**inputs, use_cache=False).logits[0, :-1]
-            ce += float(cross_entropy(logits.double(), tokens.labels[1:], ignore_index=-100, reduction="sum"))
-            trained += int((tokens.labels[1:] != -100).sum())
-            noted["tokens"] += len(tokens)
-    return ce, trained
+def alone(model: Any, packs: Any, rows: list[Any]) -> tuple[float, float]:
+    """Σ w·ce of the samples of some packs, and Σ w."""
+    ce, total = 0.0, 0.0
+    for tokens, inputs in (one for row in rows for one in samples_of(model, packs, row)):
+        ids, labels = tokens.ids[None], tokens.labels[1:]
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, use_cache=False).logits[0, :-1]
+        each = cross_entropy(logits.double(), labels, ignore_index=-100, reduction="sum")
+        trained = int((labels != -100).sum())
+        weight = 1 / trained if os.environ.get("WATCH_WEIGHT") == "sample" else 1.0
+        ce, total = ce + weight * float(each), total + weight * trained
+    return ce, total
+
+
+def samples_of(model: Any, packs: Any, row: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The tokens of each sample of a pack, and what a model with images is given beside them."""
+    if isinstance(row, Pack):  # of a stream: texts alone
+        yield from ((member.tokens, {}) for member in row.members)
+        return
+    for member in packs.members(*row):
+        encoded = packs.encoder.members.encode(member)
+        inputs: dict[str, Any] = {}
+        if hasattr(model.config, "vision_config"):
+            inputs |= {"mm_token_type_ids": encoded.tokens.types[None], **encoded.media}
+            if os.environ.get("WATCH") == "positions":
+                inputs["position_ids"] = packs.collate([packs.encoder.encode("", [member])])["position_ids"][1:]
+        yield encoded.tokens, inputs
 
 
 class Watch(transformers.TrainerCallback):
@@ -79,29 +98,25 @@ class Watch(transformers.TrainerCallback):
     def __init__(self) -> None:
         self.plain: Any = None
         self.done = 0
-        self.seconds = self.begun = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         calls.clear()
         inner = unwrapped(model)
-        if os.environ.get("WATCH") != "time":
-            self.plain = type(inner)(copy.deepcopy(inner.config)).eval()
+        self.plain = class_of(inner)(copy.deepcopy(inner.config)).eval()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         num = args.gradient_accumulation_steps
-        if self.plain is not None:
-            self.plain.load_state_dict(unwrapped(model).state_dict())
-            packs = calls[0][0]
-            rows = [row for _, some in calls[self.done : self.done + num] for row in some]
-            total = torch.tensor(alone(self.plain, packs, rows), dtype=torch.float64)
-            if dist.is_initialized():
-                dist.all_reduce(total)
-            noted["expected"].append(float(total[0] / total[1]))
+        state = unwrapped(model).state_dict()  # of FSDP2: each rank's part
+        self.plain.load_state_dict(
+            {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
+        )
+        packs = calls[0][0]
+        rows = [row for _, some in calls[self.done : self.done + num] for row in some]
+        total = torch.tensor(alone(self.plain, packs, rows), dtype=torch.float64)
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        noted["expected"].append(float(total[0] / total[1]))
         self.done += num
-        self.begun = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        noted.setdefault("seconds", []).append(time.perf_counter() - self.begun)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         noted["losses"] = [entry["loss"] for entry in state.log_history if "loss" in entry]
@@ -112,8 +127,11 @@ def main() -> None:
     out, recipe = Path(sys.argv[1]), sys.argv[2]
     Collator.__call__ = lay_out  # type: ignore[method-assign]
     checks.check_trainer = check
+    torch.load = load
     vars_of: Any = theirs.Trainer
     vars_of.__init__ = init
+    for name in filter(None, os.environ.get("HOOKS", "").split(",")):
+        getattr(importlib.import_module("support.trainers.hooks"), name)()
     sys.argv = sys.argv[2:]
     sys.path.insert(0, str(Path(recipe).parent))
     runpy.run_path(recipe, run_name="__main__")

@@ -1,4 +1,4 @@
-"""What a user may do wrong in code, done to the names that a recipe uses; `tried.py` calls one before the recipe runs."""
+"""What a user may do otherwise in code, done to the names that a recipe uses before it runs."""
 
 from typing import Any
 
@@ -159,3 +159,13 @@ def _in_place_of_packs(kind: Any, **more: Any) -> None:
     energon_pack.PackedDataset = lambda dataset, processor, **_: kind(  # type: ignore[assignment, misc]
         [*settings, f"model.processor={processor}"], **more
     )
+
+
+def by_sample() -> None:
+    """`loss_weight="sample"` in packs and collator, and a trainer that is `weighted`."""
+    import energon_pack.trainers.check as checks
+
+    kind, check = energon_pack.PackedDataset, checks.check_trainer
+    energon_pack.PackedDataset = lambda *given: kind(*given, loss_weight="sample")  # type: ignore[assignment, misc]
+    ForTrainers.collator = lambda self, model: Collator(self, model, weights=True)  # type: ignore[method-assign, arg-type, assignment, misc]
+    checks.check_trainer = lambda trainer: check(energon_pack.weighted(trainer))
