@@ -69,7 +69,10 @@ class Samples:
         self.members = [member for number in range(len(packs)) for member in packs.members(0, number)]
         tokens = [packs.encoder.members.encode(member).tokens for member in self.members]
         self.lens = [len(one) for one in tokens]
-        self.texts = {"input_ids": [one.ids.tolist() for one in tokens], "labels": [one.labels.tolist() for one in tokens]}
+        self.texts = {
+            "input_ids": [one.ids.tolist() for one in tokens],
+            "labels": [one.labels.tolist() for one in tokens],
+        }
 
     def padded(self, rows: list[dict[str, int]]) -> dict[str, Any]:
         """A batch as a trainer's own collator makes it: rows padded to the longest, with a mask."""
@@ -133,7 +136,10 @@ def ways(folder: str, out: str, samples: Samples, rows_of_batch: int) -> list[Wa
         trainer.data_collator = packs.collator(trainer.model)
         return trainer
 
-    found = [Way("padded, by chance", lambda: padded("random")), Way("padded, grouped", lambda: padded("group_by_length"))]
+    found = [
+        Way("padded, by chance", lambda: padded("random")),
+        Way("padded, grouped", lambda: padded("group_by_length")),
+    ]
     if not has_images:
         found.append(Way("packed by TRL", packed_by_trl))
     return [*found, Way("our packs", ours)]
@@ -170,7 +176,16 @@ def main() -> None:
     samples = Samples(PackedDataset(given.packed, given.model))
     num_tokens = sum(samples.lens)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("way", "batches", "padding", "CPU seconds", "batches a second", "tokens a second", "guard's trial", "loss"):
+    for name in (
+        "way",
+        "batches",
+        "padding",
+        "CPU seconds",
+        "batches a second",
+        "tokens a second",
+        "guard's trial",
+        "loss",
+    ):
         table.add_column(name, justify="left" if name == "way" else "right")
     ways_of = ways(given.model, given.out, samples, given.rows)
     found: dict[str, list[Figures]] = {way.name: [] for way in ways_of}

@@ -6,7 +6,7 @@
 One batch shows nothing: with two the loss is right only if it is divided by the trained tokens of the whole step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +15,14 @@ from typing import Any, Protocol
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
+from energon_pack.trainers.alone import Alone, samples_alone
+from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.dealing import dealing_of
 from energon_pack.trainers.settings import refused
 from energon_pack.trainers.weighted import WeightedSteps
-from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import Pack
-from energon_pack.training.wrapped import class_of, unwrapped
 
 __all__ = ["check_trainer"]
 
@@ -31,8 +30,6 @@ __all__ = ["check_trainer"]
 _LOOKED_AT = 8
 #: difference of losses that is rounding, relative: float32, and anything shorter
 _SAME, _SAME_SHORT = 1e-4, 2e-2
-#: of a batch, what a forward would compute a loss from
-_OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 
 class Trainer(Protocol):
@@ -67,16 +64,26 @@ def check_trainer(trainer: Trainer) -> str:
     """
     if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
+    _patch(trainer)
     loader = _loader(trainer)
-    collator = _collator(loader.collate_fn)
+    collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
+    collator = _collator(collate)
     if collator.weights and not isinstance(trainer, WeightedSteps):
         raise PackError(f"{type(trainer).__name__}: its loss ignores the weights of tokens: weighted(trainer)")
     dealt = dealing_of(trainer, loader)
     rows = _two_rows(trainer, collator, loader)
-    step = _step(trainer, loader.collate_fn, rows)
-    alone = _alone(trainer, collator, rows)
+    step = _step(trainer, collate, rows)
+    alone = samples_alone(trainer, collator, rows)
     told = step.compared(alone, trainer)
     return f"✓ {type(trainer).__name__}: {told}; {dealt}"
+
+
+def _patch(trainer: Trainer) -> None:
+    """Put Liger's kernels into the model, as `train()` does first; once more changes nothing."""
+    if getattr(trainer.args, "use_liger_kernel", False):
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
 def _loader(trainer: Trainer) -> Any:
@@ -114,22 +121,6 @@ def _collator(collate: Any) -> Collator:
 
 
 # --------------------------------------------------------------------------------------------------- the step itself
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The samples of two packs, each by itself."""
-
-    #: Σ w·ce of each pack, and Σ w; without weights each trained token has 1
-    summed: list[float]
-    trained: list[float]
-    num_samples: int
-
-    @property
-    def parts(self) -> list[float]:
-        """Return the numbers that add up over ranks."""
-        means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
-        return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
 
 
 @dataclass(frozen=True)
@@ -176,12 +167,22 @@ def _cure(trainer: Trainer) -> str:
 
 
 def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
-    """Choose the two of some rows whose trained tokens differ most; each rank looks at others."""
+    """Choose the two of some rows whose trained tokens differ most; each rank looks at others.
+
+    Raises:
+        PackError: the dataset gives no rows of packs, or too few.
+    """
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         numbers = [(rank * _LOOKED_AT + number) % len(data) for number in range(min(_LOOKED_AT, len(data)))]
-        rows = [data[number] for number in numbers]
+        try:
+            rows = [data[number] for number in numbers]
+        except (KeyError, TypeError, ValueError) as error:
+            raise PackError(
+                f"{type(data).__name__} gives no rows ({error}): rows of packs are numbers, and there is nothing to"
+                " tokenise in them: train on packs.as_dataset() itself"
+            ) from error
     else:
         stream = iter(data)
         rows = [row for row, _ in zip(stream, range(_LOOKED_AT), strict=False)]
@@ -242,56 +243,6 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
         model.train(training)
         for parameter in model.parameters():
             parameter.grad = None
-
-
-# ------------------------------------------------------------------------------------------------- the samples alone
-
-
-def _alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
-    """Run each sample of two packs by itself, by the forward of the model's class, which no trainer replaced."""
-    model = unwrapped(trainer.model)
-    training = model.training
-    summed, trained, num = [], [], 0
-    try:
-        model.eval()
-        for row in rows:
-            of_pack, tokens = 0.0, 0.0
-            for pack in _single(collator, row):
-                ce, count = _summed(model, collator, pack)
-                of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
-            summed.append(of_pack)
-            trained.append(tokens)
-    finally:
-        model.train(training)
-    return Alone(summed, trained, num)
-
-
-def _single(collator: Collator, row: Any) -> Iterator[Pack]:
-    """Yield each member of a pack as a pack of its own; of a stream, whose samples are gone, the pack itself."""
-    if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
-        yield collator.pack(row)
-        return
-    epoch, number = int(row[EPOCH]), int(row[PACK])
-    for member in collator.packs.members(epoch, number):
-        pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
-        if pack is not None:
-            yield pack
-
-
-@torch.no_grad()
-def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
-    """Return Σ w·ce of a pack, and Σ w."""
-    inputs = collator.of_packs([pack])
-    of_loss = collator.packs.encoder.batch([pack])
-    given = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
-    logits = class_of(model).forward(model, **given).logits
-    return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:

@@ -36,8 +36,8 @@ def dealing_of(trainer: Any, loader: Any) -> str:
             )
         if ranks > 1:
             raise PackError(
-                f"rank 0 reads for all {ranks} ranks, and a stream gives it its own share alone: packs of the others are"
-                " never trained on: LazyPackedDataset or packs on disk, which have a length"
+                f"rank 0 reads for all {ranks} ranks, and a stream gives it its own share alone: packs of the others"
+                " are never trained on: LazyPackedDataset or packs on disk, which have a length"
             )
     epochs = _epochs(trainer, loader)
     sampler = getattr(loader, "batch_sampler", None)

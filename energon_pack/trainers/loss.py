@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from energon_pack.errors import PackError
 from energon_pack.training.layout import IGNORE
 
 
@@ -25,8 +26,16 @@ class TokenMean:
             outputs: of the model, with logits [B, S, vocabulary].
             labels: [B, S].
             num_items_in_batch: trained tokens of the whole step; None: of this batch, as in evaluation.
+
+        Raises:
+            PackError: the model gives no logits.
         """
         logits = outputs.logits
+        if logits is None:
+            raise PackError(
+                "the model gives no logits, for Liger's fused loss takes their place, which is the mean of each batch:"
+                ' liger_kernel_config={"fused_linear_cross_entropy": False}'
+            )
         if not self._shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
         labels = labels.to(logits.device)

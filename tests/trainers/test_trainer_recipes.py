@@ -28,9 +28,7 @@ def made(
 def train(name: str, made: TrainedOn, folder: Path, ranks: int, **settings: Any) -> list[float]:
     """Train the steps of a recipe; their losses, each of which is that of its samples alone."""
     stack = STACKS[name]
-    words = stack.words(
-        made.packs, made.model, folder, {"max_steps": STEPS, "save_steps": STEPS // 2} | settings
-    )
+    words = stack.words(made.packs, made.model, folder, {"max_steps": STEPS, "save_steps": STEPS // 2} | settings)
     try:
         noted = run(stack, "watched.py", words, folder, ranks)
     except OSError as error:

@@ -32,6 +32,16 @@ def mask_2d() -> None:
 
 def their_collator() -> None:
     """The trainer's own collator, or none."""
+    import sys
+
+    if "swift.pipelines.train.sft" in sys.modules:  # its templates have one
+        from swift.template import Template
+
+        def set_(self: Any, name: str, value: Any) -> None:
+            if name != "data_collator":
+                object.__setattr__(self, name, value)
+
+        Template.__setattr__ = set_
     ForTrainers.collator = lambda self, model: None  # type: ignore[method-assign, assignment, return-value]
 
 
@@ -108,7 +118,10 @@ def _sample_by(make: Any) -> None:
     import transformers
 
     kinds = [transformers.Trainer]
-    for module, name in (("llamafactory.train.sft.trainer", "CustomSeq2SeqTrainer"), ("axolotl.core.trainers.base", "AxolotlTrainer")):
+    for module, name in (
+        ("llamafactory.train.sft.trainer", "CustomSeq2SeqTrainer"),
+        ("axolotl.core.trainers.base", "AxolotlTrainer"),
+    ):
         if module in sys.modules:
             kinds.append(getattr(sys.modules[module], name))
     for kind in kinds:

@@ -70,3 +70,14 @@ def _tiny_qwen3(encoder: PackEncoder) -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+
+
+def lazy_settings(made: TrainedOn) -> str:
+    """The settings, as JSON, with which the same packs are made while they are loaded."""
+    model = "qwen2_5_vl" if (made.source / "video-000000.tar").exists() else "text"
+    return json.dumps(
+        [
+            f"+model={model}", f"source.path={made.source}", "packing.max_token_len=1024", "packing.overlong=drop",
+            f"cache_dir={made.model.parent / 'cache'}", "executor.num_workers=1",
+        ]
+    )  # fmt: skip

@@ -81,7 +81,10 @@ def tried(way: dict[str, Any], log: Path) -> str:
     """What the first rank is told."""
     fork = multiprocessing.get_context("fork")
     said, port = fork.Queue(), free_port()
-    ranks = [fork.Process(target=one_rank, args=(way, rank, port, log.with_suffix(f".{rank}"), said)) for rank in range(way["ranks"])]
+    ranks = [
+        fork.Process(target=one_rank, args=(way, rank, port, log.with_suffix(f".{rank}"), said))
+        for rank in range(way["ranks"])
+    ]
     for rank in ranks:
         rank.start()
     try:

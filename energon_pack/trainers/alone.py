@@ -1,0 +1,78 @@
+"""The samples of two packs alone: what a trainer's loss over the packs is compared with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
+from energon_pack.training.batch import total_weight, weighted_loss
+from energon_pack.training.pack_encoder import Pack
+from energon_pack.training.wrapped import class_of, unwrapped
+
+#: of a batch, what a forward would compute a loss from
+_OF_LOSS = {*OF_LOSS, "shift_labels"}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The samples of two packs, each by itself."""
+
+    #: Σ w·ce of each pack, and Σ w; without weights each trained token has 1
+    summed: list[float]
+    trained: list[float]
+    num_samples: int
+
+    @property
+    def parts(self) -> list[float]:
+        """Return the numbers that add up over ranks."""
+        means = [each / num for each, num in zip(self.summed, self.trained, strict=True)]
+        return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
+
+
+def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
+    """Run each sample of two packs by itself, by the forward of the model's class, which no trainer replaced."""
+    model = unwrapped(trainer.model)
+    training = model.training
+    summed, trained, num = [], [], 0
+    try:
+        model.eval()
+        for row in rows:
+            of_pack, tokens = 0.0, 0.0
+            for pack in _single(collator, row):
+                ce, count = _summed(model, collator, pack)
+                of_pack, tokens, num = of_pack + ce, tokens + count, num + len(pack.members)
+            summed.append(of_pack)
+            trained.append(tokens)
+    finally:
+        model.train(training)
+    return Alone(summed, trained, num)
+
+
+def _single(collator: Collator, row: Any) -> Iterator[Pack]:
+    """Yield each member of a pack as a pack of its own; of a stream, whose samples are gone, the pack itself."""
+    if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
+        yield collator.pack(row)
+        return
+    epoch, number = int(row[EPOCH]), int(row[PACK])
+    for member in collator.packs.members(epoch, number):
+        pack = collator.packs.encoder.encode(f"{epoch}/{number}", [member])
+        if pack is not None:
+            yield pack
+
+
+@torch.no_grad()
+def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
+    """Return Σ w·ce of a pack, and Σ w."""
+    inputs = collator.of_packs([pack])
+    of_loss = collator.packs.encoder.batch([pack])
+    given = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
+    logits = class_of(model).forward(model, **given).logits
+    return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return {name: _moved(item, device) for name, item in value.items()} if isinstance(value, Mapping) else value
