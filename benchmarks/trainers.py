@@ -62,11 +62,12 @@ class Figures:
 
 
 class Samples:
-    """The samples of packs, each by itself."""
+    """The samples of some packs, each by itself."""
 
-    def __init__(self, packs: PackedDataset):
+    def __init__(self, packs: PackedDataset, num_packs: int):
         self.packs = packs
-        self.members = [member for number in range(len(packs)) for member in packs.members(0, number)]
+        self.rows = packs.as_dataset().select(range(min(num_packs, len(packs))))
+        self.members = [member for number in self.rows["pack"] for member in packs.members(0, number)]
         tokens = [packs.encoder.members.encode(member).tokens for member in self.members]
         self.lens = [len(one) for one in tokens]
         self.texts = {
@@ -129,7 +130,7 @@ def ways(folder: str, out: str, samples: Samples, rows_of_batch: int) -> list[Wa
 
     def ours() -> Any:
         trainer = trainer_of(
-            folder, out, packs.as_dataset(), len(packs), lambda rows: rows,
+            folder, out, samples.rows, len(samples.rows), lambda rows: rows,
             per_device_train_batch_size=1, train_sampling_strategy="sequential",
         )  # fmt: skip
         guard(trainer.model, packs.encoder)
@@ -168,12 +169,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packed", type=Path)
     parser.add_argument("model")
+    parser.add_argument("--packs", type=int, default=24, help="so many of them (24)")
     parser.add_argument("--rows", type=int, default=4, help="samples of a padded batch (4)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", default="/tmp/out_of_trainers", help="TRL's folder, in which nothing is kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    samples = Samples(PackedDataset(given.packed, given.model))
+    samples = Samples(PackedDataset(given.packed, given.model), given.packs)
     num_tokens = sum(samples.lens)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in (
