@@ -42,7 +42,10 @@ def refused(trainer: Any) -> str:
             return f"{name}={size}: {_CUT}: {name}=1"
     known, here = accelerator.num_processes, ranks_here()[1]
     if known < here:
-        return f"each of {here} processes trains by itself, for Accelerate knows of {known}: on a CPU use_cpu=True"
+        return (
+            f"each of {here} processes trains by itself, for Accelerate knows of {known}: on a CPU use_cpu=True, or"
+            " ACCELERATE_USE_CPU=true in the environment"
+        )
     if known > 1 and getattr(args, "average_tokens_across_devices", True) is False:
         return "each rank divides by its own trained tokens: average_tokens_across_devices=True"
     return ""

@@ -48,7 +48,7 @@ def test_settings_that_llama_factory_keeps_elsewhere_are_named() -> None:
 def test_processes_that_train_by_themselves_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU Accelerate knows of other ranks with use_cpu alone, and each would take all packs."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert refused(of(1)).endswith("Accelerate knows of 1: on a CPU use_cpu=True")
+    assert "Accelerate knows of 1: on a CPU use_cpu=True" in refused(of(1))
     assert refused(of(2)) == ""
 
 

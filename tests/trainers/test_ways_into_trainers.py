@@ -45,35 +45,51 @@ def but(*names: str) -> tuple[str, ...]:
     return tuple(name for name in ALL if name not in names)
 
 
-TWO_A_BATCH = {"per_device_train_batch_size": 2}
 ACCELERATE = but("swift")  # its loaders are its own
+DISPATCHED = {"accelerator_config": {"dispatch_batches": True}}
+SPLIT = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 2}
+EPOCHS = {"max_steps": -1, "num_train_epochs": 3}
+BY_LENGTH = {"train_sampling_strategy": "group_by_length"}
+#: what a pack would be cut to if a trainer cut rows
+SHORT = {"trl": "max_length", "swift": "max_length", "llamafactory": "cutoff_len", "axolotl": "sequence_len"}
+
 WAYS: dict[str, Way] = {
     "as the recipe": Way(RIGHT),
     "no positions": Way("position_ids are missing", hooks=("no_positions",)),
     "a 2-D mask": Way("a 2-D attention_mask of ones", hooks=("mask_2d",)),
-    "the trainer's collator": Way("batches are made by .*data_collator=packs.collator", hooks=("their_collator",)),
+    "the trainer's collator": Way(r"batches are made by .*data_collator=packs\.collator", hooks=("their_collator",)),
     "remove_unused_columns": Way(
-        "columns away that name packs", {"remove_unused_columns": True}, stacks=("trl", "trainer")
+        "that name packs", {"remove_unused_columns": True}, stacks=but("swift", "llamafactory")
     ),
+    "remove_unused_columns, unheard": Way(RIGHT, {"remove_unused_columns": True}, stacks=("swift", "llamafactory")),
     "no denominator": Way("the mean of the packs' means", hooks=("no_denominator",), stacks=but("swift")),
-    "label smoothing": Way("the loss is smoothed", {"label_smoothing_factor": 0.1}),
-    "tokenised again": Way("nothing to tokenise", hooks=("retokenises",), stacks=but("trl", "swift")),
-    "tokenised again by TRL": Way("nothing to tokenise", {"dataset_kwargs": {"max_length": 0}}, stacks=("trl",)),
-    "dispatch_batches": Way(
-        "cuts each tensor", {"accelerator_config": {"dispatch_batches": True}}, ranks=2, stacks=ACCELERATE
+    "label smoothing": Way("the loss is smoothed", {"label_smoothing_factor": 0.1}, stacks=but("axolotl")),
+    "tokenised again": Way("nothing to tokenise", hooks=("retokenises",), stacks=but("trl")),
+    "tokenised again, by TRL": Way("nothing to tokenise", {"dataset_kwargs": {"max_length": 0}}, stacks=("trl",)),
+    **{f"{knob} of {name}": Way(RIGHT, {knob: 100}, stacks=(name,)) for name, knob in SHORT.items()},
+    "dispatch_batches": Way("cuts each tensor", DISPATCHED, ranks=2, stacks=ACCELERATE),
+    "split_batches": Way(RIGHT, SPLIT, ranks=2, stacks=("trl", "trainer")),
+    "group_by_length": Way(SHUFFLED, BY_LENGTH, stacks=("trl", "trainer")),
+    "group_by_length of ms-swift": Way(
+        SHUFFLED, {"group_by_length": True, "train_dataloader_shuffle": True}, stacks=("swift",)
     ),
-    "two a batch, two workers": Way(RIGHT, {**TWO_A_BATCH, "dataloader_num_workers": 2}, stacks=but("axolotl")),
-    "a sampler that knows ranks": Way(
-        "40 of 80 packs reach no rank", hooks=("distributed_sampler",), ranks=2, stacks=ACCELERATE
-    ),
-    "PackSampler": Way(
-        "deals its share once more", hooks=("pack_sampler",), ranks=2, stacks=("trainer", "llamafactory")
-    ),
-    "ranks apart": Way("average_tokens_across_devices=True", {"average_tokens_across_devices": False}, ranks=2),
+    "a sampler that knows ranks": Way("reach no rank", hooks=("distributed_sampler",), ranks=2, stacks=ACCELERATE),
+    "PackSampler": Way("deals its share", hooks=("pack_sampler",), ranks=2, stacks=("trainer", "llamafactory")),
+    "ranks apart": Way("devices=True", {"average_tokens_across_devices": False}, ranks=2, stacks=("trl", "trainer")),
     "packs made while loading": Way(RIGHT, hooks=("lazy",), ranks=2, stacks=but("axolotl")),
-    "epochs over rows of one": Way(
-        "^✓ .*as_dataset\\(epochs=3\\)", {"max_steps": -1, "num_train_epochs": 3}, stacks=but("axolotl")
+    "a LazyPackedDataset itself": Way(RIGHT, hooks=("lazy", "packs_as_they_are"), stacks=("trainer", "llamafactory")),
+    "a LazyPackedDataset itself, in ms-swift": Way(
+        "set_epoch never arrives", hooks=("lazy", "packs_as_they_are"), stacks=("swift",)
     ),
+    "a stream": Way("cuts each tensor", hooks=("stream",), ranks=2, stacks=("trainer",)),
+    "a stream in TRL": Way("a stream for 2 ranks", hooks=("stream",), ranks=2, stacks=("trl",)),
+    "a stream in ms-swift": Way("its own share alone", hooks=("stream",), ranks=2, stacks=("swift",)),
+    "epochs over rows of one": Way(r"^✓ .*as_dataset\(epochs=3\)", EPOCHS, stacks=but("axolotl")),
+    "packing of TRL": Way("collator is not supported", {"packing": True}, stacks=("trl",)),
+    "packing of ms-swift": Way("requires a flash attention", {"packing": True}, stacks=("swift",)),
+    "packing of LLaMA-Factory": Way(RIGHT, {"packing": True, "neat_packing": True}, stacks=("llamafactory",)),
+    "use_asft_loss": Way("gets no positions", {"use_asft_loss": True}, stacks=("llamafactory",)),
+    "use_dft_loss": Way("takes the place", {"use_dft_loss": True}, stacks=("llamafactory",)),
 }
 
 

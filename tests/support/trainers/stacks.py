@@ -33,7 +33,7 @@ _OF_AXOLOTL = {
     "curriculum_sampling": True, "sample_packing": False, "sequence_len": 1024, "micro_batch_size": 1,
     "lr_scheduler": "constant", "optimizer": "adamw_torch", "bf16": False, "fp16": False, "tf32": False,
     "attn_implementation": "sdpa", "gradient_checkpointing": False, "val_set_size": 0, "dataloader_num_workers": 0,
-    "use_tensorboard": False, "device": "cpu", "use_cpu": True, "output_dir": "out",
+    "use_tensorboard": False, "device": "cpu", "output_dir": "out",
     "ddp_find_unused_parameters": True,
 }  # fmt: skip
 _AXOLOTL = """
@@ -41,9 +41,7 @@ import sys
 from axolotl.cli.args import TrainerCliArgs
 from axolotl.cli.config import load_cfg
 from axolotl.cli.train import do_train
-cfg = load_cfg(sys.argv[1])
-cfg.device_map = {"": "cpu"}  # with ranks it takes each for a GPU's
-do_train(cfg, TrainerCliArgs())
+do_train(load_cfg(sys.argv[1]), TrainerCliArgs())
 """
 
 
@@ -110,7 +108,7 @@ STACKS: dict[str, Stack] = {
     "trainer": Stack("trl", _of_trainer("with_trainer.py")),
     "swift": Stack("swift", _of_swift, "model"),
     "llamafactory": Stack("llamafactory", _of_llama_factory, "model_name_or_path", (("WATCH", "positions"),)),
-    "axolotl": Stack("axolotl", _of_axolotl, "base_model", (("WATCH", "positions"),)),
+    "axolotl": Stack("axolotl", _of_axolotl, "base_model", (("WATCH", "positions"), ("ACCELERATE_USE_CPU", "true"))),
 }
 
 
