@@ -27,4 +27,5 @@ class Packs(BasePlugin):
         guard(trainer.model, self.packs.encoder)
         trainer.data_collator = self.packs.collator(trainer.model)
         trainer.compute_loss_func = self.packs.loss_func()  # the mean over all trained tokens of a step
+        trainer.args.average_tokens_across_devices = True  # of all ranks, which axolotl always turns off
         print(check_trainer(trainer))

@@ -41,7 +41,9 @@ import sys
 from axolotl.cli.args import TrainerCliArgs
 from axolotl.cli.config import load_cfg
 from axolotl.cli.train import do_train
-do_train(load_cfg(sys.argv[1]), TrainerCliArgs())
+cfg = load_cfg(sys.argv[1])
+cfg.device_map = {"": "cpu"}  # with ranks it names each rank's GPU
+do_train(cfg, TrainerCliArgs())
 """
 
 

@@ -46,7 +46,8 @@ def init(self: Any, *arguments: Any, **more: Any) -> None:
 
 
 def lay_out(self: Collator, rows: Any, **more: Any) -> Any:
-    named = [row["pack"] if isinstance(row["pack"], Pack) else (int(row["epoch"]), int(row["pack"])) for row in rows]
+    packs = [row if isinstance(row, Pack) else row["pack"] for row in rows]  # of a stream, or a number
+    named = [pack if isinstance(pack, Pack) else (int(row["epoch"]), pack) for pack, row in zip(packs, rows, strict=True)]
     calls.append((self.packs, named))
     return _lay_out(self, rows, **more)
 
