@@ -204,7 +204,7 @@ def _trained(pack: Pack) -> int:
 def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
     """Run the step as the trainer's own loop does: count, forward, scale, backward."""
     device = trainer.args.device
-    with _as_in_a_step(trainer, len(rows)):
+    with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
         batches, num_items = trainer.get_batch_samples(iter([collate([row]) for row in rows]), len(rows), device)
         trained = [int((batch["labels"] != IGNORE).sum()) for batch in batches]
         losses = []
@@ -243,6 +243,20 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
         model.train(training)
         for parameter in model.parameters():
             parameter.grad = None
+
+
+@contextmanager
+def _without_engine(accelerator: Any) -> Iterator[None]:
+    """Take gradients as a model by itself does, while DeepSpeed's engine is not made yet: `train()` makes it."""
+    kind = str(getattr(accelerator, "distributed_type", ""))
+    if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:
+        yield
+        return
+    accelerator.backward = lambda loss, **_: loss.backward()
+    try:
+        yield
+    finally:
+        del accelerator.backward
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:

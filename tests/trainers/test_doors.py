@@ -223,3 +223,25 @@ def test_a_lazy_dataset_and_a_stream_have_the_same_doors() -> None:
     for kind in makers:
         assert all(hasattr(kind, name) for name in ("as_dataset", "collator", "loss_func"))
     assert Collator.__doc__
+
+
+def test_deepspeed_is_checked_before_it_has_an_engine(packs: PackedDataset, model: Any) -> None:
+    """Accelerate's backward goes through the engine, which is made when training begins."""
+
+    class Accelerator(SimpleNamespace):
+        deepspeed_engine_wrapped = None
+        distributed_type = "DistributedType.DEEPSPEED"
+
+        def backward(self, loss: Any, **_: Any) -> None:
+            raise AttributeError("no engine")
+
+    class Deep(Trainer):
+        def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
+            loss = self.compute_loss(model, batch, num_items_in_batch=total)
+            self.accelerator.backward(loss, scale_wrt_gas=False)
+            return loss.detach()
+
+    trainer = Deep(model, packs)
+    trainer.accelerator = Accelerator(**vars(trainer.accelerator))
+    assert check_trainer(trainer).startswith("✓ ")
+    assert "backward" not in vars(trainer.accelerator)
