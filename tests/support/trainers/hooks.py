@@ -113,17 +113,18 @@ def retokenises() -> None:
 
 
 def _sample_by(make: Any) -> None:
+    import importlib
     import sys
 
     import transformers
 
     kinds = [transformers.Trainer]
-    for module, name in (
-        ("llamafactory.train.sft.trainer", "CustomSeq2SeqTrainer"),
-        ("axolotl.core.trainers.base", "AxolotlTrainer"),
+    for started, module, name in (
+        ("llamafactory.train.tuner", "llamafactory.train.sft.trainer", "CustomSeq2SeqTrainer"),
+        ("axolotl.train", "axolotl.core.trainers.base", "AxolotlTrainer"),
     ):
-        if module in sys.modules:
-            kinds.append(getattr(sys.modules[module], name))
+        if started in sys.modules:
+            kinds.append(getattr(importlib.import_module(module), name))
     for kind in kinds:
         kind._get_train_sampler = lambda self, *_: make(self.train_dataset)
 

@@ -47,7 +47,7 @@ def init(self: Any, *arguments: Any, **more: Any) -> None:
 
 def lay_out(self: Collator, rows: Any, **more: Any) -> Any:
     packs = [row if isinstance(row, Pack) else row["pack"] for row in rows]  # of a stream, or a number
-    named = [pack if isinstance(pack, Pack) else (int(row["epoch"]), pack) for pack, row in zip(packs, rows, strict=True)]
+    named = [pack if isinstance(pack, Pack) else (int(rows[i]["epoch"]), pack) for i, pack in enumerate(packs)]
     calls.append((self.packs, named))
     return _lay_out(self, rows, **more)
 
@@ -111,6 +111,8 @@ class Watch(transformers.TrainerCallback):
         self.plain.load_state_dict(
             {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
         )
+        if not self.done:  # a stream that goes on has laid out what it skips; Accelerate's loaders are one batch ahead
+            self.done = max(0, len(calls) - num - 1)
         packs = calls[0][0]
         rows = [row for _, some in calls[self.done : self.done + num] for row in some]
         total = torch.tensor(alone(self.plain, packs, rows), dtype=torch.float64)
