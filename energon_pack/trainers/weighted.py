@@ -23,6 +23,7 @@ def weighted(trainer: Trainer) -> Trainer:
     kind: Any = type(trainer)
     trainer.__class__ = type(kind.__name__, (WeightedSteps, kind), {"__module__": kind.__module__})
     trainer.model_accepts_loss_kwargs = True  # type: ignore[attr-defined]  # its losses are divided already
+    trainer.args.use_logits_to_keep = False  # type: ignore[attr-defined]  # ms-swift would cut labels, and no weights
     return trainer
 
 
