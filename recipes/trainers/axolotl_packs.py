@@ -19,8 +19,7 @@ class Packs(BasePlugin):
     """Reads packs in place of the datasets of the YAML."""
 
     def load_datasets(self, cfg, preprocess=False):  # type: ignore[no-untyped-def]
-        processor = cfg.tokenizer_config or cfg.base_model  # a checkpoint of axolotl has no settings of images
-        self.packs = PackedDataset(cfg.datasets[0]["path"], processor)  # or LazyPackedDataset([…])
+        self.packs = PackedDataset(cfg.datasets[0]["path"], cfg.base_model)  # or LazyPackedDataset([…])
         rows = self.packs.as_dataset(micro_batches=cfg.gradient_accumulation_steps)
         return TrainDatasetMeta(rows, None, cfg.max_steps)
 

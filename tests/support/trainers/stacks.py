@@ -86,7 +86,7 @@ def _of_llama_factory(packs: Path, model: Path, folder: Path, settings: Settings
 def _of_axolotl(packs: Path, model: Path, folder: Path, settings: Settings) -> list[Any]:
     own: Settings = {"base_model": str(model), "datasets": [{"path": str(packs), "type": "chat_template"}]}
     if has_images(model):
-        own |= {"processor_type": "AutoProcessor", "tokenizer_config": str(model)}
+        own["processor_type"] = "AutoProcessor"
     (folder / "config.yaml").write_text(yaml.safe_dump(COMMON | _OF_AXOLOTL | own | settings))
     (folder / "run_axolotl.py").write_text(_AXOLOTL)
     return [folder / "run_axolotl.py", "config.yaml"]
