@@ -23,7 +23,9 @@ def weighted(trainer: Trainer) -> Trainer:
     kind: Any = type(trainer)
     trainer.__class__ = type(kind.__name__, (WeightedSteps, kind), {"__module__": kind.__module__})
     trainer.model_accepts_loss_kwargs = True  # type: ignore[attr-defined]  # its losses are divided already
-    trainer.args.use_logits_to_keep = False  # type: ignore[attr-defined]  # ms-swift would cut labels, and no weights
+    args: Any = trainer.args  # type: ignore[attr-defined]
+    if hasattr(args, "use_logits_to_keep"):  # ms-swift would cut labels, and leave their weights as they are
+        args.use_logits_to_keep = False
     return trainer
 
 

@@ -1,6 +1,7 @@
 """Recipes with each trainer's own code: every step has the loss of its samples alone, before a stop and after it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def train_twice(name: str, made: TrainedOn, folder: Path, ranks: int, hooks: str
     whole = train(name, made, folder, ranks, hooks)
     assert len(whole) == STEPS
     checkpoint = str(folder / "out" / f"checkpoint-{STEPS // 2}")
+    for file in made.model.glob("preprocessor_config.json"):  # axolotl saves none
+        shutil.copy(file, checkpoint)
     model = {STACKS[name].model: checkpoint} if STACKS[name].model else {}
     rest = train(name, made, folder, ranks, hooks, resume_from_checkpoint=checkpoint, **model)
     assert rest == pytest.approx(whole[STEPS // 2 :], abs=1e-6)

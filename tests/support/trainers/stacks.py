@@ -86,7 +86,7 @@ def _of_llama_factory(packs: Path, model: Path, folder: Path, settings: Settings
 def _of_axolotl(packs: Path, model: Path, folder: Path, settings: Settings) -> list[Any]:
     own: Settings = {"base_model": str(model), "datasets": [{"path": str(packs), "type": "chat_template"}]}
     if has_images(model):
-        own |= {"processor_type": "AutoProcessor", "processor_config": str(model)}
+        own["processor_type"] = "AutoProcessor"
     (folder / "config.yaml").write_text(yaml.safe_dump(COMMON | _OF_AXOLOTL | own | settings))
     (folder / "run_axolotl.py").write_text(_AXOLOTL)
     return [folder / "run_axolotl.py", "config.yaml"]
@@ -127,7 +127,7 @@ def run(stack: Stack, script: str, words: list[Any], folder: Path, ranks: int = 
     variables |= {"HOME": str(folder), **dict(stack.variables), **more}
     variables["PYTHONPATH"] = f"{ROOT}:{RECIPES}:{ROOT / 'tests'}"
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [python, "-W", "ignore", *launch, Path(__file__).with_name(script), out, *words]
+    command = [python, "-W", "ignore", *launch, ROOT / "tests" / "support" / "trainers" / script, out, *words]
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=1800
     )
