@@ -3,8 +3,14 @@
 from typing import Any
 
 import energon_pack
-from energon_pack.trainers.check import Collator
-from energon_pack.trainers.doors import ForTrainers, Numbered, Streamed
+from energon_pack.trainers import doors
+from energon_pack.trainers.collator import Collator
+
+#: names that are replaced, so that no type holds for them
+_PACKAGE: Any = energon_pack
+_ALL: Any = doors.ForTrainers
+_NUMBERED: Any = doors.Numbered
+_STREAMED: Any = doors.Streamed
 
 
 class Changed:
@@ -18,7 +24,7 @@ class Changed:
 
 
 def _change_batches(change: Any) -> None:
-    ForTrainers.collator = lambda self, model, weights=False: Changed(Collator(self, model, weights), change)  # type: ignore[method-assign, arg-type, assignment, return-value]
+    _ALL.collator = lambda self, model, weights=False: Changed(Collator(self, model, weights), change)
 
 
 def no_positions() -> None:
@@ -42,21 +48,22 @@ def their_collator() -> None:
                 object.__setattr__(self, name, value)
 
         Template.__setattr__ = set_
-    ForTrainers.collator = lambda self, model: None  # type: ignore[method-assign, assignment, return-value]
+    _ALL.collator = lambda self, model: None
 
 
 def no_denominator() -> None:
     """Without the line that makes the loss the mean over all trained tokens of a step."""
     import transformers
 
-    ForTrainers.loss_func = lambda self: None  # type: ignore[method-assign, assignment, return-value]
+    _ALL.loss_func = lambda self: None
     name_of_line = "model_accepts_loss_kwargs"
 
     def set_(self: Any, name: str, value: Any) -> None:
         if name != name_of_line or value is not True or name not in vars(self):  # the first is the trainer's own
             object.__setattr__(self, name, value)
 
-    transformers.Trainer.__setattr__ = set_  # type: ignore[method-assign, assignment]
+    trainer: Any = transformers.Trainer
+    trainer.__setattr__ = set_
 
 
 def retokenises() -> None:
@@ -108,8 +115,8 @@ def retokenises() -> None:
 
         axolotl_packs.Packs.load_datasets = tokenised
     else:
-        as_dataset = Numbered.as_dataset
-        Numbered.as_dataset = lambda self, **more: as_dataset(self, **more).map(dict)  # type: ignore[method-assign]
+        as_dataset = _NUMBERED.as_dataset
+        _NUMBERED.as_dataset = lambda self, **more: as_dataset(self, **more).map(dict)
 
 
 def _sample_by(make: Any) -> None:
@@ -118,7 +125,7 @@ def _sample_by(make: Any) -> None:
 
     import transformers
 
-    kinds = [transformers.Trainer]
+    kinds: list[Any] = [transformers.Trainer]
     for started, module, name in (
         ("llamafactory.train.tuner", "llamafactory.train.sft.trainer", "CustomSeq2SeqTrainer"),
         ("axolotl.train", "axolotl.core.trainers.base", "AxolotlTrainer"),
@@ -144,8 +151,8 @@ def pack_sampler() -> None:
 
 def packs_as_they_are() -> None:
     """The dataset in place of `as_dataset()`."""
-    Numbered.as_dataset = lambda self, **_: self  # type: ignore[method-assign, assignment]
-    Streamed.as_dataset = lambda self, **_: self  # type: ignore[method-assign, assignment]
+    _NUMBERED.as_dataset = lambda self, **_: self
+    _STREAMED.as_dataset = lambda self, **_: self
 
 
 def lazy() -> None:
@@ -167,19 +174,18 @@ def _in_place_of_packs(kind: Any, **more: Any) -> None:
     import os
 
     settings = json.loads(os.environ["LAZY"])
-    as_dataset = kind.as_dataset
-    if kind is energon_pack.StreamingPackedDataset:
+    as_dataset, is_stream = kind.as_dataset, kind is energon_pack.StreamingPackedDataset
+    if is_stream:
         kind.as_dataset = lambda self, **_: as_dataset(self)
-    energon_pack.PackedDataset = lambda dataset, processor, **_: kind(  # type: ignore[assignment, misc]
-        [*settings, f"model.processor={processor}"], **more
-    )
+    _PACKAGE.PackedDataset = lambda dataset, processor, **_: kind([*settings, f"model.processor={processor}"], **more)
 
 
 def by_sample() -> None:
     """`loss_weight="sample"` in packs and collator, and a trainer that is `weighted`."""
     import energon_pack.trainers.check as checks
 
-    kind, check = energon_pack.PackedDataset, checks.check_trainer
-    energon_pack.PackedDataset = lambda *given: kind(*given, loss_weight="sample")  # type: ignore[assignment, misc]
-    ForTrainers.collator = lambda self, model: Collator(self, model, weights=True)  # type: ignore[method-assign, arg-type, assignment, misc]
-    checks.check_trainer = lambda trainer: check(energon_pack.weighted(trainer))
+    kind, check = _PACKAGE.PackedDataset, checks.check_trainer
+    _PACKAGE.PackedDataset = lambda *given: kind(*given, loss_weight="sample")
+    _ALL.collator = lambda self, model: Collator(self, model, weights=True)
+    checking: Any = checks
+    checking.check_trainer = lambda trainer: check(energon_pack.weighted(trainer))

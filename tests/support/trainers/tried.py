@@ -58,7 +58,7 @@ def one_rank(way: dict[str, Any], rank: int, port: int, log: Path, said: Any) ->
         variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in variables.items()})
     hooks: Any = importlib.import_module("support.trainers.hooks")
-    checks.check_trainer = energon_pack.check_trainer = checked  # type: ignore[assignment]
+    checks.check_trainer = energon_pack.check_trainer = checked
     for name in way.get("hooks", []):
         getattr(hooks, name)()
     sys.argv = [str(word) for word in way["words"]]

@@ -36,7 +36,7 @@ from energon_pack.training.wrapped import class_of, unwrapped  # noqa: E402
 noted: dict[str, Any] = {"losses": [], "expected": [], "checks": []}
 calls: list[tuple[Any, list[Any]]] = []
 _lay_out, _check, _init = Collator.__call__, checks.check_trainer, theirs.Trainer.__init__
-_load = torch.load
+_load: Any = torch.load
 
 
 @functools.wraps(_init)  # ms-swift asks for its parameters
@@ -55,7 +55,7 @@ def lay_out(self: Collator, rows: Any, **more: Any) -> Any:
 def load(*arguments: Any, map_location: Any = None, **more: Any) -> Any:
     """transformers 5.6 asks for "cpu:0" where several ranks go on from a checkpoint, which torch does not know."""
     location = "cpu" if str(map_location).startswith("cpu") else map_location
-    return _load(*arguments, map_location=location, **more)
+    return _load(*arguments, **more, map_location=location)
 
 
 def check(trainer: Any) -> str:
