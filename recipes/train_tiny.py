@@ -75,17 +75,10 @@ def _tiny_hearing(encoder: PackedTaskEncoder | PackEncoder, text: dict[str, Any]
     import transformers
 
     bins = encoder.template.spec.processor.audio["feature_size"]
-    token = encoder.template.token_id(encoder.template.media_tokens["audio"]) or 0
     sounds = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64}
     kinds: dict[str, Any] = {"audio_token_index": encoder.template.token_id(encoder.template.media_tokens["audio"])}
     config = transformers.Qwen2AudioConfig(
-<<<<<<< HEAD
         text_config={**text, "model_type": "qwen2"}, audio_config={**sounds, "num_mel_bins": bins}, **kinds
-=======
-        text_config={**text, "model_type": "qwen2"},
-        audio_config={**sounds, "num_mel_bins": bins},
-        audio_token_index=token,
->>>>>>> w-b
     )
     torch.manual_seed(0)
     return transformers.Qwen2AudioForConditionalGeneration._from_config(config, attn_implementation=attention).train()
