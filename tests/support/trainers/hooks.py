@@ -105,7 +105,8 @@ def retokenises() -> None:
         import axolotl_packs
         from axolotl.datasets import TokenizedPromptDataset
 
-        load = axolotl_packs.Packs.load_datasets
+        plugin: Any = axolotl_packs.Packs
+        load = plugin.load_datasets
 
         def tokenised(self: Any, cfg: Any, preprocess: bool = False) -> Any:
             meta = load(self, cfg, preprocess)
@@ -113,7 +114,7 @@ def retokenises() -> None:
             meta.train_dataset = TokenizedPromptDataset(strategy, meta.train_dataset)
             return meta
 
-        axolotl_packs.Packs.load_datasets = tokenised
+        plugin.load_datasets = tokenised
     else:
         as_dataset = _NUMBERED.as_dataset
         _NUMBERED.as_dataset = lambda self, **more: as_dataset(self, **more).map(dict)
