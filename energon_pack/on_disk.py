@@ -14,14 +14,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from torch.utils.data import Dataset
 
 from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.dataset.manifest import is_metadataset, read_manifest
+from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
+from energon_pack.plan.made import packs_of
+from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.json_nodes import node_of
 from energon_pack.run.seeded import Ints
@@ -178,18 +182,11 @@ def _sums(plan: PlanFile, cost: CostModel) -> tuple[list[str], Sums]:
     """Return the key of each pack in the order of the plan, and sums over its members, float64[num_packs] each."""
     keys: list[str] = []
     found: dict[str, list[npt.NDArray[np.float64]]] = {}
-    for table in plan.tables("pack", "token_len", "num_supervised", "num_visual_tokens", "parts"):
-        packs = table["pack"].to_numpy()
-        starts = np.flatnonzero(np.concatenate(([True], packs[1:] != packs[:-1])))
-        lens, visual = table["token_len"].to_numpy(), table["num_visual_tokens"].to_numpy()
-        kinds = [sum(part["kind"] == "image" for part in parts or ()) for parts in table["parts"].to_pylist()]
-        values = {
-            "token_len": lens,
-            "num_supervised": table["num_supervised"].to_numpy(),
-            "lm": cost.lm(lens),
-            "vision": cost.vision(visual, np.array(kinds)),
-        }
-        keys += packs[starts].tolist()
-        for name, each in values.items():
-            found.setdefault(name, []).append(np.add.reduceat(each.astype(np.float64), starts))
+    for table in tables_with_counts(plan):
+        items, packs = items_of(table), packs_of(sizes_of(table))
+        lm, vision = costs_of_packs(items, packs, cost)
+        tokens = {"token_len": packs.per_pack(items.lens), "num_supervised": packs.per_pack(items.num_supervised)}
+        keys += table["pack"].take(pa.array(packs.starts[:-1])).to_pylist()
+        for name, each in (tokens | {"lm": lm, "vision": vision}).items():
+            found.setdefault(name, []).append(each.astype(np.float64))
     return keys, {name: np.concatenate(parts) for name, parts in found.items()}

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.table import Table
 
 from energon_pack.dataset.files import PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, read_manifest
 from energon_pack.dataset.order_parts import opened
+from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
 from energon_pack.errors import PackError, amount
+from energon_pack.plan.made import packs_of
+from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
@@ -33,7 +34,6 @@ from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.spread import PackCosts, compared
 from energon_pack.steps.topology import Topology, stream, topology_of
 
-_COLUMNS = ("pack", "token_len", "num_supervised", "num_visual_tokens", "parts")
 #: the name of each order, and the loader that reads in it
 LOADERS = {
     "plan": "PackedTaskEncoder: the order of the plan, whatever the number of ranks and workers",
@@ -127,29 +127,13 @@ def _costs_of_packs(plan: PlanFile, cost: CostModel) -> tuple[PackCosts, Ints]:
     """Return the cost of each pack, in the order of writing, and its tokens."""
     plan.check()
     columns: list[list[npt.NDArray[Any]]] = [[np.zeros(0)] for _ in range(4)]
-    for table in plan.tables(*_COLUMNS, *plan.shared_columns()):
-        keys = table["pack"].combine_chunks()
-        is_first = np.append(True, pc.not_equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False))
-        starts = np.flatnonzero(is_first[: len(keys)])
-        lens, visual = (table[name].to_numpy() for name in ("token_len", "num_visual_tokens"))
-        num_images = _num_images(table)
-        shared = table["shared_len"].to_numpy() if "shared_len" in table.column_names else np.zeros_like(lens)
-        if "shared_len" in table.column_names:
-            visual = visual - table["num_shared_visual_tokens"].to_numpy()
-            num_images = num_images - table["num_shared_images"].to_numpy()
-        flops = cost.lm(lens, shared), cost.vision(visual, num_images)
-        lens = lens - shared
-        for column, values in zip(columns, (*flops, table["num_supervised"].to_numpy(), lens), strict=True):
-            column.append(np.add.reduceat(values, starts, dtype=np.float64))
+    for table in tables_with_counts(plan):
+        items, packs = items_of(table), packs_of(sizes_of(table))
+        sums = packs.per_pack(items.num_supervised), packs.per_pack(items.lens)
+        for column, values in zip(columns, (*costs_of_packs(items, packs, cost), *sums), strict=True):
+            column.append(values)
     lm, vision, trained, tokens = map(np.concatenate, columns)
     return PackCosts(lm, vision, trained.astype(np.int64)), tokens.astype(np.int64)
-
-
-def _num_images(table: pa.Table) -> Ints:
-    """Count the images of each member."""
-    parts = table["parts"].combine_chunks()
-    is_image = pc.equal(pc.struct_field(pc.list_flatten(parts), "kind"), "image").to_numpy(zero_copy_only=False)
-    return np.bincount(pc.list_parent_indices(parts).to_numpy()[is_image], minlength=len(parts))
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 
 from energon_pack.dataset.energon import write_energon
@@ -27,17 +26,14 @@ from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, ORDER
 from energon_pack.dataset.order_parts import digest
+from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import flavor_written
-from energon_pack.samples.media.kinds import MEDIA_TYPES
-
-_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts", "output_shard")
 
 
 @dataclass(frozen=True)
@@ -78,12 +74,11 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
-        tables_of_part = plan.tables(*_COLUMNS, *plan.shared_columns())
-        by_shard = {table["output_shard"][0].as_py(): table for table in tables_of_part}
+        by_shard = {table["output_shard"][0].as_py(): table for table in tables_with_counts(plan, "output_shard")}
         counts = part.shard_counts()
         for shard in part.split_parts()["train"]:
             table = by_shard.get(shard)
-            its_sizes = np.zeros(0, np.int64) if table is None else _sizes(table)
+            its_sizes = np.zeros(0, np.int64) if table is None else sizes_of(table)
             if table is None or len(its_sizes) != counts.get(shard):
                 raise PackError(
                     f"{part.folder}: the plan has {len(its_sizes)} packs of {shard}, not {counts.get(shard)}"
@@ -95,31 +90,9 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
     if not tables:
         raise PackError("no dataset has packs of the split train")
     entry = np.concatenate(of_member).astype(np.int16) if len(parts) > 1 else None
-    return _items(pa.concat_tables(tables), entry), np.concatenate(sizes), np.concatenate(of_pack)
-
-
-def _sizes(table: pa.Table) -> Ints:
-    """Count the members of each pack."""
-    packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
-    sizes: Ints = np.diff(starts)
-    return sizes
-
-
-def _items(table: pa.Table, entry: Any) -> Items:
-    parts = table["parts"].combine_chunks()
-    is_image = pc.equal(pc.struct_field(parts.flatten(), "kind"), "image").to_numpy(zero_copy_only=False)
-    upto = np.concatenate(([0], np.cumsum(is_image)))
-    ends = np.cumsum(pc.fill_null(pc.list_value_length(parts), 0).to_numpy())
-    num_images = np.diff(upto[np.concatenate(([0], ends))])
-    counts = {name: table[name].to_numpy() for name in ("token_len", "num_visual_tokens")} | {"num_images": num_images}
-    media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), 0).to_numpy().astype(np.int8)
-    zeros = np.zeros(table.num_rows, np.int8)
-    items = Items(counts, media, zeros, zeros, zeros, table["num_supervised"].to_numpy())
-    if "shared_len" in table.column_names:
-        names = {"token_len": "shared_len", **{name: name.replace("num_", "num_shared_") for name in list(counts)[1:]}}
-        items = with_own_counts(items, {name: table[column].to_numpy() for name, column in names.items()})
-    return items if entry is None else replace(items, entry=entry)
+    items = items_of(pa.concat_tables(tables, promote_options="default"))  # some parts may have sounds
+    items = items if entry is None else replace(items, entry=entry)
+    return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
 def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
