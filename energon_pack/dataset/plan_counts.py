@@ -1,0 +1,65 @@
+"""Count what costs depend on, in the rows of a plan: tokens, images and sounds of each member."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.plan_rows import OPTIONAL
+from energon_pack.plan.items import Items
+from energon_pack.plan.trees import with_own_counts
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import MEDIA_TYPES
+
+_COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
+
+
+def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
+    """Yield the rows of a plan with the columns that `items_of` needs, one row group at a time.
+
+    Args:
+        more: further columns.
+
+    Raises:
+        PackError: the plan can't be read.
+    """
+    with plan.opened() as file:
+        optional = [name for name in OPTIONAL if name in file.schema_arrow.names]
+    yield from plan.tables(*_COLUMNS, *optional, *more)
+
+
+def sizes_of(table: pa.Table) -> Ints:
+    """Count the members of each pack, whose rows stand one after another."""
+    packs = table["pack"].combine_chunks().dictionary_encode().indices.to_numpy()
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(packs)) + 1, [len(packs)]))
+    sizes: Ints = np.diff(starts)
+    return sizes
+
+
+def items_of(table: pa.Table) -> Items:
+    """Return the members of some packs as the items of a plan: what a member shares counts for the one before it."""
+    parts = table["parts"].combine_chunks()
+    kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()
+
+    def number_of(kind: str) -> Ints:
+        is_one = pc.equal(kinds, kind).to_numpy(zero_copy_only=False)
+        return np.bincount(member[is_one], minlength=len(parts))
+
+    def column(name: str) -> npt.NDArray[Any]:
+        has_it = name in table.column_names
+        return pc.fill_null(table[name], 0).to_numpy() if has_it else np.zeros(table.num_rows, np.int64)
+
+    counts = {name: column(name) for name in ("token_len", "num_visual_tokens", "num_audio_tokens")}
+    counts |= {"num_images": number_of("image"), "num_audios": number_of("audio")}
+    media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), 0).to_numpy().astype(np.int8)
+    zeros = np.zeros(table.num_rows, np.int8)
+    items = Items(counts, media, zeros, zeros, zeros, column("num_supervised"))
+    if "shared_len" not in table.column_names:
+        return items
+    shared = {"token_len": "shared_len", "num_images": "num_shared_images"}
+    shared |= {"num_visual_tokens": "num_shared_visual_tokens"}
+    return with_own_counts(items, {name: column(of) for name, of in shared.items()})
