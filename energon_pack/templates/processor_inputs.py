@@ -18,7 +18,7 @@ from energon_pack.templates.template import Template
 
 
 class Clip(NamedTuple):
-    """The frames of a video that a model sees, and its sound if that is heard."""
+    """The frames of a video that a model sees, and the video's sound if it is heard."""
 
     frames: np.ndarray[Any, Any]  # [n, height, width, 3]
     metadata: dict[str, Any]  # for the processor
@@ -28,15 +28,15 @@ class Clip(NamedTuple):
 def prepared_media(
     template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
 ) -> tuple[list[Image.Image], list[Clip], list[Samples], list[str]]:
-    """Return the images, clips and sounds of a sample, as its processor takes them, and the kind of each placeholder.
+    """Return the images, clips and sounds of a sample for its processor, and the kind of each placeholder.
 
     Args:
         media: the media of the sample, in the order of their placeholders.
-        own: for each an image, or the bytes of a video or a sound.
+        own: for each medium an image, or the bytes of a video or a sound.
 
     Raises:
-        ValueError, OSError: they can't be decoded.
-        Skip: as the template's.
+        ValueError, OSError: a medium can't be decoded.
+        Skip: the template skips the sample.
     """
     images: list[Image.Image] = []
     clips: list[Clip] = []
@@ -58,7 +58,7 @@ def _heard(template: Template, data: bytes, sound: Media) -> Samples:
     """Return a sound, or the sound of a video, at the rate of the processor.
 
     Raises:
-        UndecodableError: it is shorter than its header says.
+        UndecodableError: it can't be decoded, or its number of samples is not the measured one.
     """
     samples, wanted = decode_audio(data, template.rules.rate), template.num_heard(sound)
     if len(samples) != wanted:
@@ -70,7 +70,7 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     """Return the frames of a video that the model sees, and their metadata for the processor.
 
     Args:
-        pixels: its bytes, or all of its frames.
+        pixels: the bytes of the video, or all of its frames.
     """
     chosen = template.choose_frames(video)
     shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
@@ -86,7 +86,7 @@ def media_inputs(
     sounds: Sequence[Samples] = (),
     order: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the media arguments of a processor's call, and its settings for them; frames are chosen already.
+    """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen.
 
     Args:
         order: the kind of each placeholder; needed if clips have sounds.
@@ -114,7 +114,7 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
         media: the media arguments of its call: see `media_inputs`.
 
     Raises:
-        Exception: whatever the class raises.
+        Exception: any error of the class.
     """
     spec = template.spec
     text = template.raw_text(sample)

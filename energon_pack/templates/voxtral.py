@@ -1,7 +1,7 @@
-"""Gives Voxtral's processor a call that takes texts with sounds; its own counts them in `apply_chat_template` alone.
+"""Gives Voxtral's processor a call that takes texts with sounds; its own takes sounds only in `apply_chat_template`.
 
-mistral-common, which is behind that, writes `[BEGIN_AUDIO]` and 12.5 `[AUDIO]` for each second of a sound, which is
-padded to whole windows of 30 seconds.
+`apply_chat_template` uses mistral-common, which pads a sound to whole windows of 30 seconds, and writes `[BEGIN_AUDIO]`
+and 12.5 `[AUDIO]` for each second.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import torch
 
 _NAME = "VoxtralProcessor"
 _BEGIN = "[BEGIN_AUDIO]"
-_FRAMES = 8  # of the spectrogram, for one token
+_FRAMES = 8  # frames of the spectrogram for one token
 
 
 def with_call(processor: Any) -> Any:
-    """Return a processor whose call takes sounds; all but Voxtral's stay as they are."""
+    """Return a processor whose call takes sounds; a processor of another model is returned unchanged."""
     if type(processor).__name__ == _NAME:
         processor.__class__ = _hearing(type(processor))
     return processor
@@ -44,10 +44,10 @@ def _hearing(own: Any) -> Any:
 
 
 def _with_runs(texts: Sequence[str], token: str, runs: Sequence[str]) -> list[str]:
-    """Return texts with each token of a sound replaced by those of its features.
+    """Return texts in which the tokens of its features replace the token of each sound.
 
     Raises:
-        ValueError: there are more, or fewer, such tokens than sounds.
+        ValueError: there are more tokens of sounds than sounds, or fewer.
     """
     pieces = [text.split(token) for text in texts]
     if (number := sum(map(len, pieces)) - len(pieces)) != len(runs):

@@ -1,4 +1,4 @@
-"""The samples of two packs alone: what a trainer's loss over the packs is compared with."""
+"""Run the samples of two packs alone: `check_trainer` compares a trainer's loss over the packs with theirs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.pack_encoder import Pack
 from energon_pack.training.wrapped import class_of, unwrapped
 
-#: of a batch, what a forward would compute a loss from
+#: keys of a batch from which a forward would compute a loss
 _OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The samples of two packs, each by itself."""
+    """The losses of the samples of two packs, each run by itself."""
 
-    #: Σ w·ce of each pack, and Σ w; without weights each trained token has 1
+    #: Σ w·ce of each pack, then Σ w; without weights each trained token has w = 1
     summed: list[float]
     trained: list[float]
     num_samples: int
@@ -32,7 +32,7 @@ class Alone:
 
 
 def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
-    """Run each sample of two packs by itself, by the forward of the model's class, which no trainer replaced."""
+    """Run each sample of two packs by itself through the forward of the model's class, not one that a trainer set."""
     model = unwrapped(trainer.model)
     training = model.training
     summed, trained, num = [], [], 0
@@ -51,7 +51,7 @@ def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alon
 
 
 def _single(collator: Collator, row: Any) -> Iterator[Pack]:
-    """Yield each member of a pack as a pack of its own; of a stream, whose samples are gone, the pack itself."""
+    """Yield each member of a pack as its own pack; for a stream, which keeps no samples, yield the pack itself."""
     if not (isinstance(row, Mapping) and hasattr(collator.packs, "members")):
         yield collator.pack(row)
         return

@@ -1,9 +1,9 @@
-"""Check that a trainer trains on packs as on their samples: two packs of unequal trained tokens go its own way.
+"""Check that a trainer trains on packs as on their samples: it takes a step of two packs with unequal trained tokens.
 
     trainer ─its loader's dealing─► who reads which rows
             ─its collator, get_batch_samples, training_step─► the loss of the step ◄─compared─ each sample alone
 
-One batch shows nothing: with two the loss is right only if it is divided by the trained tokens of the whole step.
+One batch would show nothing. With two, the loss is right only if it is divided by the trained tokens of the whole step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ from energon_pack.training.pack_encoder import Pack
 
 __all__ = ["check_trainer"]
 
-#: packs of each rank among which two of unequal trained tokens are looked for
+#: packs of each rank from which two with unequal trained tokens are chosen
 _LOOKED_AT = 8
-#: difference of losses that is rounding, relative: float32, and anything shorter
+#: relative difference of losses that counts as rounding: in float32, and in shorter types
 _SAME, _SAME_SHORT = 1e-4, 2e-2
 
 
 class Trainer(Protocol):
-    """The part of transformers' Trainer, or of a subclass, that is asked."""
+    """The part of transformers' Trainer, or of a subclass, that the check uses."""
 
     model: Any
     args: Any
@@ -44,23 +44,23 @@ class Trainer(Protocol):
         """Return its loader."""
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and what their loss is divided by."""
+        """Return the batches of a step, and the number that divides their loss."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Return the loss of a batch after its backward."""
 
 
 def check_trainer(trainer: Trainer) -> str:
-    """Check a trainer just before its `train()`, on all ranks: its loss over two packs against the samples alone.
+    """Compare a trainer's loss over two packs with the samples alone. Call it on all ranks, just before `train()`.
 
-    Both packs go through the trainer's own loader, collator, denominator, attention and backward; gradients are set to
-    None afterwards, and nothing is learned.
+    Both packs go through the trainer's own loader, collator, denominator, attention and backward. Nothing is learned:
+    gradients are set to None afterwards.
 
     Returns:
         A line that says ✓, the loss and its difference, and how packs are dealt to ranks.
 
     Raises:
-        PackError: something is lost on the way; the message says what, and the line that cures it.
+        PackError: something is lost on the way. The message says what is lost, and which line cures it.
     """
     if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
@@ -79,7 +79,7 @@ def check_trainer(trainer: Trainer) -> str:
 
 
 def _patch(trainer: Trainer) -> None:
-    """Put Liger's kernels into the model, as `train()` does first; once more changes nothing."""
+    """Put Liger's kernels into the model, as `train()` does first; doing it twice changes nothing."""
     if getattr(trainer.args, "use_liger_kernel", False):
         from transformers.integrations.liger import apply_liger_kernel
 
@@ -104,7 +104,7 @@ def _loader(trainer: Trainer) -> Any:
 
 
 def _collator(collate: Any) -> Collator:
-    """Find the collator of packs inside what a trainer put around it.
+    """Find the collator of packs inside the wrappers of a trainer.
 
     Raises:
         PackError: there is none.
@@ -125,7 +125,7 @@ def _collator(collate: Any) -> Collator:
 
 @dataclass(frozen=True)
 class Step:
-    """The loss that the trainer has for the step, and the trained tokens of this rank's packs."""
+    """The trainer's loss for the step, and the trained tokens of this rank's packs."""
 
     loss: float
     trained: list[int]
@@ -160,14 +160,14 @@ class Step:
 
 
 def _cure(trainer: Trainer) -> str:
-    """Return the line that makes the denominator right."""
+    """Return the line of code that makes the denominator right."""
     if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
 def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
-    """Choose the two of some rows whose trained tokens differ most; each rank looks at others.
+    """Choose two rows whose trained tokens differ most; each rank looks at other rows.
 
     Raises:
         PackError: the dataset gives no rows of packs, or too few.
@@ -218,7 +218,7 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
 
 @contextmanager
 def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
-    """Let the trainer think that it accumulates; put gradients, random numbers, dropout and modes back."""
+    """Have the trainer accumulate without dropout; restore dropout, modes and random numbers, and drop gradients."""
     model, name = trainer.model, "current_gradient_accumulation_steps"
     before, training = getattr(trainer, name, None), model.training
     model.to(trainer.args.device)
@@ -247,7 +247,7 @@ def _as_in_a_step(trainer: Any, num: int) -> Iterator[None]:
 
 @contextmanager
 def _without_engine(accelerator: Any) -> Iterator[None]:
-    """Take gradients as a model by itself does, while DeepSpeed's engine is not made yet: `train()` makes it."""
+    """Run backward as without DeepSpeed while its engine does not exist yet: `train()` makes it."""
     kind = str(getattr(accelerator, "distributed_type", ""))
     if not kind.endswith("DEEPSPEED") or accelerator.deepspeed_engine_wrapped is not None:
         yield
@@ -267,6 +267,6 @@ def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
 
 
 def _tolerance(model: Any) -> float:
-    """Return the relative difference that is rounding."""
+    """Return the relative difference that counts as rounding."""
     is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
     return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

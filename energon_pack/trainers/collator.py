@@ -1,4 +1,4 @@
-"""Build a trainer's batches from rows of `as_dataset`, in whichever process the trainer's loader has."""
+"""Build a trainer's batches from rows of `as_dataset`, in any process of the trainer's loader."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refus
 
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
-#: of a batch with weights, what its loss is made of and no model takes
+#: keys of a batch with weights that make its loss; no model takes them
 OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
@@ -23,15 +23,15 @@ class Packs(Protocol):
 
 
 class Collator:
-    """Builds batches; of the model it holds a few facts and no weights, so it goes to a loader's workers.
+    """Builds batches. It holds a few facts about the model and no weights, so a loader's workers can have it.
 
     Args:
         packs: the dataset.
-        model: of transformers; guard it first. A batch has what its `forward` takes.
-        weights: batches have the weights of their tokens, too, for a trainer that is `weighted`.
+        model: a model of transformers; guard it first. A batch has the inputs that its `forward` takes.
+        weights: batches also have the weights of their tokens, for a trainer that is `weighted`.
 
     Raises:
-        PackError: the packs have another layout than `neat`.
+        PackError: the layout of the packs is not `neat`.
     """
 
     def __init__(self, packs: Packs, model: Any, weights: bool = False):
@@ -39,15 +39,15 @@ class Collator:
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
         self.packs = packs
-        #: whether batches have weights
+        #: whether batches have the weights of tokens
         self.weights = weights
         self._outline: Outline = outline_of(model).for_worker()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
-        """Lay the packs of some rows out, as the inputs of `model.forward`.
+        """Lay out the packs of some rows as the inputs of `model.forward`.
 
         Args:
-            rows: of `as_dataset`, or packs. Trainers may pass settings of their own padding beside them.
+            rows: rows of `as_dataset`, or packs. Settings that trainers pass for their own padding are ignored.
 
         Raises:
             PackError: a row names no pack.
@@ -57,7 +57,7 @@ class Collator:
         return self.of_packs([self.pack(row) for row in rows])
 
     def pack(self, row: Any) -> Pack:
-        """Return the pack that a row names; raises as a call."""
+        """Return the pack that a row names; raises as `__call__` does."""
         if isinstance(row, Pack):
             return row
         if not isinstance(row, Mapping) or PACK not in row:
@@ -70,7 +70,7 @@ class Collator:
         return named if isinstance(named, Pack) else self.packs[int(row[EPOCH]), int(named)]
 
     def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
-        """Lay packs out; raises as a call."""
+        """Lay packs out; raises as `__call__` does."""
         refuse_trees(packs, "a trainer's own loss")
         batch = self.packs.encoder.batch(packs)
         if self.weights:

@@ -11,7 +11,7 @@ from energon_pack.samplers import PackSampler
 from energon_pack.trainers.collator import EPOCH
 from energon_pack.trainers.settings import in_order
 
-#: rows of an epoch that are looked at
+#: most rows of an epoch that are checked
 _MOST = 1_000_000
 _CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals rows to ranks once"
 
@@ -20,11 +20,11 @@ def dealing_of(trainer: Any, loader: Any) -> str:
     """Say how packs are dealt.
 
     Args:
-        trainer: of transformers.
-        loader: its loader, as it came from `get_train_dataloader`.
+        trainer: a trainer of transformers.
+        loader: its loader, as `get_train_dataloader` returns it.
 
     Raises:
-        PackError: packs are dealt twice, or reach no rank; or batches are cut by dispatching.
+        PackError: packs are dealt twice, or packs reach no rank, or dispatching cuts batches.
     """
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
@@ -53,7 +53,7 @@ def dealing_of(trainer: Any, loader: Any) -> str:
 
 
 def _epochs(trainer: Any, loader: Any) -> str:
-    """Say what every epoch after the first loses; empty: nothing."""
+    """Say what is wrong with every epoch after the first; empty: nothing."""
     data, args = trainer.train_dataset, trainer.args
     columns = getattr(data, "column_names", None) or ()
     num = getattr(args, "num_train_epochs", 1)
@@ -79,7 +79,7 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> s
         in_order: the trainer's setting that keeps their order.
 
     Raises:
-        PackError: more rows come twice, or never, than the end of an epoch explains.
+        PackError: more rows are dealt twice, or not at all, than the end of an epoch explains.
     """
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)

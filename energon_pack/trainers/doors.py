@@ -1,4 +1,4 @@
-"""The methods by which packs go into trainers that have loaders of their own."""
+"""The methods that give packs to trainers with loaders of their own."""
 
 from abc import abstractmethod
 from typing import Any
@@ -22,25 +22,25 @@ class ForTrainers:
     encoder: PackEncoder
 
     def collator(self, model: Any, weights: bool = False) -> Collator:
-        """Return what builds a trainer's batches (`data_collator`): the inputs of `model.forward`.
+        """Return the trainer's `data_collator`, which builds batches: the inputs of `model.forward`.
 
         Args:
-            model: of transformers, guarded. It is asked for a few facts now, and not kept.
-            weights: give the weights of tokens, too (`loss_weight`, and those of samples and turns): the trainer must
-                be `weighted`, which knows what to do with them.
+            model: a guarded model of transformers. The collator reads a few facts from it, and does not keep it.
+            weights: batches also have the weights of tokens (`loss_weight`, and weights of samples and turns). The
+                trainer must then be `weighted`.
         """
         return Collator(self, model, weights)  # type: ignore[arg-type]
 
     def loss_func(self) -> TokenMean:
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
 
-        Without it, Trainers take the mean of the packs' means for most models with images.
+        Without it, Trainers compute the mean of the packs' means for most models with images.
         """
         return TokenMean(shifted=self.encoder.labels_shifted)
 
 
 class Numbered(ForTrainers):
-    """Packs that are known by number."""
+    """Packs that are read by number."""
 
     micro_batches: int
 
@@ -56,22 +56,23 @@ class Numbered(ForTrainers):
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
 
         A trainer that reads it in this order (`train_sampling_strategy="sequential"`), with one pack a batch, has even
-        steps; one that shuffles it has each pack once all the same. Columns: `pack`, `epoch`, and the tokens, by the
-        names that trainers group by: `length` and `lengths`.
+        steps. A trainer that shuffles it still trains each pack once. Columns: `pack`, `epoch`, and the tokens of the
+        pack under the names by which trainers group: `length` and `lengths`.
 
         Args:
-            epochs: of packs, one after another; train one epoch of this dataset then. Lazy packs are others in each.
-            ranks: data-parallel ranks; by default those of torch.distributed or torchrun. To go on with other ranks,
-                give the number that began, and keep ranks × accumulated packs.
+            epochs: epochs of packs, one after another; then train one epoch of this dataset. Each epoch of lazy packs
+                has other packs.
+            ranks: data-parallel ranks; by default the ranks of torch.distributed or torchrun. To resume with another
+                number of ranks, give the number of the first run, and keep ranks × accumulated packs the same.
             micro_batches: packs of each rank in a step: gradient accumulation; by default
                 `packing.topology.micro_batches`.
 
         Returns:
-            Of all epochs each pack once, but for the last ones, fewer than `ranks`, that not every rank would have.
+            Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
 
         Raises:
             PackError: `datasets` is not installed.
-            ValueError: there are fewer packs than one step has.
+            ValueError: there are fewer packs than one step takes.
         """
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
@@ -94,7 +95,7 @@ class Streamed(ForTrainers):
     def as_dataset(self) -> Any:
         """Return a `datasets.IterableDataset` of this rank's packs; `collator` reads its rows.
 
-        Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own.
+        Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
 
         Raises:
             PackError: `datasets` is not installed.

@@ -10,10 +10,10 @@ from energon_pack.training.layout import IGNORE
 
 
 class TokenMean:
-    """Σ ce / all trained tokens of the step, over accumulated batches and ranks: that of the samples unpacked.
+    """Σ ce / all trained tokens of the step, over accumulated batches and ranks: the loss of the unpacked samples.
 
     Args:
-        shifted: labels stand where they are predicted.
+        shifted: a label stands at the position that predicts it.
     """
 
     def __init__(self, shifted: bool = False):
@@ -23,9 +23,9 @@ class TokenMean:
         """Return the batch's part of the loss, 0-d.
 
         Args:
-            outputs: of the model, with logits [B, S, vocabulary].
+            outputs: outputs of the model, with logits [B, S, vocabulary].
             labels: [B, S].
-            num_items_in_batch: trained tokens of the whole step; None: of this batch, as in evaluation.
+            num_items_in_batch: trained tokens of the whole step; None: count those of this batch, as in evaluation.
 
         Raises:
             PackError: the model gives no logits.

@@ -1,6 +1,6 @@
-"""Datasets of Hugging Face whose rows name packs: a trainer shuffles, deals and skips numbers, and reads no pixel.
+"""Hugging Face datasets whose rows name packs: a trainer shuffles, deals and skips numbers, and reads no pixel.
 
-This file alone needs `datasets`; it is imported when `as_dataset` is called.
+Only this file needs `datasets`; `as_dataset` imports it when it is called.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.trainers.collator import EPOCH, PACK
 from energon_pack.training.pack_encoder import Pack
 
-#: the tokens of a pack, by the names of transformers' Trainer and of ms-swift
+#: columns with the tokens of a pack: the name in transformers' Trainer, and the name in ms-swift
 LENGTHS = ("length", "lengths")
 _NUMBERS = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
@@ -31,8 +31,8 @@ class PackRows(datasets.Dataset):
         """Make the rows.
 
         Args:
-            packs: (epoch, number) of each.
-            lens: int64[len(packs)], tokens of each.
+            packs: (epoch, number) of each pack.
+            lens: int64[len(packs)], the tokens of each pack.
         """
         epochs, numbers = zip(*packs, strict=True)
         columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
@@ -40,7 +40,7 @@ class PackRows(datasets.Dataset):
         return rows
 
     def map(self, *_: Any, **__: Any) -> Any:
-        """Raise PackError: a trainer would tokenise, truncate or pack."""
+        """Raise PackError: a trainer would tokenise, truncate or pack the rows."""
         raise PackError(_NUMBERS.format(knob="leave the trainer's preprocessing out"))
 
     def filter(self, *_: Any, **__: Any) -> Any:
@@ -62,11 +62,11 @@ class StreamRows(datasets.IterableDataset):
 
     Args:
         packs: the stream.
-        rank, world_size: those of the stream.
+        rank, world_size: the rank of the stream, and its number of ranks.
     """
 
     def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
-        features = datasets.Features({PACK: datasets.Value("null")})  # only the name of the column is ever asked for
+        features = datasets.Features({PACK: datasets.Value("null")})  # only the column's name is ever used
         super().__init__(ExamplesIterable(self._rows, {}), datasets.DatasetInfo(features=features))
         self._packs, self._rank, self._world_size = packs, rank, world_size
 
@@ -79,16 +79,16 @@ class StreamRows(datasets.IterableDataset):
 
     @property
     def num_shards(self) -> int:
-        """One for each rank: Accelerate then asks for a shard, and has no rank skip the packs of others."""
+        """One shard for each rank: Accelerate then asks for a shard, and no rank has to skip packs of other ranks."""
         return self._world_size
 
     n_shards = num_shards  # the name of older versions, which Accelerate asks
 
     def shard(self, num_shards: int, index: int, contiguous: bool = True) -> "StreamRows":
-        """Return this dataset: its stream is this rank's already.
+        """Return this dataset: its stream already belongs to this rank.
 
         Raises:
-            PackError: another rank, or another number of ranks.
+            PackError: the caller asks for another rank, or for another number of ranks.
         """
         if (index, num_shards) != (self._rank, self._world_size):
             raise PackError(
@@ -98,7 +98,7 @@ class StreamRows(datasets.IterableDataset):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw in another order; nothing for the first epoch, which has begun."""
+        """Draw packs in another order; the first epoch has already begun, so nothing changes for it."""
         if epoch:
             self._packs.set_epoch(epoch)  # type: ignore[attr-defined]
 

@@ -1,11 +1,11 @@
-"""The settings of trainers that break packs, each with the one that does not."""
+"""The settings of trainers that break packs, each with a value that does not."""
 
 from typing import Any
 
 from energon_pack.online.ranks import ranks_here
 
 _CUT = "members of a pack would be cut over ranks, and see each other"
-#: argument of a trainer → what a value that asks for anything does to packs
+#: argument of a trainer → how any value that switches it on breaks packs
 _BREAKS = {
     "packing": "the trainer would pack packs again",
     "padding_free": "the trainer would flatten packs, with positions of its own",
@@ -17,7 +17,7 @@ _BREAKS = {
     "use_eaft_loss": "the loss of packs takes the place of this one",
     "shift_attn": "LongLoRA's shifted attention crosses members",
 }
-#: argument of a trainer, or of Accelerate's parallelism → the same of a value above 1
+#: arguments of a trainer, or of Accelerate's parallelism, that break packs if they are above 1
 _CUTS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
 
 #: module of a trainer's class → the setting with which it reads rows in their order
@@ -30,7 +30,7 @@ _IN_ORDER = {
 
 
 def refused(trainer: Any) -> str:
-    """Say which setting of a trainer breaks packs, and what to set; empty: none that is known."""
+    """Say which setting of a trainer breaks packs, and what to set; empty: no known setting does."""
     args, accelerator = trainer.args, trainer.accelerator
     owners = (args, getattr(trainer, "finetuning_args", None))  # LLaMA-Factory's
     for name, told in _BREAKS.items():

@@ -1,4 +1,4 @@
-"""The weights of tokens in the loss of a trainer: `loss_weight`, and those of samples and turns."""
+"""Put the weights of tokens into a trainer's loss: `loss_weight`, and the weights of samples and turns."""
 
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -14,23 +14,23 @@ Trainer = TypeVar("Trainer")
 
 
 def weighted(trainer: Trainer) -> Trainer:
-    """Let a trainer's loss be Σ w·ce / Σ w over a whole step: all accumulated packs of all ranks.
+    """Make a trainer's loss Σ w·ce / Σ w over a whole step: all accumulated packs of all ranks.
 
     Args:
-        trainer: of transformers, or of a subclass, with `data_collator=packs.collator(model, weights=True)`. It is
+        trainer: transformers' Trainer or a subclass, with `data_collator=packs.collator(model, weights=True)`. It is
             changed in place.
     """
     kind: Any = type(trainer)
     trainer.__class__ = type(kind.__name__, (WeightedSteps, kind), {"__module__": kind.__module__})
     trainer.model_accepts_loss_kwargs = True  # type: ignore[attr-defined]  # its losses are divided already
     args: Any = trainer.args  # type: ignore[attr-defined]
-    if hasattr(args, "use_logits_to_keep"):  # ms-swift would cut labels, and leave their weights as they are
+    if hasattr(args, "use_logits_to_keep"):  # ms-swift would cut labels but not their weights
         args.use_logits_to_keep = False
     return trainer
 
 
 class WeightedSteps:
-    """The methods that go before those of a trainer's own class."""
+    """Methods that override those of a trainer's own class."""
 
     accelerator: Any
 
@@ -45,7 +45,7 @@ class WeightedSteps:
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the batch's part of the loss; of the batch alone in evaluation, where no total is known."""
+        """Return the batch's part of the step's loss; in evaluation, without a total, the loss of the batch alone."""
         of_loss = {name: inputs[name] for name in OF_LOSS if name in inputs}
         outputs = model(**{name: value for name, value in inputs.items() if name not in OF_LOSS})
         share = None

@@ -19,7 +19,7 @@ from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
-#: The flavour in which packing writes `DEFAULT` where members share their beginnings (`packing.share`).
+#: Packing writes this flavour in place of `DEFAULT` if members share their beginnings (`packing.share`).
 TREES = PackedTrees()
 #: The flavours that packing writes, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
@@ -34,10 +34,10 @@ FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), Loong
 
 
 def packed_flavor(name: str) -> PackedFlavor | None:
-    """Return the packs' flavour of this name, of this package or of an installed one; None: nobody has it.
+    """Return the packs' flavour of this name from this package or an installed one; None: there is none.
 
     Raises:
-        PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no such class.
+        PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no PackedFlavor.
     """
     if name in PACKED or name == TREES.name:
         return PACKED.get(name, TREES)
@@ -57,10 +57,10 @@ def packed_flavor(name: str) -> PackedFlavor | None:
 
 
 def flavor_written(name: object) -> PackedFlavor:
-    """Return the flavour that a dataset's energon_pack.json names; the default one if it names none.
+    """Return the flavour that a dataset's energon_pack.json names; the default flavour if it names none.
 
     Raises:
-        PackError: only a package that is not installed here has it; or as `packed_flavor`.
+        PackError: no installed package has it; or as `packed_flavor` raises.
     """
     flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT
     if flavor is None:
@@ -75,7 +75,7 @@ def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequ
 
 
 def foreign_flavor(value: Fields) -> PackedFlavor | None:
-    """Find the other tool's flavour that the JSON of a pack has; None: no known one."""
+    """Find the other tool's flavour that the JSON of a pack has; None: no known flavour."""
     return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
 
 
@@ -84,7 +84,7 @@ class UnknownFormat(PackError):
 
 
 def why_unknown(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with such an energon_pack.json; None: it can."""
+    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
     name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
     if isinstance(name, str) and packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
@@ -98,7 +98,7 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
     """Make the fields of a flavour's sample class from the parts of any writer's pack; raises Skip as its `load` does.
 
     Args:
-        read: reads the media from the source if the pack has no copies.
+        read: reads the media from the source if the pack holds no copies.
 
     Raises:
         UnknownFormat: a later version of this package wrote the pack.
@@ -109,7 +109,7 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack from its parts, without a sample class; raises Skip as `load` and `inputs` do.
+    """Yield the members of a pack from its parts without a sample class; raises Skip as `load` and `inputs` do.
 
     Args:
         read: as in `load_pack`.

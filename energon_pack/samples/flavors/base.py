@@ -3,8 +3,7 @@
     Conversation ──member_value──► a member's part of the JSON ──write──► the JSON ──members──► the members' parts
     the parts of a pack ──load──► fields of an Energon sample ──inputs──► MemberInput: what training encodes
 
-The check of a pack asks its flavour what the JSON has to hold, so one class says what is written and what is expected.
-Pure.
+The check of a pack asks its flavour what the JSON has to hold, so the class that writes a layout also checks it. Pure.
 """
 
 from abc import ABC, abstractmethod
@@ -30,20 +29,20 @@ class Conversation:
     fields: dict[str, Any]
     #: kind and extension of each medium, in the order of their placeholders
     media: list[tuple[str, str]]
-    #: for each image, whether it has patch positions; empty: none has
+    #: for each image, whether it has patch positions; empty: no image has
     has_positions: list[bool] = field(default_factory=list)
-    #: whether its images have times; `PackedFlavor.times_in_text` says where they are written: in the text or in fields
+    #: whether its images have times; `PackedFlavor.times_in_text` says whether they are written in the text or in fields
     is_timed: bool = False
-    #: its first media that are those of the member before it
+    #: number of its first media that it shares with the member before it
     num_shared: int = 0
 
 
 class Shared(NamedTuple):
-    """How a member of a pack begins as the member before it does."""
+    """The beginning that a member of a pack shares with the member before it."""
 
-    #: its first tokens that are those of the member before it; 0: it begins a new tree
+    #: number of its first tokens that are also the first of the member before it; 0: it begins a new tree
     num_tokens: int = 0
-    #: its first images and videos, which lie in these tokens
+    #: number of images and videos in these tokens
     num_images: int = 0
     num_videos: int = 0
 
@@ -61,11 +60,11 @@ class MemberInput:
     videos: Sequence[bytes] = ()
     tools: list[Any] | None = None
     video_frames: Any = None
-    #: its measured length in tokens; None: it was not measured
+    #: its measured length in tokens; None: not measured
     token_len: int | None = None
     options: SampleOptions = NO_OPTIONS
     audios: Sequence[bytes] = ()
-    #: what it shares with the member before it in the pack; `images` and `videos` hold the shared ones, too
+    #: its beginning that the member before it has, too; `images` and `videos` also hold the shared media
     shared: Shared = NOT_SHARED
 
     @property
@@ -91,12 +90,12 @@ class Flavor(ABC):
 class PackedFlavor(Flavor):
     """Writes and reads packs: names their parts, makes their JSON, and says which samples fit into it."""
 
-    #: fields of the JSON, and the ones it may lack; each list has an entry for each member
+    #: fields of the JSON, and fields that it may lack; each list has an entry for each member
     schema: ClassVar[Schema]
     optional: ClassVar[tuple[str, ...]] = ()
     #: fields of its `_meta`
     meta: ClassVar[Schema]
-    #: another tool that writes this layout, and the tool's name for it; "": this package writes exactly this
+    #: another tool that writes this layout, and the tool's name for the layout; "": this package writes it
     whose: ClassVar[str] = ""
     #: for another tool's layout: fields whose presence identifies its JSON
     told_by: ClassVar[tuple[str, ...]] = ()
@@ -106,9 +105,9 @@ class PackedFlavor(Flavor):
     times_in_text: ClassVar[bool] = True
     #: the field that names media; `media_refs` replaces it in packs without copies of media
     media_field: ClassVar[str] = "media_files"
-    #: the fields that sample_loader.py fills in another stack's sample class
+    #: fields that sample_loader.py fills in another stack's sample class
     gives: ClassVar[tuple[str, ...]] = ()
-    #: names `does_not_fit`, under which lengths keep its answers, and a file of sample_loaders/
+    #: a name: lengths keep the answers of `does_not_fit` under it, and a file of sample_loaders/ has it
     form: ClassVar[str]
 
     @property
@@ -126,11 +125,11 @@ class PackedFlavor(Flavor):
     def all_part_names(
         self, members: Sequence[Sequence[tuple[str, str]]], num_shared: Sequence[int]
     ) -> list[list[str]]:
-        """Name the parts for the media of all members; a member names shared media as the member before it does.
+        """Name the parts for the media of all members; shared media keep the names of the member before.
 
         Args:
             members: kind and extension of each medium of each member.
-            num_shared: for each member, its first media that are those of the member before it.
+            num_shared: for each member, the number of its first media that it shares with the member before it.
         """
         names: list[list[str]] = []
         for index, (media, num) in enumerate(zip(members, num_shared, strict=True)):
@@ -143,7 +142,7 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def kind(self, part: str) -> str | None:
-        """Return the kind of a medium by the name of its part; None: it is none."""
+        """Return the kind of a medium by the name of its part; None: the part is no medium."""
 
     @abstractmethod
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
@@ -151,13 +150,13 @@ class PackedFlavor(Flavor):
 
     @abstractmethod
     def member_value(self, index: int, conversation: Conversation) -> dict[str, Any]:
-        """Make one member's part of the JSON, as `members` returns it."""
+        """Make one member's part of the JSON, in the form that `members` returns."""
 
     @abstractmethod
     def members(self, value: Fields) -> list[dict[str, Any]]:
         """Split the JSON of a pack into its members' parts; raises KeyError if that is impossible.
 
-        Beside the fields that `messages` reads, a member may have `tools` and `video_frames`, as samples do.
+        A member has the fields that `messages` reads; like a sample, it may also have `tools` and `video_frames`.
         """
 
     @abstractmethod
@@ -169,14 +168,14 @@ class PackedFlavor(Flavor):
         return list(parts)
 
     def fields(self, member: Fields) -> Fields:
-        """Return the other fields of a member's sample, its options (weight, media settings …) among them."""
+        """Return the other fields of a member's sample, including its options (weight, media settings …)."""
         return member
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         """Return the conversation of one of `members`.
 
         Args:
-            positions: the array of each image, which gives the times that are not in the text; empty: without times.
+            positions: the array of each image, which gives times that the text lacks; empty: there are no times.
         """
         messages: list[Message] = member["messages"]
         return messages
@@ -189,8 +188,8 @@ class PackedFlavor(Flavor):
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         """Make the fields of the sample class from the parts of a pack and its JSON.
 
-        A missing image raises an `OSError` with its name only when its pixels or size are read, and a missing video is
-        empty: so the fault costs one member, not the pack.
+        A missing image raises an `OSError` with its name only when its pixels or size are read. A missing video is
+        empty. So the fault costs one member, not the pack.
 
         Raises:
             Skip: a member of another tool's pack is no conversation, or its placeholders do not match its media.
@@ -211,7 +210,7 @@ class PackedFlavor(Flavor):
 
 
 def sample_value(conversation: Conversation) -> dict[str, Any]:
-    """Join messages and other fields; a field with a name that samples use themselves goes under `source_fields`."""
+    """Join messages and other fields; a field whose name samples use themselves goes under `source_fields`."""
     value: dict[str, Any] = {"messages": conversation.messages}
     if conversation.tools:
         value["tools"] = conversation.tools

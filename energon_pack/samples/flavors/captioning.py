@@ -51,7 +51,7 @@ class PackedCaptioning(PackedFlavor):
         return not_alternating(messages, tools) or next((KINDS[kind].noun for kind in kinds if kind != "image"), None)
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
-        """Name images `img3_0.jpg`, as LLaVA-OneVision-2's loader wants them, whatever their format is."""
+        """Name images `img3_0.jpg`, whatever their format is: LLaVA-OneVision-2's loader wants such names."""
         return [f"img{index}_{number}.jpg" for number in range(len(media))]
 
     def positions_part(self, image: str) -> str | None:
@@ -162,7 +162,7 @@ class PackedCaptioning(PackedFlavor):
 
 
 def not_alternating(messages: Sequence[Message], tools: list[Any] | None) -> str | None:
-    """Say why a conversation is not only texts of user and assistant in turn; None: it is."""
+    """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
     roles = [message["role"] for message in messages]
     if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
         return "a document" if other == DOCUMENT else f"a {other} turn"
@@ -196,10 +196,10 @@ def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message
 
 
 def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
-    """Write times into the text of a conversation, and put in placeholders if another tool's pack has none.
+    """Write times into the text of a conversation, and add placeholders if another tool's pack lacks them.
 
     Args:
-        positions: the array of each image, None for an image without; empty: write no times.
+        positions: the array of each image, None for an image without an array; empty: write no times.
 
     Raises:
         Skip: the times can't be computed, or the placeholders do not match the images.

@@ -39,7 +39,7 @@ class MultiMixQA(Flavor):
 
 
 class PackedMultiMixQA(PackedFlavor):
-    """A pack of such conversations; each has the JSON that it would have alone."""
+    """A pack of conversations; each has the same JSON as alone."""
 
     name = form = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
@@ -97,14 +97,14 @@ class PackedMultiMixQA(PackedFlavor):
             "sample_ids": value["_meta"]["sample_ids"],
             "media_type": value["media_type"],
             **{name: value["_meta"][name] for name in self.stated},
-            **({"audios": sounds} if any(sounds) else {}),  # classes of other stacks know of none
+            **({"audios": sounds} if any(sounds) else {}),  # classes of other stacks have no such field
         }
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
         """Return messages, tools and frames of each member, as packing writes them.
 
         Args:
-            kinds: of each medium of each member.
+            kinds: the kind of each medium of each member.
         """
         return self.members(value)
 

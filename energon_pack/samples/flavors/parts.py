@@ -19,7 +19,7 @@ def json_of(part: Any) -> Any:
 
 
 def image_of(parts: Parts, name: str) -> Any:
-    """Return an image: not yet decoded if the part is bytes, else as Energon's decoder made it."""
+    """Return an image: not yet decoded if the part is bytes, else the image that Energon's decoder made."""
     value = parts.get(name)
     is_undecoded = value is None or isinstance(value, bytes)
     return LazyImage(value, f"{parts.get('__key__')}.{name}") if is_undecoded else value

@@ -1,7 +1,6 @@
-"""A form of `packed_multi_mix_qa` for a sample class that takes one question and one answer of each member.
+"""A form of `packed_multi_mix_qa` for a sample class that takes one question and one answer from each member.
 
-The JSON is the same. Samples that do not fit into such a class are left out, and another sample_loader.py lies beside
-the data.
+The JSON is the same. Samples that do not fit into that class are left out, and the data has another sample_loader.py.
 """
 
 from collections.abc import Sequence

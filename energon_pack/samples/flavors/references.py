@@ -1,9 +1,9 @@
-"""Packs without copies of media: their JSON says where each medium lies in the source, and has a checksum of it.
+"""Packs without copies of media: their JSON says where each medium lies in the source, with its checksum.
 
     {"media_refs": [[["a.tar", 1536, 48211]]], "_meta": {"media_parts": [[["s000.i00.jpg", 48211, 230973]]], …}, …}
 
-`media_refs` replaces the field that names media, so that a reader that knows only copies fails at once. Once the names
-are put back, such a pack is read like one with copies. Pure.
+`media_refs` replaces the field that names media, so that a reader that knows only copies fails at once. After the names
+are put back, the pack is read like a pack with copies. Pure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,16 @@ REFS, PARTS = "media_refs", "media_parts"
 
 
 class Reference(NamedTuple):
-    """The place in the source of a pack's medium, or of an array beside a medium."""
+    """The place in the source where a pack's medium lies, or an array beside a medium."""
 
-    name: str  # name of the part in a pack with copies
+    name: str  # name that the part has in a pack with copies
     place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
     size: int
     checksum: int  # `sources.referenced.checksum` of its bytes when it was packed
     sample: str  # id of the member that it belongs to
 
 
-#: Reads the parts of a pack that lie in its source, given the parts that the pack itself has.
+#: Takes the parts that a pack itself has, and reads its other parts from the source.
 ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
 
 
@@ -67,7 +67,7 @@ def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Seque
 
 
 def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
-    """Turn the JSON of a pack with references back: the reverse of `with_references`."""
+    """Undo `with_references`: return the JSON of a pack with copies."""
     names = [[part[0] for part in parts] for parts in value["_meta"][PARTS]]
     return {
         flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
@@ -106,7 +106,7 @@ def _are_others(refs: list[Any], parts: list[Any]) -> bool:
 
 
 def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia) -> tuple[Parts, Fields]:
-    """Return parts and JSON as in a pack with copies, after reading the missing parts from the source."""
+    """Read the missing parts from the source; return parts and JSON as in a pack with copies."""
     if not has_references(value):
         return parts, value
     named = {part.name: part for member in references_of(value) for part in member}  # members may share media

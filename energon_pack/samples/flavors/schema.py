@@ -1,4 +1,4 @@
-"""The types that fields of the packs' JSON must have: each in words, with a function that checks it."""
+"""The types that fields of the packs' JSON must have, each in words and with a function that checks it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 #: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 1
-#: Version of packs in which a member shares its beginning with another, and of their datasets.
+#: Version of packs in which members share beginnings, and of the datasets of such packs.
 FORMAT_OF_TREES = 2
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]

@@ -1,9 +1,9 @@
-"""Packed conversations that share their beginnings: `packed_multi_mix_qa`, and what each has of the one before it.
+"""Packed conversations that share beginnings: `packed_multi_mix_qa`, and how much each shares with the one before it.
 
     {"messages": […], "media_files": [["s000.i00.jpg"], ["s000.i00.jpg", "s001.i01.png"]],
      "_meta": {"shared_lens": [0, 312], …}}
 
-Each conversation is whole. A medium that lies in the shared beginning is in the pack once, and each member names it.
+Each conversation is whole. A medium in the shared beginning is in the pack once, and each member names it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from energon_pack.samples.flavors.schema import COUNTS, META, SHARED_FORMAT, Sch
 
 
 class PackedTrees(PackedMultiMixQA):
-    """A pack of conversations, each of which may begin as the one before it."""
+    """A pack of conversations; each may begin as the one before it does."""
 
     name = "packed_trees"
     sample_class = "PackedTreesSample"
@@ -43,10 +43,10 @@ class PackedTrees(PackedMultiMixQA):
 
 
 def num_shared(names: list[list[str]], shared_lens: list[int]) -> Iterator[int]:
-    """Yield how many of each member's first media are those of the member before it.
+    """Yield how many of its first media each member shares with the member before it.
 
     Args:
-        names: the parts of each member.
+        names: the names of each member's parts.
     """
     before: list[str] = []
     for of_member, shared_len in zip(names, shared_lens, strict=True):

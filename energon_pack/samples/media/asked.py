@@ -1,4 +1,4 @@
-"""Adds to a sample's media what the sample asks for: settings of each, frames listed for videos, sounds of videos."""
+"""Adds to a sample's media what the sample asks for: settings, lists of frames for videos, sounds of videos."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ def as_asked(
 
     Args:
         media: in the order of their placeholders.
-        video_frames: the field of that name: for each video the indices of its frames, ascending, or null.
-        opened: opens the medium with an index; needed where videos are to be heard.
+        video_frames: the sample's field `video_frames`: for each video the ascending indices of its frames, or null.
+        opened: opens the medium with an index; needed if videos are to be heard.
 
     Raises:
-        Skip: `bad_message` for another form, and for settings that contradict each other; `unreadable_media` for a
+        Skip: `bad_message` for a wrong form, and for settings that contradict each other; `unreadable_media` for a
             frame that a video does not have, for frames of several sizes, and for a sound that can't be decoded.
     """
     if options.media and len(options.media) != len(media):
@@ -47,7 +47,7 @@ def as_asked(
 
 
 def _heard(video: Media, file: BinaryIO) -> Media:
-    """Return a video with its sound; one without a sound as it is, as processors do."""
+    """Return a video with its sound; like processors, return a silent video unchanged."""
     if video.settings is not None and video.settings.is_range:
         what = "the sound of a part of a video is not heard: take out video_start and video_end, or use_audio_in_video"
         raise Skip(Reason.UNSUPPORTED_MEDIA, what)
@@ -59,7 +59,7 @@ def span_of(video: Media) -> tuple[int, int]:
     """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`.
 
     Raises:
-        Skip: `unreadable_media`: fewer than two frames lie in that range.
+        Skip: `unreadable_media`: fewer than two frames lie in the span.
     """
     settings, total = video.settings, video.num_frames
     if settings is None or not settings.is_range:
@@ -90,7 +90,7 @@ def has_lists(media: Sequence[Media]) -> bool:
 
 
 def lists_of_frames(media: Sequence[Media]) -> Iterator[tuple[Media, slice]]:
-    """Yield the media as a model sees them, a list of frames as one video, each with its range in `media`."""
+    """Yield the media as a model sees them, each with its range in `media`; a list of frames is one video."""
     start = 0
     while start < len(media):
         medium = media[start]
@@ -128,7 +128,7 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
 
 
 def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
-    """Return the media; each video has the frames that are listed for it."""
+    """Return the media, each video with the frames that the sample lists for it."""
     num_videos = sum(medium.kind == "video" for medium in media)
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")

@@ -1,7 +1,7 @@
 """Reads sounds with PyAV: rate and number of samples for measuring, samples for training.
 
-Where headers and tables say exactly how many samples the decoder gives, they are read (`sound_headers`). In other files
-delays, paddings and cuts hide some, so their sound is decoded and counted, by the decoder that training uses.
+Headers and tables of some files say exactly how many samples the decoder gives; `sound_headers` reads them. In other
+files delays, paddings and cuts hide samples, so the decoder that training uses decodes and counts the sound.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 Samples = npt.NDArray[np.float32]
 
-_LONGEST = 4 * 3600  # seconds: what is decoded of it would fill the memory, and no model hears as much
+_LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
 
 
@@ -28,7 +28,7 @@ def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
     """Return how many samples a sound has in each channel, and how many there are in a second.
 
     Raises:
-        Skip: `unreadable_media` if it is cut short, too long or holds no sound, `unsupported_media` without PyAV.
+        Skip: `unreadable_media` if the file is cut short, too long or holds no sound, `unsupported_media` without PyAV.
     """
     _check_whole(file, container)
     try:
@@ -42,7 +42,7 @@ def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
-    """Do `probe_audio` on the first sound of a video, which is decoded; None: the video has none."""
+    """Decode the first sound of a video; return what `probe_audio` returns. None: the video has no sound."""
     file.seek(0)
     try:
         with _av().open(file, mode="r") as container:
@@ -62,7 +62,7 @@ def _checked(num_samples: int, rate: int) -> tuple[int, int]:
 
 
 def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
-    """Return how many samples a sound has after `decode_audio` brings it to another rate: so many begin in its time."""
+    """Return how many samples a sound has after `decode_audio` resamples it: those that begin before its end."""
     return -(-num_samples * wanted // rate)
 
 
@@ -71,11 +71,11 @@ def decode_audio(data: bytes, rate: int) -> Samples:
 
     Args:
         data: the whole file.
-        rate: samples a second that are wanted.
+        rate: samples a second of the result.
 
     Raises:
-        UndecodableError: it can't be decoded, or has samples that are no numbers.
-        ImportError: PyAV is not there.
+        UndecodableError: it can't be decoded, or has samples that are not finite.
+        ImportError: PyAV is not installed.
     """
     av: Any = importlib.import_module("av")
     pieces: list[Samples] = []
@@ -96,10 +96,10 @@ def decode_audio(data: bytes, rate: int) -> Samples:
 
 
 def stream_format(head: bytes, file: BinaryIO) -> Format | None:
-    """Return the format of a file: of the containers that hold videos, some hold a sound alone.
+    """Return the format of a file; a container of videos may hold only a sound.
 
     Args:
-        head: its first 16 bytes.
+        head: the first 16 bytes of the file.
     """
     found = format_of(head)
     if found is None or found.extension not in SOUNDS_LIKE or _has_video(file):
@@ -108,7 +108,7 @@ def stream_format(head: bytes, file: BinaryIO) -> Format | None:
 
 
 def _has_video(file: BinaryIO) -> bool:
-    """Tell whether a container has a stream of pictures; a cover is none."""
+    """Tell whether a container has a stream of pictures; a cover does not count."""
     file.seek(0)
     try:
         with _av().open(file, mode="r") as container:
@@ -128,7 +128,7 @@ def _check_whole(file: BinaryIO, container: Format) -> None:
 
 
 def _decoded_length(file: BinaryIO) -> tuple[int, int]:
-    """Count the samples of a sound by decoding it; returns the count, and samples a second."""
+    """Decode a sound; return its number of samples, and its samples a second."""
     av = _av()
     num_samples = rate = 0
     try:
@@ -145,7 +145,7 @@ def _pieces(av: Any, file: BinaryIO) -> Iterator[tuple[Samples, int]]:
     """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
 
     Raises:
-        UndecodableError: there is no sound, its rate changes, or some samples are no numbers.
+        UndecodableError: there is no sound, its rate changes, or some samples are not finite.
     """
     first = 0
     with _opened(av, file) as (container, stream):
@@ -181,7 +181,7 @@ def _mean(av: Any, frame: Any) -> Samples:
 
 
 def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> list[Samples]:
-    """Return what a resampler gives for the next samples; None: the end."""
+    """Return the resampler's output for the next samples; None as `piece`: the sound has ended."""
     frame = None
     if piece is not None:
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece[None]), format="flt", layout="mono")

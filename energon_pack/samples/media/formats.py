@@ -17,12 +17,12 @@ class Format(NamedTuple):
     magic: re.Pattern[bytes]  # matches the first 16 bytes of a file
     also: tuple[str, ...] = ()  # other extensions
     in_pillow: tuple[str, ...] = ()  # Pillow's name for it, if that is not the usual extension
-    #: checks that a video ends where its first bytes say; None: FFmpeg notices a cut file itself
+    #: checks that a video ends where its first bytes say; None: FFmpeg itself notices a cut file
     is_whole: Callable[[BinaryIO], bool] | None = None
 
 
 def _has_whole_boxes(file: BinaryIO) -> bool:
-    """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut one and promises all frames."""
+    """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut mp4 and promises all frames."""
     end = file.seek(0, os.SEEK_END)
     position = 0
     while position + 8 <= end:
@@ -76,12 +76,12 @@ FORMATS = (
     Format("audio", "m4a", _begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=_has_whole_boxes),
     Format("audio", "mka", _begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
 )
-#: video format → the sounds that begin alike: only its streams tell them apart
+#: video format → the format of sounds that begin with the same bytes: only the streams tell the two apart
 SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 #: extensions of images, by their content
 IMAGE_EXTENSIONS = frozenset(format.extension for format in FORMATS if format.kind == "image")
 _KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
-#: extensions that mark a file as an image or a video
+#: extensions that mark a file as a medium
 MEDIA_NAMES = tuple(_KINDS)
 #: extensions that mark a file as a video
 VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == "video")
@@ -99,5 +99,5 @@ def extension_of(name: str) -> str:
 
 
 def kind_by_name(part: str) -> str | None:
-    """Return `image`, `video` or None, by the extension of a name."""
+    """Return the kind of medium by the extension of a name; None: it is no medium."""
     return _KINDS.get(part.rpartition(".")[2].lower())

@@ -1,4 +1,4 @@
-"""Reads the sizes of plain JPEG, PNG and WebP files from their first bytes: Pillow's result, many times as fast.
+"""Reads the sizes of plain JPEG, PNG and WebP files from their first bytes: Pillow's result, many times faster.
 
 Plain means: undamaged, whole, of one frame, and without metadata that could turn the picture (EXIF, XMP). Pillow reads
 all other files.
@@ -10,7 +10,7 @@ from PIL import Image, WebPImagePlugin
 
 from energon_pack.samples.bytes import Bytes, Range
 
-_END = 1024  # bytes at each end; as many as the checksum covers, so that they are read once
+_END = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
 _HEADS = _END, 4096  # bytes; in most files the pixels begin within the first, in nearly all within the second
 _int = int.from_bytes
 
@@ -28,7 +28,7 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 _PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
 _PNG_PASSED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_TURNS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
-#: Keywords of text chunks that are surely no EXIF.
+#: Keywords of text chunks that surely hold no EXIF.
 _PNG_TOPICS = frozenset(
     topic.encode()
     for topic in (

@@ -1,6 +1,6 @@
-"""The kinds of media: for each its names in records, packs, tokens and calls. All other rooms ask this table.
+"""The kinds of media, and their names in records, packs, tokens and calls. All other rooms use this table.
 
-How a kind is read stands in a file beside this one (`image`, `video`, `audio`), its formats in `formats`.
+Files beside this one read a kind (`image`, `video`, `audio`); `formats` lists its formats.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class Medium:
 
     #: its name everywhere: `Media.kind`, `<image>`, the type of a content part
     kind: str
-    #: with its article, in messages
+    #: its name with an article, in messages
     noun: str
     #: its number in `mm_token_type_ids`; text is 0
     token_type: int
@@ -23,7 +23,7 @@ class Medium:
 
     @property
     def nouns(self) -> str:
-        """Several of them, in messages."""
+        """The plural, in messages."""
         return f"{self.noun.split()[1]}s"
 
     @property
@@ -33,33 +33,33 @@ class Medium:
 
     @property
     def placeholder(self) -> str:
-        """What stands for one in a text."""
+        """The text that stands for one medium."""
         return f"<{self.kind}>"
 
     @property
     def keys(self) -> tuple[str, str]:
-        """The fields of a record that list some."""
+        """The fields of a record that list its media of this kind."""
         return self.plural, self.kind
 
     @property
     def part_types(self) -> tuple[str, ...]:
-        """The types of the content parts that stand for one; OpenAI's for a sound is `input_audio`."""
+        """The types of content parts that stand for one medium; OpenAI calls a sound `input_audio`."""
         return self.kind, f"{self.kind}_url", *(("input_audio",) if self.kind == "audio" else ())
 
     @property
     def column(self) -> str:
-        """Where counts of them stand: a column of the lengths, a field of a member."""
+        """The name of their count: a column of the lengths, and a field of a member."""
         return f"num_{self.plural}"
 
 
 IMAGE = Medium("image", "an image", 1)
 VIDEO = Medium("video", "a video", 2)
 AUDIO = Medium("audio", "a sound", 3)
-#: all, by name, in the order in which they are listed
+#: all kinds by name, in the order of every list of kinds
 KINDS = {medium.kind: medium for medium in (IMAGE, VIDEO, AUDIO)}
 #: what a sample may be by its media, `mix` with several kinds; in the order of three bits: has images, videos, sounds
 MEDIA_TYPES = ("text", "image", "video", "mix", "audio")
-#: kind of the medium for which a content part of a type stands
+#: type of a content part → the kind of the medium that it stands for
 PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.part_types}
 BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
 #: the keys of a record that name its media

@@ -11,7 +11,7 @@ from energon_pack.samples.media.image import open_image, png_chunks, upright_siz
 
 
 class LazyImage(Image.Image):
-    """An upright RGB image whose pixels are decoded when something first asks for them.
+    """An upright RGB image whose pixels are decoded when they are first needed.
 
     Until then it holds the bytes of its file; then it becomes a plain image. A file that can't be decoded, or that is
     missing (`data` is None), raises an `OSError` with the image's name at that moment.
@@ -46,7 +46,7 @@ class LazyImage(Image.Image):
         return LazyImage, (self._data, self._name)
 
     def __repr__(self) -> str:
-        """Describe the image without reading its header: Energon prints samples that failed, also damaged ones."""
+        """Describe the image without reading its header: Energon prints failed samples, which may be damaged."""
         return f"<LazyImage {self._name}>"
 
     def _bytes(self) -> bytes:

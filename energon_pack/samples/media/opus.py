@@ -1,10 +1,10 @@
-"""How many samples a packet of Opus has, from its first bytes."""
+"""Count the samples of a packet of Opus from its first bytes."""
 
 _LONG = (480, 960, 1920, 2880)
 
 
 def num_samples(data: bytes, position: int = 0) -> int:
-    """Return the samples, 48,000 a second, of the packet that begins at a place.
+    """Return the number of samples, at 48,000 a second, of the packet that begins at a position.
 
     Raises:
         IndexError: the packet ends too early.

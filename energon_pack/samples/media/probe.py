@@ -1,4 +1,4 @@
-"""Reads kind and size of media, from their headers where these tell."""
+"""Reads kind and size of media, from headers where headers tell them."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -21,24 +21,24 @@ class Media:
     """One medium of a sample, with everything that the model's size rule needs."""
 
     kind: str  # of `KINDS`
-    width: int = 0  # pixels, upright; of a sound 0
+    width: int = 0  # pixels, upright; 0 for a sound
     height: int = 0
     extension: str = ""  # the extension of the content, without a dot
     num_frames: int = 0  # of a video
     fps: float = 0.0
     frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
     settings: MediumSettings | None = None  # settings that the sample gives it; None: none
-    num_samples: int = 0  # of a sound, or of the sound of a video that is heard, too; in each channel
+    num_samples: int = 0  # in each channel, of a sound or of the sound of a video that is heard
     rate: int = 0  # samples of a sound in a second
 
     @property
     def seconds(self) -> float:
-        """How long a sound is."""
+        """The length of a sound."""
         return self.num_samples / self.rate if self.rate else 0.0
 
     @property
     def is_heard(self) -> bool:
-        """Whether it is a video whose sound is heard, too."""
+        """Whether it is a video whose sound is heard."""
         return self.kind == "video" and self.num_samples > 0
 
     def __str__(self) -> str:

@@ -47,7 +47,7 @@ class MediumSettings:
     resized_width: float | None = None
     #: pixels in all frames together
     total_pixels: float | None = None
-    #: frames to take of each second; in a list of frames: frames that there are of each second
+    #: frames to take from each second; for a list of frames: its frames a second
     fps: float | None = None
     nframes: float | None = None
     min_frames: float | None = None
@@ -85,7 +85,7 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
         kind: image or video.
 
     Raises:
-        Skip: `bad_message` for a key of another kind of media, a value of another form, and contradictions.
+        Skip: `bad_message` for a key of another kind of media, a value of a wrong form, and contradictions.
     """
     own = {key: item for key, item in (value or {}).items() if item is not None}
     if not own and not of_all:

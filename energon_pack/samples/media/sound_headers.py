@@ -1,7 +1,7 @@
-"""Reads the number of samples of plain sounds from their headers: PyAV's result, many times as fast.
+"""Reads the number of samples of plain sounds from their headers: PyAV's result, many times faster.
 
-Plain means: whole, in WAV or AIFF of uncompressed whole numbers, in FLAC, in Opus of one stream from its beginning to
-its end, in MP3 whose first frame has LAME's counts, AAC in an mp4 or Opus in a WebM. All other sounds are decoded.
+A plain sound is whole, and is a WAV or AIFF of integers, a FLAC, an Ogg with one whole stream of Opus, an MP3 whose
+first frame has LAME's counts, AAC in an mp4, or Opus in a WebM. All other sounds are decoded.
 """
 
 import os
@@ -17,27 +17,27 @@ _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
 _MOST_CHUNKS = 1000
 _FLAC_SIZES = (0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_FLAC_TAIL = 1 << 15  # bytes in which the last frame begins, where the header does not tell the size of frames
+_FLAC_TAIL = 1 << 15  # bytes in which the last frame begins if the header does not tell the size of frames
 
 _CONTINUED, _FIRST_PAGE, _LAST_PAGE = 1, 2, 4  # flags of a page of Ogg
 _MP3_DELAY = 529  # samples of the decoder itself
 
 
 class CutShortError(ValueError):
-    """A file ends before what its header promises."""
+    """A file ends earlier than its header promises."""
 
 
 def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     """Return number of samples and rate of a sound; None: decode it.
 
     Args:
-        extension: of its content, as in `formats.FORMATS`.
+        extension: the extension of the file's content, as in `formats.FORMATS`.
 
     Raises:
-        CutShortError: it holds less than its header says.
+        CutShortError: the file holds less than its header says.
     """
     whole = {"m4a": aac_in_mp4, "mka": opus_in_webm}.get(extension)
-    if whole is not None:  # a damaged one is decoded, and what is wrong with it said by the decoder
+    if whole is not None:  # a damaged file is decoded, and the decoder says what is wrong
         with suppress(struct.error, IndexError):
             return whole(file)
         return None
@@ -118,7 +118,7 @@ def _flac(file: BinaryIO, end: int) -> tuple[int, int] | None:
     bits = int.from_bytes(info[10:18], "big")
     rate, total = bits >> 44, bits & ((1 << 36) - 1)
     if not total or not rate or least_block != block:
-        return None  # of a stream that was written without an end, or of blocks of several sizes
+        return None  # the stream was written without an end, or has blocks of several sizes
     start = max(0, end - (largest or _FLAC_TAIL) - 16)
     file.seek(start)
     if _ends_with(file.read(), total, block):
@@ -147,7 +147,7 @@ def _opus(file: BinaryIO, end: int) -> tuple[int, int] | None:
         elif number > 1 and granule >= 0 and first < 0:
             first = _opus_samples(file.read(sum(lengths)), lengths)
             if flags & _CONTINUED or (granule != first and not flags & _LAST_PAGE):
-                return None  # it does not begin at 0: it was cut out of another
+                return None  # it does not begin at 0: it was cut out of another sound
         position += 27 + len(lengths) + sum(lengths)
         last = granule if granule >= 0 else last
         number += 1
@@ -158,7 +158,7 @@ def _opus(file: BinaryIO, end: int) -> tuple[int, int] | None:
 
 
 def _opus_samples(data: bytes, lengths: bytes) -> int:
-    """Count the samples of a page's packets, from the byte that each begins with."""
+    """Count the samples of a page's packets from the first bytes of each."""
     total = position = size = 0
     for length in lengths:
         size += length
@@ -203,7 +203,7 @@ def _mp3(file: BinaryIO, end: int) -> tuple[int, int] | None:
 
 
 def _ends_with(tail: bytes, total: int, block: int) -> bool:
-    """Tell whether the last whole frame in these bytes is the one that ends after `total` samples."""
+    """Tell whether the last whole frame in these bytes ends after `total` samples."""
     number, last = divmod(total - 1, block)
     begin = len(tail)
     while (begin := tail.rfind(b"\xff\xf8", 0, begin)) >= 0:
@@ -218,7 +218,7 @@ def _ends_with(tail: bytes, total: int, block: int) -> bool:
 
 
 def _coded_number(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number that is coded as UTF-8 codes characters, and the place after it; -1: it is none."""
+    """Return a number that is coded like a character in UTF-8, and the position after it; -1: there is no number."""
     if position >= len(data):
         return -1, position
     first = data[position]
@@ -247,7 +247,7 @@ _CRC = _crc_table()
 
 
 def _crc16(data: bytes) -> int:
-    """Return FLAC's checksum of a frame, 0 where its own stands at the end."""
+    """Return FLAC's checksum of a frame; it is 0 if the frame ends with its own right checksum."""
     rest = 0
     for byte in data:
         rest = (rest << 8 & 0xFFFF) ^ _CRC[rest >> 8 ^ byte]

@@ -1,6 +1,6 @@
-"""Reads the number of samples of AAC in an mp4 from its tables: what PyAV decodes of it, many times as fast.
+"""Reads the number of samples of AAC in an mp4 from its tables: as many as PyAV decodes, many times faster.
 
-The decoder gives 1,024 samples for each packet, and leaves out those before the beginning of the edit.
+The decoder gives 1,024 samples for each packet, and leaves out the samples before the edit begins.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import BinaryIO
 _FRAME = 1024
 _LARGEST = 1 << 24  # bytes of `moov`
 _RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000, 7350)
-_NO_SBR = b"\x56\xe5\x00"  # ends a configuration that says that the rate is not doubled
+_NO_SBR = b"\x56\xe5\x00"  # the end of a configuration that says that the rate is not doubled
 
 
 def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:
@@ -21,7 +21,7 @@ def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:
         struct.error, IndexError: a table ends too early.
     """
     boxes = _moov(file)
-    if boxes is None or b"iTunSMPB" in boxes:  # a tag by which FFmpeg leaves out other samples
+    if boxes is None or b"iTunSMPB" in boxes:  # with this tag FFmpeg leaves out other samples
         return None
     tracks = [box for name, box in _boxes(boxes) if name == b"trak"]
     if len(tracks) != 1 or any(name == b"mvex" for name, _ in _boxes(boxes)):
@@ -45,7 +45,7 @@ def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:
 
 
 def _begin(edits: bytes, movie_rate: int, rate: int, number: int) -> int | None:
-    """Return the samples before the edit; None: it is another than one up to the last packet."""
+    """Return the number of samples before the edit; None: there is not just one edit that reaches the last packet."""
     if not edits:
         return 0
     if edits[0] or struct.unpack(">I", edits[4:8]) != (1,):
@@ -57,7 +57,7 @@ def _begin(edits: bytes, movie_rate: int, rate: int, number: int) -> int | None:
 
 
 def _plain_aac(described: bytes) -> int:
-    """Return the rate of AAC-LC of frames of 1,024 samples that is shown to have no other rate; 0: it is another."""
+    """Return the rate of AAC-LC if frames have 1,024 samples and the rate is surely not doubled; 0: anything else."""
     if described[4:8] != b"\0\0\0\1" or described[12:16] != b"mp4a":
         return 0
     place = described.find(b"esds")
@@ -104,5 +104,5 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _find(data: bytes, name: bytes) -> bytes:
-    """Return the content of the first box of a name; empty: there is none."""
+    """Return the content of the first box with a name; empty: there is no such box."""
     return next((box for other, box in _boxes(data) if other == name), b"")

@@ -1,4 +1,4 @@
-"""Counts the samples of Opus in a WebM or Matroska by its packets: what PyAV decodes of it, without decoding."""
+"""Counts the samples of Opus in a WebM or Matroska by its packets: as many as PyAV decodes, without decoding."""
 
 import os
 import struct
@@ -49,7 +49,7 @@ def opus_in_webm(file: BinaryIO) -> tuple[int, int] | None:
 
 
 def _elements(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the elements that are not made of others, with their content, and those that are, with none."""
+    """Yield each element with its content; an element that is made of others comes without content."""
     end, position = file.seek(0, os.SEEK_END), 0
     file.seek(0)
     data = file.read()

@@ -16,7 +16,7 @@ from PIL import Image
 from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.skip import Reason, Skip
 
-_HIDDEN = 0.01  # fraction of a frame that is taken for a rounding error
+_HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
 
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
@@ -49,7 +49,7 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
 def _num_shown(container: Any, stream: Any) -> int:
     """Count the frames of a video that a player shows, without decoding any.
 
-    The index of an mp4 lists more frames if an edit list hides those before a cut (`ffmpeg -ss … -c copy`).
+    The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
 
     Raises:
         ValueError: some of its packets are damaged.
@@ -60,7 +60,7 @@ def _num_shown(container: Any, stream: Any) -> int:
         entries = stream.index_entries
         seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
         if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _HIDDEN:
-            return int(stream.frames)  # the duration is that of all frames: none is hidden
+            return int(stream.frames)  # the duration covers all frames: none is hidden
         return sum(not entry.is_discard for entry in entries)
     packets = [packet for packet in container.demux(stream) if packet.size]
     if damaged := sum(packet.is_corrupt for packet in packets):
@@ -80,8 +80,8 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
         indices: ascending indices of frames in the order they are shown; an index may be repeated.
 
     Raises:
-        UndecodableError: the video has fewer frames, or can't be decoded. Names the frame.
-        ImportError: PyAV is not there.
+        UndecodableError: the video has fewer frames, or can't be decoded. The message names the frame.
+        ImportError: PyAV is not installed.
     """
     av: Any = importlib.import_module("av")
     frames: dict[int, Image.Image] = {}
@@ -106,7 +106,7 @@ def frame_times(data: bytes) -> list[float]:
 
     Raises:
         ValueError: the video can't be decoded.
-        ImportError: PyAV is not there.
+        ImportError: PyAV is not installed.
     """
     av: Any = importlib.import_module("av")
     times: list[float] = []
@@ -128,9 +128,9 @@ def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
 
 
 def _thread_type(av: Any) -> str:
-    """Let threads decode, unless a Python callback takes FFmpeg's log: the threads would wait for the GIL to write to
-    it, while freeing the decoder holds the GIL and waits for the threads. PyAV's default, level None, drops the log in
-    C."""
+    """Let threads decode, unless a Python callback takes FFmpeg's log. With a callback the threads would wait for the
+    GIL to write the log, while freeing the decoder holds the GIL and waits for the threads. By default (level None)
+    PyAV drops the log in C."""
     return "AUTO" if av.logging.get_level() is None else "NONE"
 
 

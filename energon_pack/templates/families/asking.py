@@ -1,4 +1,4 @@
-"""Ask a transformers processor which text it writes for media: run its call and stop it before the tokenizer."""
+"""Ask a transformers processor which text it writes for media: run its call, and stop it before the tokenizer."""
 
 import copy
 import threading
@@ -14,7 +14,7 @@ _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is cha
 
 
 class MakesMedia(Protocol):
-    """Makes the stand-ins for media of a given size that the call gets."""
+    """Makes the stand-ins for media, of a given size, that the call gets."""
 
     def image(self, width: int, height: int) -> Any:
         """Make one image."""
@@ -26,14 +26,14 @@ class MakesMedia(Protocol):
         """Make one sound."""
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
-        """Return methods to replace methods of a feature extractor."""
+        """Return methods that replace methods of a feature extractor, by name."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return the context of the call."""
+        """Return the context in which the call runs."""
 
 
 class Asking:
-    """One processor, and the stand-ins for media that it is asked with."""
+    """One processor, and the stand-ins for media in its calls."""
 
     def __init__(self, processor: Any, make: MakesMedia, settings: Mapping[str, dict[str, Any]]):
         """Ask a processor.
@@ -55,7 +55,7 @@ class Asking:
     def texts(
         self, tokens: Mapping[str, str], media: Sequence[Media], frames: Sequence[Sequence[int]]
     ) -> tuple[list[str], tuple[str, str]]:
-        """Return the text that the call writes for each medium of a sample, and the texts before and after everything.
+        """Return the text that the call writes for each medium of a sample, and the texts at its beginning and end.
 
         Args:
             tokens: the text that the chat template writes for one medium, by kind.
@@ -63,7 +63,7 @@ class Asking:
             frames: for each medium, the frames that the model sees.
 
         Raises:
-            NotImplementedError: it writes media in other places.
+            NotImplementedError: the processor writes media in other places.
             Exception: any error of the processor.
         """
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
@@ -98,10 +98,10 @@ class Asking:
         return before + token + after
 
     def surround(self, kind: str) -> bool:
-        """From now on, put around each placeholder of a kind the tokens that the processor's class may look for.
+        """From now on, surround each placeholder of a kind with the tokens that the processor's class may look for.
 
         Returns:
-            Whether there are such tokens.
+            Whether the class has such tokens.
         """
         found = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in found)
@@ -111,7 +111,7 @@ class Asking:
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Return the frames of a video that the call chooses.
+        """Return the frames that the call chooses from a video.
 
         Args:
             token: the text that the chat template writes for a video.
@@ -150,7 +150,7 @@ class Asking:
 
 
 def part_of(processor: Any, kind: str) -> Any:
-    """Return the part of a processor that takes media of a kind; None: it has none."""
+    """Return the part of a processor that takes media of a kind; None: there is no such part."""
     if kind != "audio":
         return getattr(processor, f"{kind}_processor", None)
     part = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)
@@ -182,7 +182,7 @@ class _Listener:
         return self._tokenizer(text, *args, **kwargs)
 
     def encode(self, text: Any, *args: Any, **kwargs: Any) -> Any:
-        """End the call, too: some remote classes call this method instead."""
+        """Also end the call: some remote classes call this method instead."""
         _answer(text)
         return self._tokenizer.encode(text, *args, **kwargs)
 
@@ -232,12 +232,12 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
 
 
 def sound_inputs(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of a call that hold sounds, in the order of their placeholders; empty: there are none.
+    """Return the arguments of a call that hold sounds, in the order of their placeholders; empty: there are no sounds.
 
     Args:
-        order: the kind of each placeholder; needed where a video is heard.
-        tracks: the sound of each video; None: it is not heard.
-        sounds: those with placeholders of their own.
+        order: the kind of each placeholder; needed if a video is heard.
+        tracks: the sound of each video; None: the video is not heard.
+        sounds: the sounds that have placeholders of their own.
     """
     if all(track is None for track in tracks):
         return {"audio": list(sounds)} if sounds else {}
@@ -252,7 +252,7 @@ def sound_inputs(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[A
 
 
 def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Cache a processor's merging of settings for images: it takes as long as the rest of a call on shapes."""
+    """Cache how a processor merges settings for images: merging takes as long as the rest of a call on shapes."""
     known: dict[str, dict[str, Any]] = {}
 
     def merged(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Rules for any transformers processor: run the processor's own call on tensors that have shapes but no values.
 
-Nothing is decoded or resized, so it costs a millisecond a medium. This does not work for a processor that looks at
-values, or that takes no tensors: `Blanks` shows it blank images.
+Nothing is decoded or resized, so a medium costs a millisecond. This does not work for a processor that looks at
+values, or that takes no tensors: `Blanks` gives it blank images.
 """
 
 import math
@@ -26,7 +26,7 @@ from energon_pack.templates.quiet import errors_only
 _MOST_KNOWN = 100_000  # lists of sizes whose answers are kept
 _AT_ONCE = 32  # media in one call
 _NUM_FRAMES = 24  # frames of a test video
-#: the text of each medium and how many of its tokens hold features; the texts that the call writes before and after all
+#: the text of each medium and how many of its tokens hold features; the texts that the call writes at beginning and end
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 #: media, and the frames of each
 _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
@@ -38,7 +38,7 @@ _TRIED = {
 
 
 class Shapes(MediaRules):
-    """Counts media of a model without a family here, by asking its processor with shapes."""
+    """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
 
     expand_ms = MappingProxyType({"image": 4.0, "video": 20.0, "audio": 2.0})
     _make: Any = Meta()
@@ -47,7 +47,7 @@ class Shapes(MediaRules):
         """Load the processor, and find the placeholder that it takes for each kind.
 
         Raises:
-            PackError: it can't be loaded, or can't be asked.
+            PackError: the processor can't be loaded, or can't be asked.
         """
         try:
             full = full_processor(processor)
@@ -56,7 +56,7 @@ class Shapes(MediaRules):
         self.full = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
-        resizes = processor.video.get("do_resize")  # from its settings: a class may have another default for calls
+        resizes = processor.video.get("do_resize")  # from the processor's settings: the default of a call may differ
         video = {"return_metadata": True}  # some classes read it when they write times
         video |= {} if resizes is None else {"do_resize": resizes}
         chosen = {name: value for name, value in changed["video"].items() if name not in _SAMPLING}
@@ -85,7 +85,7 @@ class Shapes(MediaRules):
         self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
-        if self.hears_videos and changed["video"].get("fps"):  # by which it places sounds among the frames
+        if self.hears_videos and changed["video"].get("fps"):  # the processor places sounds among the frames by this rate
             self._call_settings["video"]["fps"] = changed["video"]["fps"]
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
@@ -94,7 +94,7 @@ class Shapes(MediaRules):
         """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest.
 
         Raises:
-            PackError: it chooses frames by a rule of its own.
+            PackError: the processor chooses frames by its own rule.
         """
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
@@ -103,7 +103,7 @@ class Shapes(MediaRules):
         fps = sampling["fps"] or 1.0
         number = sampling["num_frames"] or _NUM_FRAMES
         number = min(max(number, sampling.get("min_frames") or 1), sampling.get("max_frames") or number)
-        rate = 10 * fps if name == "fps" else 4.0  # a length for which no own rule would choose the same frames
+        rate = 10 * fps if name == "fps" else 4.0  # at this length an own rule would choose other frames
         video = Media("video", 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
         try:
             chosen = len(self.ask_frames(video))
@@ -125,7 +125,7 @@ class Shapes(MediaRules):
         return self._known_or_asked(media, frames)[1] if media else self._around_text
 
     def foresee(self, images: Iterable[Media]) -> None:
-        """Ask for images that will come, many in a call, if the text of one does not depend on the others."""
+        """Ask for coming images, many in a call, if the text of an image does not depend on the other images."""
         if not self._are_independent("image"):
             return
         waiting = [image for image in dict.fromkeys(images) if ((image,), ((),)) not in self._known]
@@ -155,7 +155,7 @@ class Shapes(MediaRules):
 
     @cached_property
     def _steps(self) -> Steps[_Answers]:
-        """What stands for a sound alone, by its samples."""
+        """The answers for a sound alone, by its number of samples."""
 
         def ask(num_samples: int) -> _Answers:
             return self._ask((Media("audio", num_samples=num_samples, rate=self.rate),), ((),))
@@ -168,7 +168,7 @@ class Shapes(MediaRules):
         self._known[key] = answers
 
     def _are_independent(self, kind: str) -> bool:
-        """Say whether the text of a medium does not depend on other media of its kind in the sample; found out once."""
+        """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""
         if kind not in self._independent:
             rng = random.Random(0)
             media = [self._drawn(rng, kind) for _ in range(_AT_ONCE if kind == "image" else _AT_ONCE // 4)]
@@ -248,9 +248,7 @@ class Shapes(MediaRules):
 
     @cached_property
     def _around_text(self) -> tuple[str, str]:
-        """Return the texts that the call writes before and after a text without media; empty if it takes no such
-        text.
-        """
+        """Return the texts that the call writes before and after a text without media; empty if it refuses one."""
         try:
             return self._asking.texts(self.media_tokens, [], [])[1]
         except Exception:  # any class of any processor may be behind it; then training asks only the tokenizer
@@ -258,7 +256,7 @@ class Shapes(MediaRules):
 
     @errors_only()
     def _find_tokens(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-        """Find for each kind the token that the call replaces and the one that holds features, or why there is none."""
+        """Find for each kind the token that the call replaces, and the token that holds features; or why not."""
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
@@ -295,7 +293,7 @@ class Shapes(MediaRules):
         return _tokens(self.full, kind, token)
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
-        """Return the token that the call replaces, and its replacement; or why there is none."""
+        """Return the token that the call replaces, and its replacement; or why there is no such token."""
         why_not = ""
         for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
             try:
@@ -309,7 +307,7 @@ class Shapes(MediaRules):
 
 
 class Blanks(Shapes):
-    """Does the same with blank images, for processors that do not take tensors without values."""
+    """Does the same with blank images, for processors that refuse tensors without values."""
 
     expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0, "audio": 20.0})
     _make = Blank()
@@ -352,7 +350,7 @@ def _tokens(full: Any, kind: str, token: str) -> list[str]:
 
 
 def _most_frequent(tokenizer: Any, text: str) -> str:
-    """Return the most frequent token of a text: in the text of an image, the one that holds features."""
+    """Return the most frequent token of a text: in the text of an image, this token holds features."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return str(tokenizer.convert_ids_to_tokens(max(ids, key=ids.count)))
 

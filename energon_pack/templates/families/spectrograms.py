@@ -1,7 +1,7 @@
-"""Replace the spectrogram of a feature extractor, which takes nearly all of the time of its call.
+"""Replace the spectrogram of a feature extractor, which takes nearly all the time of its call.
 
-The stand-ins have only the right shape. Padding, cutting and masks, which decide the number of tokens, stay the
-extractor's own.
+A stand-in has only the right shape. The extractor itself still pads, cuts and makes masks, which decide the number of
+tokens.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _LENGTHS = (4000, 4001, 7999, 16_123)  # samples
 
 
 def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
-    """Return a method to replace an extractor's own, by its name; empty: none gives the same shapes.
+    """Return a method that replaces an extractor's own, by its name; empty: no stand-in gives the same shapes.
 
     Args:
         extractor: the feature extractor of a processor.
@@ -31,7 +31,7 @@ def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
 
 
 def _of_shape(own: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any) -> Any:
-    """Return an array [.., size, frames] without own values; for samples shorter than a window, the real array."""
+    """Return an array [.., size, frames] of arbitrary values; for samples shorter than a window, the real array."""
     if samples.shape[-1] <= window:
         return own(samples, *args, **more)
     return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))

@@ -1,7 +1,7 @@
-"""What stands for a sound, asked once for all lengths that give the same: tokens grow with samples, in steps.
+"""Ask for the tokens of a sound once for all lengths that give the same tokens: tokens grow with samples, in steps.
 
-Between two lengths with one answer all have it, where the answers that were asked grow with the lengths. That is looked
-at before it is used, on the lengths that came first and around windows of 30 seconds; else each length is asked.
+If answers grow with lengths, all lengths between two with the same answer have this answer. Whether they grow is
+checked first, on the first lengths and around windows of 30 seconds. If they do not, each length is asked.
 """
 
 from bisect import bisect, insort
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-_FIRST = 64  # lengths that are asked before steps are looked for
+_FIRST = 64  # lengths that are asked one by one before steps are used
 _LONGEST_STEP = 1 << 20  # samples
 _WINDOW = 480_000  # samples of 30 seconds at 16 kHz
 _EDGES = tuple(edge + off for edge in (16_000, _WINDOW, 2 * _WINDOW) for off in (-1, 0, 1))
@@ -17,20 +17,20 @@ _Answer = TypeVar("_Answer")
 
 
 class Steps(Generic[_Answer]):
-    """The answers for lengths, of a function that may be slow."""
+    """The answers of a slow function of lengths."""
 
     def __init__(self, ask: Callable[[int], _Answer], size: Callable[[_Answer], Any]):
-        """Nothing is asked yet.
+        """Store the function; nothing is asked yet.
 
         Args:
-            ask: returns the answer for a length; any error is the caller's.
-            size: by which answers grow; equal answers have equal sizes.
+            ask: returns the answer for a length; its errors reach the caller.
+            size: returns the size of an answer; equal answers have equal sizes.
         """
         self._ask, self._size = ask, size
         self._known: dict[int, _Answer] = {}
-        self._lengths: list[int] = []  # those of `_known`, ascending
-        self._grow: bool | None = None  # None: not looked at yet
-        self._step = (0, 1)  # a length that begins one, and how many it has
+        self._lengths: list[int] = []  # the lengths of `_known`, ascending
+        self._grow: bool | None = None  # None: not checked yet
+        self._step = (0, 1)  # the first length of a step, and how many lengths it has
 
     def __call__(self, length: int) -> _Answer:
         """Return the answer for a length."""
@@ -42,7 +42,7 @@ class Steps(Generic[_Answer]):
         if between is None:
             first, size = self._step
             begin = first + (length - first) // size * size
-            with suppress(Exception):  # an end that is refused says nothing about the length
+            with suppress(Exception):  # the function may refuse an end of the step, yet take the length
                 for end in (max(begin, 1), begin + size - 1):
                     self._asked(end)
             between = self._between(length)
@@ -76,7 +76,7 @@ class Steps(Generic[_Answer]):
         return self._grow
 
     def _found_step(self) -> tuple[int, int]:
-        """Return the step that a second is in: its first length and how many it has."""
+        """Return the step that holds the length of one second: its first length, and how many lengths it has."""
         ends = []
         for outside in (1, _LONGEST_STEP):
             inside = 16_000
