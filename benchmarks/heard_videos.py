@@ -3,10 +3,10 @@
     python benchmarks/heard_videos.py             # 400 clips, two classes of transformers: ten minutes
     python benchmarks/heard_videos.py --clips 40
 
-Clips are MP4 with AAC, Matroska with Opus, AAC, FLAC and PCM, WebM with Opus and Vorbis; of 4 to 60 frames, 1 to 60 a
-second, with sounds of 8 to 48 kHz that are shorter and longer than the pictures. Frames are chosen by the processor or
-by `media.fps`. Each clip is alone, behind a sound, or beside another clip. Prints for each class how many samples have
-other tokens than the full processor makes of the decoded media. Exit code 1 where any has.
+Clips are MP4 with AAC, Matroska with Opus, AAC, FLAC and PCM, and WebM with Opus and Vorbis. They have 4 to 60 frames,
+1 to 60 a second, and sounds of 8 to 48 kHz that are shorter or longer than the pictures. The processor or `media.fps`
+chooses frames. Each clip is alone, behind a sound, or beside another clip. The script prints for each class how many
+samples have other tokens than the full processor makes of the decoded media. The exit code is 1 if any sample has.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def looked_at(data: bytes) -> list[Media]:
 
 
 def made(number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield clips with the name of what they are."""
+    """Yield the name and the bytes of each clip."""
     rng = random.Random(0)
     kinds = [(format, codec) for format, (_, codecs) in HEARD_IN.items() for codec in codecs]
     for _ in range(number):
@@ -99,7 +99,7 @@ def made(number: int) -> Iterator[tuple[str, bytes]]:
 
 
 def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[tuple[Media, bytes]]) -> int:
-    """Return how many samples have other tokens than the full processor of a class makes."""
+    """Return how many samples have other tokens than the full processor of the class makes."""
     rng = random.Random(1)
     with tempfile.TemporaryDirectory() as folder:
         processor = write(Path(folder) / "processor")
@@ -130,7 +130,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
                 truth: list[int] | None = full_ids(
                     full, template, sample, media_inputs(template, *prepared_media(template, of, files))
                 )
-            except Exception as error:  # what the class refuses
+            except Exception as error:  # the class refuses the sample
                 truth = None
                 print(f"    {error}"[:160]) if ids is not None else None
             called += time.process_time() - start

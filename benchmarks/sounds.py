@@ -3,9 +3,10 @@
     python benchmarks/sounds.py                   # 1,000 clips, twelve classes of transformers: twenty minutes
     python benchmarks/sounds.py --clips 100
 
-Clips are of tones, noise and, where espeak-ng is there, speech; of ten containers, 8 to 96 kHz, mono to 5.1, 10 ms to
-two minutes, some cut short. Prints for each container how many have other samples than the decoder gives, and for each
-class how many have other tokens than the full processor makes of the decoded sound. Exit code 1 where any has.
+Clips hold tones, noise and, if espeak-ng is installed, speech. They have the containers and encoders of `FORMATS`, 8 to
+96 kHz, mono to 5.1, and last 10 ms to two minutes; some are cut short. The script prints for each container how many
+clips have other samples than the decoder gives, and for each class how many have other tokens than the full processor
+makes of the decoded sound. The exit code is 1 if any clip has.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from support import hearing, processors
 
-#: container, encoder, the rates that it takes
+#: container, encoder, and the rates that the encoder takes
 FORMATS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("wav", "pcm_s16le", (8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000)),
     ("wav", "pcm_s24le", (16_000, 44_100)),
@@ -69,7 +70,7 @@ CLASSES: dict[str, Callable[[Path], Path]] = {
     "Phi-4": hearing.phi4,
 }
 SECONDS = (0.01, 120)
-CUT = 0.05  # of the clips
+CUT = 0.05  # share of clips that are cut short
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def made(number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield clips with the name of what they are."""
+    """Yield the name and the bytes of each clip."""
     rng = random.Random(0)
     while number:
         container, codec, rates = rng.choice(FORMATS)
@@ -96,7 +97,7 @@ def made(number: int) -> Iterator[tuple[str, bytes]]:
         )
         try:
             data = encoded(samples, rate, container, codec, layout)
-        except av.FFmpegError:  # some encoders refuse a few samples, or so many channels
+        except av.FFmpegError:  # some encoders refuse very short sounds, or many channels
             continue
         number -= 1
         yield (f"cut {container}", data[: round(len(data) * rng.random())]) if rng.random() < CUT else (container, data)
@@ -110,7 +111,7 @@ def of_tones(rng: random.Random, num_samples: int, rate: int) -> Any:
 
 
 def of_speech(rng: random.Random, rate: int) -> Any:
-    """Return a spoken sentence; tones where espeak-ng is not there."""
+    """Return a spoken sentence; tones if espeak-ng is not installed."""
     if shutil.which("espeak-ng") is None:
         return of_tones(rng, rate, rate)
     words = ["packs", "hold", "samples", "of", "many", "lengths", "and", "none", "sees", "another"]
@@ -135,7 +136,7 @@ def encoded(samples: Any, rate: int, container: str, codec: str, layout: str) ->
 
 
 def heard(clips: list[tuple[str, bytes]]) -> Iterator[tuple[Media, Any, bytes]]:
-    """Yield each sound as it is measured, its samples as training decodes them, and its bytes."""
+    """Yield each sound's measured medium, its samples as training decodes them, and its bytes."""
     refused: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
     seconds = 0.0
@@ -163,7 +164,7 @@ def heard(clips: list[tuple[str, bytes]]) -> Iterator[tuple[Media, Any, bytes]]:
 
 
 def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media, Any, bytes]]) -> int:
-    """Return how many sounds have other tokens than the full processor of a class makes."""
+    """Return how many sounds have other tokens than the full processor of the class makes."""
     with tempfile.TemporaryDirectory() as folder:
         processor = write(Path(folder) / "processor")
         template, _ = choose(TemplateSettings(ModelConfig(template="auto", processor=str(processor))), processor)

@@ -1,14 +1,14 @@
 """A trainer's own way with samples beside packs, on one CPU: `python benchmarks/trainers.py PACKED MODEL`.
 
-PACKED is a folder of packs, MODEL a folder with a model of transformers and its processor; TRL is installed. Each way
-trains one step of TRL's SFTTrainer in float32 that has every sample once, so that all ways have one loss:
+PACKED is a folder of packs, and MODEL a folder with a model of transformers and its processor. TRL has to be installed.
+Each way trains one step of TRL's SFTTrainer in float32 that has every sample once, so all ways have the same loss:
 
-- padded: samples of a batch are rows, padded to the longest; by chance, and grouped by length, as trainers can;
-- packed by TRL (models of texts): `packing=True`, its own packs of the same tokens;
+- padded: each sample of a batch is a row, padded to the longest; in random order ("by chance"), and grouped by length;
+- packed by TRL (models of text only): `packing=True`, TRL's own packs of the same tokens;
 - our packs.
 
-Tokens are those of samples. Seconds are of CPU, with reading and decoding, the least of `--repeats`. What
-`check_trainer` takes, in which `guard` tries the first batch, is a column of its own, and in no other.
+Tokens count samples, not padding. Seconds are CPU seconds, include reading and decoding, and are the least of
+`--repeats`. The time of `check_trainer`, in which `guard` tries the first batch, has its own column; no other has it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How samples go into the trainer."""
+    """One way to give samples to the trainer."""
 
     name: str
     make: Callable[[], Any]
@@ -53,13 +53,13 @@ class Way:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a way took."""
+    """The figures of one way."""
 
     loss: float
     num_batches: int
     places: int
     seconds: float
-    #: of `check_trainer`, in which `guard` tries the first batch
+    #: CPU seconds of `check_trainer`, in which `guard` tries the first batch
     checked: float
 
 
@@ -78,7 +78,7 @@ class Samples:
         }
 
     def padded(self, rows: list[dict[str, int]]) -> dict[str, Any]:
-        """A batch as a trainer's own collator makes it: rows padded to the longest, with a mask."""
+        """Return a batch as a trainer's own collator makes it: rows padded to the longest, with a mask."""
         encoded = [self.packs.encoder.members.encode(self.members[row["sample"]]) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         ids = [one.tokens.ids for one in encoded]
@@ -149,7 +149,7 @@ def ways(folder: str, out: str, samples: Samples, rows_of_batch: int) -> list[Wa
 
 
 def run(way: Way) -> Figures:
-    """One step of all samples, after one batch that nothing is learned from."""
+    """Train one step of all samples, after one batch from which nothing is learned."""
     trainer = way.make()
     batches = [*trainer.get_train_dataloader()]
     places = sum(batch["input_ids"].numel() for batch in batches)
@@ -157,7 +157,7 @@ def run(way: Way) -> Figures:
     if way.name == OURS:
         check_trainer(trainer)  # guard tries the first batch in it
     else:
-        with torch.no_grad():  # a first forward, for whatever is made once
+        with torch.no_grad():  # a first forward makes whatever is made only once
             trainer.model(**{name: value for name, value in batches[0].items() if name != "labels"})
     checked = time.process_time() - begun
     begun = time.process_time()
@@ -193,7 +193,7 @@ def main() -> None:
         table.add_column(name, justify="left" if name == "way" else "right")
     ways_of = ways(given.model, given.out, samples, given.rows)
     found: dict[str, list[Figures]] = {way.name: [] for way in ways_of}
-    for _ in range(given.repeats):  # by turns
+    for _ in range(given.repeats):  # all ways in turn
         for way in ways_of:
             found[way.name].append(run(way))
     for name, several in found.items():

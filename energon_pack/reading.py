@@ -1,8 +1,8 @@
 """Read packs in the order of their plan through Energon's loader, with any number of ranks and workers.
 
-Energon deals each worker a stretch of the dataset, which depends on the number of workers. With `PacksInOrder` as its
-task encoder each worker reads turns of one stream instead. For the ranks and workers of the plan this is the order in
-which Energon itself reads, unshuffled. Any other number reads in the same order, and can go on from the middle of it.
+Energon deals each worker a stretch of the dataset, which depends on the number of workers. With `PacksInOrder` as the
+task encoder, workers read one stream in turn instead. For the ranks and workers of the plan this is Energon's own
+unshuffled order. Any other number of ranks and workers reads in the same order, and can resume in the middle of it.
 """
 
 import copy
@@ -36,17 +36,17 @@ from energon_pack.steps.topology import Topology, topology_of
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
 _log = logging.getLogger(__name__)
-#: most shards that a worker keeps open; it opens as many as it reads in turn
+#: most shards that a worker keeps open; below that, a worker keeps open all shards that it reads in turn
 _MAX_OPEN = 64
 Manifest = dict[str, Any]
 Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
 class PackStream(SavableDataset[Any]):
-    """The raw packs of one rank's share; an iteration ends with the epoch, the next iteration goes on after it.
+    """The raw packs of one rank's share; an iteration ends with the epoch, and the next one continues after it.
 
     Args:
-        order: int64[num] which pack of the tars comes where; None: as they lie there.
+        order: int64[num], for each position the number of its pack in the tars; None: the order of the tars.
     """
 
     _savable_fields = ("_share", "_count", "_epoch")
@@ -95,7 +95,7 @@ class PackStream(SavableDataset[Any]):
         self._epoch += 1
 
     def _pack(self, position: int) -> Any:
-        """Return a pack's parts as Energon reads them; None: the dataset excludes it."""
+        """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
         number = self._stream.index(position)
         pack = self._reader[number if self._order is None else int(self._order[number])]
         if pack is not None:
@@ -129,16 +129,16 @@ class PackStream(SavableDataset[Any]):
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
-    """Return the positions of packs in the stream, from their restore keys; none for packs Energon itself deals."""
+    """Return the positions of packs in the stream, from their restore keys; empty for packs that Energon deals."""
     keys = (pack.__restore_key__[-2:] for pack in packs)
     return list(dict.fromkeys(int(key[1]) for key in keys if key[:1] == (PackStream.__name__,)))
 
 
 def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Have Energon's packing inside a dataset keep the samples that fill no pack yet in its buffer.
+    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack.
 
     Args:
-        choose: samples, and whether they are the last → packs of them.
+        choose: takes samples, and whether they are the last; returns packs of them.
     """
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
@@ -149,7 +149,7 @@ def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]
 def _choose_and_keep(
     packing: Any, choose: Callable[[list[Any], bool], list[list[Any]]], samples: list[Any]
 ) -> list[list[Any]]:
-    """Choose packs, and put the other samples back in Energon's buffer, which Energon emptied before this call.
+    """Choose packs, and put the other samples back into the buffer, which Energon emptied before this call.
 
     The buffer is full at every call but the last.
     """
@@ -186,7 +186,7 @@ class _InOrder(BaseCoreDatasetFactory[Any]):
 
 
 class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
-    """A base class of task encoders, put before Energon's default one: it reads a packed dataset in its plan's order.
+    """A base class of task encoders, named before Energon's DefaultTaskEncoder: it reads packs in their plan's order.
 
     The dataset must be the only one, and the settings must keep its order: `shuffle_over_epochs_multiplier=None`,
     `parallel_shard_iters=1`, no shuffle buffer. `loading.train_arguments` returns such settings.
@@ -196,7 +196,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     _micro_batches: int | None = None
 
     def going_on(self: Encoder, states: Sequence[State], micro_batches: int | None = None) -> Encoder:
-        """Return this encoder, set to go on from these states: see `loading.train_arguments`."""
+        """Return a copy of this encoder that resumes from these states: see `loading.train_arguments`."""
         encoder = copy.copy(self)
         encoder._states, encoder._micro_batches = states, micro_batches
         return encoder
@@ -207,7 +207,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         """Call Energon's own method with a dataset that is read in order.
 
         Raises:
-            ValueError: see `steps.journal.begin`; or there are states, and these packs are not read in order.
+            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order.
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
@@ -255,7 +255,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
 
 
 def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
-    """Say which setting would make steps even; empty: they may be even already."""
+    """Say which setting would make steps even; empty: steps may already be even."""
     if planned.row % ranks:
         return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
     of_each = planned.unit // ranks
@@ -267,7 +267,7 @@ def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> st
 
 
 def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """Warn that excluded packs make steps uneven: all later packs move to other steps; empty: none is excluded."""
+    """Warn that excluded packs make steps uneven, because all later packs move; empty: no pack is excluded."""
     of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
     if not factory.sample_excludes and len(factory) in of_splits:
         return ""
@@ -275,7 +275,7 @@ def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
 
 
 def _within_step(planned: Topology, share: Share) -> str:
-    """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it does not."""
+    """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it lies between."""
     taken, size = share.place.taken, share.ranks
     if planned.rows_per_step > 1:
         size = planned.unit
@@ -300,7 +300,7 @@ def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:
 
 
 def _manifest(factory: Any) -> Manifest:
-    """Return a dataset's manifest of its packing; empty if it has none."""
+    """Return the manifest that packing wrote for a dataset; empty if there is no manifest."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
     content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
@@ -308,10 +308,10 @@ def _manifest(factory: Any) -> Manifest:
 
 
 def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
-    """Return the numbers of packs in the order of a plan over several datasets; None: it is one dataset.
+    """Return the numbers of packs in the order of a plan over several datasets; None: there is one dataset.
 
     Raises:
-        ValueError: a dataset was packed again since; or the packs are not those of the order.
+        ValueError: a dataset was packed again after the order was made; or the order is of other packs.
     """
     if not manifest.get("parts"):
         return None
@@ -326,6 +326,6 @@ def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | No
 
 
 def _fingerprint(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """Return a hash that identifies the packs: another packing or other shards give another one."""
+    """Return a hash that identifies the packs: another packing or other shards give another hash."""
     shards = [[shard.name, shard.count] for shard in factory.shards]
     return hashlib.sha256(json.dumps([manifest, shards], sort_keys=True).encode()).hexdigest()[:16]

@@ -43,9 +43,9 @@ def write_metadata(
 
     Args:
         dataset_yaml: `typed` or `crude`: the form of `dataset.yaml`; a second file beside it has the other form.
-        sqlite: whether index.sqlite and index.uuid are written, too.
+        sqlite: whether to write index.sqlite and index.uuid.
         manifest: the content of energon_pack.json, which training checks.
-        sample_type: `module:Class` of another stack, which a sample_loader.py fills; None: this package's own class.
+        sample_type: `module:Class` of another stack, which a sample_loader.py fills; None: the class of this package.
     """
     meta = folder / META_FOLDER
     info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
@@ -84,7 +84,7 @@ def manifest_of(
 
 
 def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of energon_pack.json that depends on settings alone: all that encoding packs needs.
+    """Return the part of energon_pack.json that depends only on settings; encoding packs needs no other part.
 
     Args:
         content: as in `manifest_of`.
@@ -100,7 +100,7 @@ def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def write_energon(
     folder: Path, shards: Sequence[WrittenShard], flavor: Flavor, dataset_yaml: str, sample_type: str | None = None
 ) -> dict[str, Any]:
-    """Write the files that Energon itself reads, of any dataset, packed or not; return the content of .info.json."""
+    """Write the files that Energon itself reads, for packed and other datasets; return the content of .info.json."""
     meta = folder / META_FOLDER
     meta.mkdir(exist_ok=True)
     for name, value in dataset_yamls(flavor, dataset_yaml, sample_type).items():
@@ -157,7 +157,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
 
 
 def frame_by_energon(data: bytes, index: int) -> list[tuple[float, float]]:
-    """Return when the frame of a video that Energon's decoder gives for a number begins and ends, in seconds.
+    """Return the beginning and end, in seconds, of the frame that Energon's decoder returns for an index.
 
     Raises:
         ImportError: a package that the decoder needs is missing.
@@ -172,7 +172,7 @@ def frame_by_energon(data: bytes, index: int) -> list[tuple[float, float]]:
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of one of `dataset_yamls` that were changed; subflavors and `source_root` may be a user's own."""
+    """Yield the changed keys of one of `dataset_yamls`; a user may set subflavors and `source_root`."""
     for key in sorted(wanted.keys() - {"subflavors"}):
         value = found.get(key) if isinstance(found, dict) else None
         if isinstance(value, dict):
@@ -182,7 +182,7 @@ def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _write_sqlite(folder: Path, shards: Sequence[WrittenShard]) -> None:
-    """Write Energon's index of all samples and parts, with Energon's own writer: for joins and random access."""
+    """Write Energon's index of all samples and parts with Energon's writer, for joins and random access."""
     from megatron.energon.epathlib import EPath
     from megatron.energon.flavors.webdataset.indexing import SqliteIndexWriter
     from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart

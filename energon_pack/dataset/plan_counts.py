@@ -1,4 +1,4 @@
-"""Count what costs depend on, in the rows of a plan: tokens, images and sounds of each member."""
+"""Count tokens, images and sounds of each member in the rows of a plan: costs depend on them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +41,7 @@ def sizes_of(table: pa.Table) -> Ints:
 
 
 def items_of(table: pa.Table) -> Items:
-    """Return the members of some packs as the items of a plan: what a member shares counts for the one before it."""
+    """Return the members of some packs as the items of a plan; shared tokens count for the member before."""
     parts = table["parts"].combine_chunks()
     kinds, member = pc.struct_field(pc.list_flatten(parts), "kind"), pc.list_parent_indices(parts).to_numpy()
 

@@ -2,7 +2,7 @@
 
     config.json of the model ──cost_model──► CostModel ──lm, vision, audio──► FLOPs of each sample
 
-The backward pass costs about twice the forward pass in both, so forward FLOPs alone give the ranks' shares of a step.
+In each of them the backward pass costs about twice the forward pass, so forward FLOPs show how ranks share a step.
 """
 
 import json
@@ -20,7 +20,7 @@ from energon_pack.steps.weights import audio_of, language_of, positions_of, visi
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[Any]
 
-#: visual tokens assumed for a frame of a sample that has only videos: lengths do not record the number of frames
+#: assumed visual tokens of a frame if a sample has only videos: lengths do not record the number of frames
 FRAME = 256
 #: costs if a config lacks a size: the weights of a common 7B model
 _DEFAULT = {
@@ -35,9 +35,9 @@ _DEFAULT_NAME = "28 layers × 3584 and a vision encoder of 32 × 1280, 4 patches
 
 @dataclass(frozen=True)
 class CostModel:
-    """FLOPs of a sample: its tokens through the weights, plus attention between its tokens."""
+    """FLOPs of a sample: its tokens pass the weights, and attention compares them."""
 
-    #: the file that the costs come from, or why there is none
+    #: the file from which the costs come, or why there is no file
     source: str
     #: FLOPs a token: weights
     lm_token: float
@@ -53,7 +53,7 @@ class CostModel:
     window: float = 0.0
     #: visual tokens of a tile, within which they attend to each other; None: they attend to the whole image
     tile: float | None = None
-    #: FLOPs an audio token, and FLOPs a sound where each is padded to the longest
+    #: FLOPs an audio token, and FLOPs a sound if the encoder pads sounds to one length
     audio_token: float = 0.0
     audio_sound: float = 0.0
     unit: str = "FLOPs"
@@ -62,7 +62,7 @@ class CostModel:
         """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens.
 
         Args:
-            shared: first tokens that another sample of the pack has computed; None: there are none.
+            shared: number of first tokens that another sample of the pack has computed; None: nothing is shared.
         """
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
@@ -72,18 +72,18 @@ class CostModel:
         return self.lm_token * tokens + self.lm_square * tokens**2 + in_window
 
     def vision(self, visual_tokens: Numbers, num_images: Numbers) -> Floats:
-        """Return the vision encoder's FLOPs, float64[n], for visual tokens spread evenly over images, or `FRAME`s."""
+        """Return the vision encoder's FLOPs, float64[n]; visual tokens are spread evenly over images, or `FRAME`s."""
         tokens: Floats = visual_tokens.astype(np.float64)
         attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / FRAME, 1.0))
         return tokens * (self.vision_token + self.vision_square * np.minimum(attended, self.tile or np.inf))
 
     def audio(self, audio_tokens: Numbers, num_sounds: Numbers) -> Floats:
-        """Return the audio encoder's FLOPs, float64[n]; sounds of videos have tokens, and are not counted as sounds."""
+        """Return the audio encoder's FLOPs, float64[n]; sounds of videos count as tokens, not as sounds."""
         tokens: Floats = audio_tokens.astype(np.float64)
         return self.audio_token * tokens + self.audio_sound * num_sounds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a manifest holds; without an audio encoder it says nothing of one."""
+        """Return the form that a manifest holds; without an audio encoder it has no fields for one."""
         values = asdict(self)
         return {name: value for name, value in values.items() if value or not name.startswith("audio_")}
 
@@ -94,7 +94,7 @@ class CostModel:
 
 
 def cost_model(folder: Path | None) -> CostModel:
-    """Return the costs by `config.json` of a processor's folder; by default weights if a size is missing."""
+    """Return the costs by `config.json` of a processor's folder; if a size is missing, by default weights."""
     path = folder / "config.json" if folder else None
     if path is None or not path.is_file():
         return cost_by(_DEFAULT, f"no config.json: {_DEFAULT_NAME}")
@@ -105,7 +105,7 @@ def cost_model(folder: Path | None) -> CostModel:
 
 
 def most_positions(folder: Path) -> int | None:
-    """Return how many positions the model of a processor's folder has; None: no config.json says it."""
+    """Return how many positions the model of a processor's folder has; None: no config.json says how many."""
     try:
         return positions_of(json.loads((folder / "config.json").read_text()))
     except (OSError, AttributeError, ValueError):
@@ -116,7 +116,7 @@ def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
     """Return the costs by the sizes of a model.
 
     Args:
-        config: the content of a config.json of Hugging Face; model families name the same size differently.
+        config: the content of a Hugging Face config.json.
 
     Raises:
         KeyError: a size is missing under all its names.

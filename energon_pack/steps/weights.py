@@ -1,6 +1,6 @@
 """Derive costs from a model's config.json: the weights that a token passes, and the pairs that attention computes.
 
-Families of models name the same size differently. A product of a token with n weights is 2·n FLOPs; attention has two
+Model families name the same size differently. The product of a token with n weights costs 2·n FLOPs. Attention has two
 products of len × len.
 """
 
@@ -30,7 +30,7 @@ class VisionCost(TypedDict):
 
 
 class AudioCost(TypedDict):
-    """Of the audio encoder and the projector, as fields of `CostModel`."""
+    """Costs of the audio encoder and the projector, as fields of `CostModel`."""
 
     audio_token: float
     audio_sound: float
@@ -40,7 +40,7 @@ def language_of(config: Config) -> LanguageCost:
     """Return the FLOPs of the language model.
 
     Raises:
-        KeyError: a size is not there.
+        KeyError: a size is missing.
     """
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
@@ -63,7 +63,7 @@ def vision_of(config: Config) -> VisionCost:
     """Return the FLOPs of the vision encoder and the projector.
 
     Raises:
-        KeyError: a size is not there.
+        KeyError: a size is missing.
     """
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
@@ -91,12 +91,12 @@ def vision_of(config: Config) -> VisionCost:
 
 
 def audio_of(config: Config) -> AudioCost:
-    """FLOPs of the audio encoder and the projector: of a token, or of a sound where each is padded to the longest.
+    """Return the FLOPs of the audio encoder and the projector: per token, or per sound if all are padded alike.
 
-    An encoder of another kind costs nothing.
+    An encoder that is not in `_HEARING` counts as free.
 
     Raises:
-        KeyError: a size is not there.
+        KeyError: a size is missing.
     """
     config = config.get("thinker_config") or config
     audio = config.get("audio_config") or {}
@@ -104,12 +104,12 @@ def audio_of(config: Config) -> AudioCost:
     if kind not in _HEARING:
         return {"audio_token": 0.0, "audio_sound": 0.0}
     width, depth, mel = _size(audio, "d_model"), _size(audio, "encoder_layers"), _size(audio, "num_mel_bins")
-    layers = 2 * depth * width * (4 * width + 2 * _size(audio, "encoder_ffn_dim"))  # of a place in the encoder
-    attention = 4 * depth * width  # of a place that another one attends
+    layers = 2 * depth * width * (4 * width + 2 * _size(audio, "encoder_ffn_dim"))  # per position in the encoder
+    attention = 4 * depth * width  # per pair of positions
     if kind == "qwen3_omni_moe_audio_encoder":
         frames, inner = 2 * _size(audio, "n_window", default=50), _size(audio, "downsample_hidden_size")
         convolved, places, bands, channels = 0.0, frames, mel, 1.0
-        for _ in range(3):  # each halves the frames and the bands
+        for _ in range(3):  # each convolution halves the frames and the bands
             places, bands = (places + 1) // 2, (bands + 1) // 2
             convolved += 2 * 9 * places * bands * channels * inner
             channels = inner
@@ -120,19 +120,19 @@ def audio_of(config: Config) -> AudioCost:
     is_padded = kind == "qwen2_audio_encoder"
     attended = longest if is_padded else _size(audio, "n_window", default=100)
     projected = 2 * width * (_hidden(_text(config)) if is_padded else _size(audio, "output_dim"))
-    # A token is of two places in the encoder, and these of four frames.
+    # Two positions in the encoder make a token, and four frames make two positions.
     token = 2 * (layers + attention * attended + 6 * width * width) + 4 * 6 * mel * width + projected
     return {"audio_token": 0.0 if is_padded else token, "audio_sound": token * longest / 2 if is_padded else 0.0}
 
 
 def positions_of(config: Config) -> int | None:
-    """Return the number of a model's positions; None: its config does not say."""
+    """Return how many positions a model has; None: its config does not say."""
     number = _text(config).get("max_position_embeddings")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
 def _text(config: Config) -> Config:
-    """Return the part of a config about the language model."""
+    """Return the part of a config that describes the language model."""
     config = config.get("thinker_config") or config
     nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return next((found for found in nested if found), config)
@@ -143,8 +143,8 @@ def _hidden(text: Config) -> float:
 
 
 def _attention(text: Config, hidden: float) -> tuple[float, float]:
-    """Return the attention weights of a layer, and its FLOPs per len²; half of these are masked."""
-    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks it
+    """Return the attention weights of a layer, and its FLOPs per len²; the mask hides half of the pairs."""
+    heads = _size(text, "num_attention_heads", "n_head", default=hidden / 128)  # Gemma 3's config lacks this size
     if latent := text.get("kv_lora_rank"):  # DeepSeek's latent attention
         rope, value = text["qk_rope_head_dim"], text["v_head_dim"]
         plain, rank = text["qk_nope_head_dim"], text.get("q_lora_rank")
@@ -167,7 +167,7 @@ def _linear_attention(text: Config, hidden: float) -> float:
 
 
 def _mlps(text: Config, hidden: float, layers: float) -> float:
-    """Return the weights that a token passes in the MLPs of all layers, three matrices each."""
+    """Return the weights that a token passes in the MLPs of all layers; each MLP has three matrices."""
     experts = _size(text, "num_experts", "n_routed_experts", "num_local_experts", default=0)
     taken = _size(text, "num_experts_per_tok", "num_experts_per_token", "experts_per_token", default=0)
     if not experts or not taken:
@@ -193,7 +193,7 @@ def _patches_of_token(vision: Config, config: Config, in_tile: float) -> float:
 
 
 def _size(config: Config, *names: str, default: float | None = None) -> float:
-    """Return the size with the first of these names that is there; for [height, width], the height."""
+    """Return the size under the first of these names that the config has; for [height, width], the height."""
     value = next((config[name] for name in names if config.get(name) is not None), default)
     if value is None:
         raise KeyError(" or ".join(names))

@@ -1,4 +1,4 @@
-"""Call a model's processor for media alone."""
+"""Call a model's processor with only the media of members."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from energon_pack.training.joining import JoinError
 #: maps the token ids of texts to one value for each token
 TokenRow = Callable[[list[list[int]]], Any]
 
-#: outputs of a processor that are no media inputs: the text's, and an image processor's own counts
+#: outputs of a processor that are no media inputs: outputs for the text, and counts of an image processor
 _NOT_MEDIA = frozenset(
     ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "num_patches", "num_crops", "video_metadata")
 )
-#: outputs for each token that packs do not use: they have labels of their own
+#: outputs for each token that packs do not use: packs make their own labels
 _UNUSED = frozenset(("labels",))
 
 
@@ -44,7 +44,7 @@ class Given:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of media whose inputs a processor makes of it."""
+        """The kinds of media for which a processor makes inputs."""
         return {*self.order, *("audio" for clip in self.clips if clip.sound is not None)}
 
 
@@ -59,11 +59,11 @@ class Calls:
         """Process the media of some members in one text that holds all of them.
 
         Args:
-            as_rows: put each member in a text of its own.
+            as_rows: put each member in its own text.
 
         Raises:
-            ImportError: there are videos, and torchvision is not installed.
-            Exception: whatever the processor raises.
+            ImportError: there are videos or sounds, and torchvision is not installed.
+            Exception: any error of the processor.
         """
         every = merged(members)
         given = media_inputs(self._template, every.images, every.clips, every.sounds, every.order)
@@ -77,10 +77,10 @@ class Calls:
         placeholder = self._template.rules.placeholder
         if as_rows and self._template.rules.nests_images and every.images:
             given["images"] = [list(part.images) for part in members if part.images]
-        tail = "." if every.sounds else ""  # a mask of frames that each are a token is no input of tokens
+        tail = "." if every.sounds else ""  # else a mask of frames, one a token, looks like an input of tokens
         texts = ["".join(placeholder(kind) for kind in part.order) + tail for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
-        if "audio" in given:  # which would be padded otherwise, too
+        if "audio" in given:  # else padding would reach sounds, too
             padding = {"text_kwargs": padding}
         made = processor(text=texts, return_tensors="pt", **padding, **given)
         found, shape = _tensors(made), made["input_ids"].shape
@@ -96,7 +96,7 @@ class Calls:
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Return functions for inputs that only this model has for each token: they make them from a member's tokens.
+        """Return functions that make, from a member's tokens, inputs that only this model has for each token.
 
         Raises:
             JoinError: no function makes one of these inputs.
@@ -121,7 +121,7 @@ class Calls:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        """Load the whole processor and its image processor; without the torchvision it needs, None and the latter."""
+        """Return the processor and None; without the torchvision that it needs, None and its image processor."""
         processor = self._template.spec.processor
         try:
             return full_processor(processor), None

@@ -1,7 +1,7 @@
-"""Find out before training how the media inputs of several members are joined into one input each.
+"""Find out before training how to join the media inputs of several members into one.
 
-The processor is called for some members one by one, and for all of them at once. For every input there has to be a rule
-that joins the results of the single calls into the result of the common call.
+The processor is called for some members one by one, and for all of them at once. Each input needs a rule that joins the
+results of the single calls into the result of the common call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _Given = TypeVar("_Given")
 
 #: values that processors pad with
 _FILLS = (0.0, -1.0, 1.0)
-#: frames of a sound at its end that depend on what follows them
+#: the last frames of a sound, which depend on the padding behind them
 _EDGE = 4
 
 
@@ -32,17 +32,17 @@ class Join:
     dim: int = 0
     #: pads tensors to the largest size in the other dimensions; None: their sizes are equal
     fill: float | None = None
-    #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; a member's
-    #: indices go on where the previous member's ended
+    #: (input, number of dimensions): values ≥ 0 are indices into that input's first dimensions, flattened; the indices
+    #: of a member continue after those of the previous member
     counts: tuple[str, int] | None = None
-    #: why members are joined only where all have the inputs that have such a reason, of one size; empty: always
+    #: why members are joined only if all of them have the inputs with a reason, all of one size; empty: always joined
     only_alike: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join tensors, one a member.
+        """Join one tensor of each member.
 
         Args:
-            counted: the same members' tensors of the input that `counts` names.
+            counted: for the same members, the tensors of the input that `counts` names.
 
         Raises:
             RuntimeError: their sizes can't be joined.
@@ -78,7 +78,7 @@ def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dic
         joins: rules by name; an input without a rule is concatenated in the first dimension.
 
     Raises:
-        ValueError: sizes that can't be joined.
+        ValueError: some sizes can't be joined.
     """
     parts = [part for part in parts if part]
     joined = {}
@@ -102,18 +102,18 @@ def _joined(name: str, rule: Join, parts: Sequence[Media]) -> Tensor:
 
 @dataclass(frozen=True)
 class Proven:
-    """The result of comparing a processor's calls."""
+    """The result of comparing calls of a processor."""
 
     #: rules by the name of the input
     joins: Mapping[str, Join]
-    #: whether one call for all members gives the same as a call for each
+    #: whether one call for all members gives the same as one call for each
     at_once: bool
     #: why media of several sizes, or clips of several lengths, can't be joined; empty: they can
     limit: str = ""
 
 
 class JoinError(ValueError):
-    """No rule joins what a processor makes of several members."""
+    """No rule joins the outputs of a processor for several members."""
 
 
 def prove(
@@ -123,18 +123,18 @@ def prove(
 
     Args:
         call: calls the processor for the media of some members, in one text or (True) in a text each.
-        given: media of members, of different sizes.
-        twins: media of members, all of one size: for processors that take only equal sizes in one call.
+        given: media of members, in different sizes.
+        twins: media of members, all in one size, for processors that take only equal sizes in one call.
 
     Raises:
         JoinError: no rule joins an input.
-        Exception: whatever the processor raises for a single member.
+        Exception: any error of the processor for a single member.
     """
     given, own = _made(call, given)
     first: Exception | None = None
     for some, as_rows in ((given, False), (given, True), (twins, False), (twins, True)):
         if as_rows and isinstance(first, JoinError):
-            continue  # a common text gave other values: a text for each member would not explain them
+            continue  # a common text gave other values; a text for each member can't explain them
         try:
             together = call(some, as_rows)
             parts = own if some is given else [call([one], False) for one in twins]
@@ -161,7 +161,7 @@ def prove(
 def _of_twins(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], twins: Sequence[_Given], why: str
 ) -> dict[str, Join]:
-    """Find rules for members of one size, where the call for several adds nothing but masks that hide nothing."""
+    """Find rules for members of one size, if the call for several adds only masks that hide nothing."""
     try:
         together, parts = call(twins, False), [call([one], False) for one in twins]
     except Exception:  # any class of any processor may be behind it
@@ -177,9 +177,9 @@ def _of_twins(
 def _padded(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given], own: Sequence[Media]
 ) -> dict[str, Join] | None:
-    """Find rules that pad what a mask hides, or lies behind a length: it, and the edge of it, depends on the others.
+    """Find rules that pad an input where a mask hides it, or behind a length; there and at the edge values may differ.
 
-    A model that looks there would be refused by the guard, which compares members in a pack with each alone.
+    The guard refuses a model that looks there: it compares members in a pack with each alone.
     """
     together: Media = {}
     for as_rows in (False, True):
@@ -199,7 +199,7 @@ def _padded(
 
 
 def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join | None:
-    """Return the rule that pads an input to the longest member's, if members differ only where a mask hides it."""
+    """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _inside(together[mask] != 0)
     rule = Join(0, fill=0.0)
     try:
@@ -214,7 +214,7 @@ def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join
 
 
 def _behind(name: str, own: Sequence[Media], together: Media) -> Join | None:
-    """Return the rule that pads an input to the longest member's, if another one has the length of each row."""
+    """Return the rule that pads an input to the longest member, if another input has the length of each row."""
     value, rule = together[name], Join(0, fill=0.0)
     lengths = [of for of in together.values() if of.dim() == 1 and not of.is_floating_point() and len(of) == len(value)]
     if not any(len(of.unique()) > 1 for of in lengths) or sum(len(part[name]) for part in own) != len(value):
@@ -224,21 +224,21 @@ def _behind(name: str, own: Sequence[Media], together: Media) -> Join | None:
 
 
 def _begins_with(value: Tensor, part: Tensor) -> bool:
-    """Tell whether a value is a part, padded behind it in any dimension."""
+    """Tell whether a value is a part with padding behind it, in any dimension."""
     if part.dim() != value.dim() or any(size > whole for size, whole in zip(part.shape, value.shape, strict=True)):
         return False
     return _are_equal(value[tuple(map(slice, part.shape))], part)
 
 
 def _inside(mask: Tensor) -> Tensor:
-    """Leave out the last positions that a mask shows: their features see the padding behind them."""
+    """Return a mask without the last positions that it shows: their features see the padding behind them."""
     return mask & torch.cat([mask[:, _EDGE:], torch.zeros_like(mask[:, :_EDGE])], dim=1)
 
 
 def _made(
     call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given]
 ) -> tuple[list[_Given], list[dict[str, Tensor]]]:
-    """Return the members that the processor takes alone, and its output for each; raises if fewer than two remain."""
+    """Return the members that the processor takes alone, and its output for each; raises if it takes fewer than two."""
     taken: list[_Given] = []
     own: list[dict[str, Tensor]] = []
     errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Make images and clips of random pixels, and sounds of random samples, to try processors and models with."""
+"""Make images and clips of random pixels, and sounds of random samples, to try processors and models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def image(width: int, height: int, seed: int) -> Image.Image:
 
 
 def clip(template: Template, num_frames: int, width: int, height: int, seed: int) -> Clip:
-    """Return a clip of random pixels, prepared by the template, whose frames are all used."""
+    """Return a clip of random pixels, prepared by the template; all of its frames are used."""
     pixels = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), np.uint8)
     frames = template.prepare_frames([*map(Image.fromarray, pixels)])
     metadata = metadata_of(Media("video", width, height, "mp4", num_frames, _FPS))
@@ -65,7 +65,7 @@ def twins(template: Template, kind: str) -> Iterator[Given]:
 
 
 def heard(template: Template) -> Iterator[Given]:
-    """Yield members with clips that are heard, too: one alone, and one behind a sound."""
+    """Yield members with clips that are heard: a clip alone, and a clip behind a sound."""
     for number, (member, seconds) in enumerate(zip(members(template, "video"), (1.3, 2.9), strict=False)):
         clips = [clip._replace(sound=sound(template, seconds, number)) for clip in member.clips]
         before = merged([_with_sounds(template, [0.6], number), member]) if number else member

@@ -1,4 +1,4 @@
-"""Get M-RoPE rows from a model class that has a rule of its own: member by member, without weights."""
+"""Get M-RoPE rows from a model class with its own rule: member by member, without weights."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ from torch import Tensor
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.training.layout import Member
 
-#: inputs by their name in `forward`, and their name in `get_rope_index`
+#: name of an input in `forward` → its name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
 #: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 NUM_ROWS = 3
-#: what says in `forward` and in `get_rope_index` that videos are heard, too
+#: argument of `forward` and of `get_rope_index` that says that videos are heard
 HEARD = "use_audio_in_video"
 _SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
 
 
 def are_heard(types: Tensor) -> bool:
-    """Whether the videos of a member are heard, too: tokens of sounds stand right beside theirs.
+    """Whether the videos of a member are heard: tokens of sounds then stand right beside tokens of videos.
 
     Args:
-        types: [L], as of `OwnRope`.
+        types: [L], as `OwnRope` takes them.
     """
     pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
     return bool(((pairs[0] == VIDEO.token_type) & (pairs[1] == AUDIO.token_type)).any())
@@ -35,7 +35,7 @@ class RowsError(ValueError):
 
 
 class OwnRope:
-    """M-RoPE rows as one model class makes them."""
+    """Makes M-RoPE rows as one model class does."""
 
     def __init__(self, make: Any, config: Any):
         """Make a model of a class, without weights.
@@ -45,7 +45,7 @@ class OwnRope:
             config: the config of a small model of this class.
 
         Raises:
-            Exception: whatever the class raises for the config.
+            Exception: any error of the class for the config.
         """
         self._make, self._config = make, config
         with torch.device("meta"):
@@ -54,7 +54,7 @@ class OwnRope:
         self._takes = frozenset(inspect.signature(self._ask).parameters)
 
     def __reduce__(self) -> tuple[type["OwnRope"], tuple[Any, Any]]:
-        """Pickle only the class and the config: another process makes its own model."""
+        """Pickle only the class and the config; another process makes its own model."""
         return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
@@ -95,10 +95,10 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that the rows of some members give images and videos positions of their own; sounds count on as text.
+        """Check that rows give images and videos other positions than text; sounds are numbered as text is.
 
         Raises:
-            RowsError: media are numbered as text: the class looks for other tokens.
+            RowsError: images or videos are numbered as text: the class looks for other tokens.
         """
         for member in members:
             is_seen = bool(torch.isin(member.types, _SEEN).any())

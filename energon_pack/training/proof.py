@@ -1,4 +1,4 @@
-"""Prove that a model class keeps members apart, and with which mask.
+"""Prove that a model class keeps members apart, and find the mask with which it does.
 
     guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
 
@@ -27,7 +27,7 @@ from energon_pack.training.probe import Finding, probe_all
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of
 
-#: raised when the same input would give another proof
+#: raise it when the same input would give another proof
 _VERSION = 3
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
@@ -36,7 +36,7 @@ _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "c
 
 
 class Comparable(Protocol):
-    """What a comparison of packs with samples alone gives: `Finding`, or `TreeFinding` of trees."""
+    """The result of comparing packs with samples alone: `Finding`, or `TreeFinding` for trees."""
 
     @property
     def mixes(self) -> bool:
@@ -52,14 +52,14 @@ class Proof(Generic[F]):
 
     model: str
     attention: str
-    #: empty: trees, which have no choice of masks
+    #: the mask; empty for trees, which have no choice of masks
     mask: str
-    #: the worst of all members; None: it could not be tried
+    #: the finding of the worst member; None: the model could not be tried
     finding: F | None = None
-    #: why not: what was raised
+    #: the error, if the model could not be tried
     error: str = ""
     seconds: float = 0.0
-    #: it holds for packs of so many tokens at most; None: for any
+    #: the proof holds for packs of at most so many tokens; None: for all packs
     longest: int | None = None
 
     @property
@@ -77,14 +77,14 @@ class Proof(Generic[F]):
 def attempt(
     proof: Proof[F], small: Callable[[int | None], Any], compare: Callable[[Any], F], longest: int | None
 ) -> Proof[F]:
-    """Compare a small model's packs with its samples alone, and note the result in a proof.
+    """Compare a small model's packs with its samples alone, and return a proof with the result.
 
-    The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: effects that
-    begin beyond them (a scale, a block of keys, other angles of RoPE) are then left out.
+    The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: it leaves out
+    effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
 
     Args:
-        proof: of nothing yet.
-        small: makes the small model for packs of so many tokens at most; None: of any length.
+        proof: a proof without a result.
+        small: makes the small model for packs of at most so many tokens; None: of any length.
         compare: gives the finding for a model.
         longest: tokens of the longest pack; None: not known.
     """
@@ -110,19 +110,19 @@ def prove(
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
 ) -> list[Proof[Finding]]:
-    """Probe a small model of a class with a few members; if a proof is exact, it is the last one.
+    """Probe a small model of a class with a few members; an exact proof is the last one of the list.
 
-    See `attempt` for the part of `longest`.
+    `attempt` says how `longest` is used.
 
     Args:
         make: the class.
-        config: its config, of any size; it stays as it is.
-        members: two at least, with each kind of media that packs have.
+        config: the config of the class, of any size; it is not changed.
+        members: at least two, with each kind of media that packs have.
         mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
-        kinds: kinds of parts that the small model must have, too: see `kinds_of`. None: those of the full-size model.
+        kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
 
     Returns:
         A proof for each mask that was tried.
@@ -150,7 +150,7 @@ def _masks_for(make: Any, config: Any) -> Sequence[str]:
 
 
 def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
-    """Return the kinds of parts of the full-size model, built without weights; empty if it can't be built so."""
+    """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
     chosen = {"attn_implementation": attention} if attention else {}  # some models have a layer class for each
@@ -160,7 +160,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Switch off TF32: products rounded to fewer bits on a GPU would look as if members were mixed."""
+    """Switch off TF32: on a GPU its rounded products would look as if members were mixed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -180,7 +180,7 @@ def kept_proofs(
 ) -> list[Proof[Finding]]:
     """Return `prove`'s result, from the user's cache if code, config, versions, media and positions are the same.
 
-    A model that could not be run is tried again each time: memory may have been short.
+    A model that could not run is tried again each time, because memory may have been short.
 
     Args:
         model: a model of transformers.
@@ -210,7 +210,7 @@ def way_out(
     longest: int | None,
     tried: Sequence[Proof[Finding]],
 ) -> str:
-    """Say which mask or attention implementation keeps the members apart; it is probed before it is named."""
+    """Name a mask or an attention implementation that keeps members apart, after probing it."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
         for mask in _masks_for(make, config):
@@ -235,7 +235,7 @@ def key_of(
     longest: int | None,
     device: torch.device | str,
 ) -> str:
-    """Hash everything the proof depends on."""
+    """Hash everything that the proof depends on."""
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     parts = [
         _VERSION,

@@ -17,9 +17,9 @@ from energon_pack.training.small_model import small_model
 from energon_pack.training.tree_attention import TREE
 from energon_pack.training.wrapped import class_of
 
-#: raised when the same input would give another proof
+#: raise it when the same input would give another proof
 _VERSION = 2
-#: what is tried where another attention implementation fails; None: the class's own choice
+#: attention implementations to try if another one fails
 _ATTENTIONS = (TREE, "sdpa", "eager")
 
 
@@ -35,8 +35,8 @@ def prove_trees(
 
     Args:
         make: the class.
-        config: its config, of any size; it stays as it is.
-        tree: with each kind of media that packs have.
+        config: the config of the class, of any size; it is not changed.
+        tree: a tree with each kind of media that packs have.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack, for the second try of `attempt`; None: not known.
         device: where its kernels run.
@@ -78,7 +78,7 @@ def way_out_of_trees(
     longest: int | None,
     others: Sequence[str] = _ATTENTIONS,
 ) -> str:
-    """Say which attention implementation trains on trees as on samples alone; it is tried before it is named."""
+    """Name an attention implementation that trains on trees as on samples alone, after trying it."""
     for name in others:
         if name == attention:
             continue

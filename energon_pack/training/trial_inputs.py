@@ -1,4 +1,4 @@
-"""Find members in the inputs of a forward, and make inputs with one member changed, and with one member alone."""
+"""Find members in the inputs of a forward; make inputs with one member changed, and inputs with one member alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from energon_pack.training.inputs import forks_of, mask_of, text_row
 from energon_pack.training.sizes import parts
 
-#: inputs that are left out: with them a model computes a loss, or logits of only some tokens, or none (TRL's
+#: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
 _NOT_TRIED = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
@@ -20,13 +20,13 @@ _NOT_TRIED = (
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
 _MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
 _TYPES = ("mm_token_type_ids", "token_type_ids")
-#: how the names of inputs begin that hold pixels, or features of sounds
+#: inputs whose names begin like this hold pixels, or features of sounds
 VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features")
 
 
 @dataclass(frozen=True)
 class Span:
-    """The place of a member: its row, and its tokens `start` to `end` in the row."""
+    """The place of a member: its row, and its tokens from `start` to `end` in the row."""
 
     row: int
     start: int
@@ -49,7 +49,7 @@ class TrialInputs:
     other_words: dict[str, Any]
     #: inputs in which the pixels of the first medium are changed; None: there is no medium
     other_pixels: dict[str, Any] | None
-    #: a member of text, and the inputs for it alone; None: each member has media
+    #: a member of text, and the inputs for it alone; None: every member has media
     alone: tuple[Span, dict[str, Any]] | None
 
 
@@ -94,10 +94,10 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 
 
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
-    """Return the members of a row on which no other one builds; in a row without trees these are all.
+    """Return the members of a row on which no other member builds; in a row without trees, return all members.
 
     Args:
-        starts: [B, S], the positions that start again with each member.
+        starts: [B, S], the positions, which start again with each member.
     """
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
     is_end = [later <= own for own, later in pairwise(begins)]
@@ -111,7 +111,7 @@ def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
-    """Return the places of members; a stretch that repeats one token is padding, no member."""
+    """Return the places of members; a stretch that repeats one token is padding, not a member."""
     tokens, positions = tokens_of(inputs), text_row(inputs, inputs["position_ids"])
     positions = positions.expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
@@ -140,7 +140,7 @@ def _special_ids(config: Any, of_media: bool = False) -> list[int]:
 
 
 def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None:
-    """Return bool [B, S], the tokens that can be replaced: not special, no medium's, not equal to a neighbour.
+    """Return bool [B, S], the tokens that can be replaced: not special, not of a medium, not equal to a neighbour.
 
     None: there are no ids.
     """
@@ -199,7 +199,7 @@ def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bo
 
 
 def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> dict[str, Any]:
-    """Return the inputs of a member alone, as users of transformers run it: a mask of ones, no positions."""
+    """Return the inputs of a member alone, as users of transformers give them: a mask of ones, no positions."""
     tokens = tokens_of(inputs)
     cut = {
         name: member.of(value)[None]

@@ -19,7 +19,7 @@ class Packs(BasePlugin):
     """Reads packs in place of the datasets of the YAML."""
 
     def load_datasets(self, cfg, preprocess=False):  # type: ignore[no-untyped-def]
-        processor = cfg.processor_config or cfg.base_model  # a checkpoint of axolotl has no settings of images
+        processor = cfg.processor_config or cfg.base_model  # a checkpoint of axolotl lacks the image settings
         self.packs = PackedDataset(cfg.datasets[0]["path"], processor)  # or LazyPackedDataset([…])
         rows = self.packs.as_dataset(micro_batches=cfg.gradient_accumulation_steps)
         return TrainDatasetMeta(rows, None, cfg.max_steps)
@@ -28,5 +28,5 @@ class Packs(BasePlugin):
         guard(trainer.model, self.packs.encoder)
         trainer.data_collator = self.packs.collator(trainer.model)
         trainer.compute_loss_func = self.packs.loss_func()  # the mean over all trained tokens of a step
-        trainer.args.average_tokens_across_devices = True  # of all ranks, which axolotl always turns off
+        trainer.args.average_tokens_across_devices = True  # over all ranks; axolotl always turns this off
         print(check_trainer(trainer))

@@ -1,4 +1,4 @@
-"""torchtitan on packs of text: a loader in place of its own, and a configuration that has it.
+"""torchtitan on packs of text: a loader that replaces its own, and a configuration with this loader.
 
 PYTHONPATH=recipes/trainers torchrun --nproc-per-node 8 -m torchtitan.train --module torchtitan_packs --config packs \
     --hf_assets_path MODEL --dataloader.dataset_path packed/demo --training.seq_len 4096
@@ -13,11 +13,11 @@ from energon_pack import PackedDataset, PackSampler
 
 
 class PackLoader(ParallelAwareDataloader):
-    """Packs of one width, in an order with even steps, for ever."""
+    """Packs of one width, in an order with even steps, epoch after epoch without end."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(ParallelAwareDataloader.Config):
-        """`dataset_path`: of the packs."""
+        """`dataset_path` is the path of the packs."""
 
     def __init__(self, config, *, dp_rank, dp_world_size, tokenizer, seq_len, local_batch_size, **settings):  # type: ignore
         packs = PackedDataset(config.dataset_path, tokenizer.tokenizer_path, labels="shifted", pad_to="max_token_len")

@@ -1,4 +1,4 @@
-"""torchtune on packs of text, with these lines in the YAML of a recipe:
+"""torchtune on packs of text. Put these lines into the YAML of a recipe:
 
 dataset: {_component_: torchtune_packs.Packs, dataset: packed/demo, processor: MODEL, packed: True}
 shuffle: False    # keeps the order, in which steps are even
@@ -13,7 +13,7 @@ from energon_pack import PackedDataset
 
 
 class Packs(Dataset):  # type: ignore[type-arg]
-    """Packs in the form of torchtune's own, whose collator makes the mask from their members' lengths."""
+    """Packs in the form of torchtune's own packs: torchtune's collator makes the mask from the lengths of members."""
 
     def __init__(self, tokenizer, dataset, processor, packed=False):  # type: ignore[no-untyped-def]
         if not packed:

@@ -25,7 +25,7 @@ options = parser.parse_args()
 
 
 class Packed(LightningModule):
-    """Takes a step at a time: its loss is divided by the trained tokens of all its packs and ranks."""
+    """Takes a whole step at a time: the loss is divided by the trained tokens of all packs and ranks of the step."""
 
     automatic_optimization = False  # else Lightning takes the mean of the packs' means
 
@@ -39,7 +39,7 @@ class Packed(LightningModule):
 
     def train_dataloader(self):  # type: ignore[no-untyped-def]
         num, collate = options.accumulate, self.packs.collator(self.model)
-        rows = self.packs.as_dataset(micro_batches=num)  # Lightning deals them to ranks, in this order
+        rows = self.packs.as_dataset(micro_batches=num)  # Lightning deals rows to ranks in this order
         return StatefulDataLoader(rows, batch_size=num, collate_fn=lambda step: [collate([row]) for row in step])
 
     def configure_optimizers(self):  # type: ignore[no-untyped-def]

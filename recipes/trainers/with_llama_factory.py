@@ -1,4 +1,4 @@
-"""LLaMA-Factory's SFT (its first workflow) on packs: its dataset and its collator are replaced.
+"""LLaMA-Factory's SFT workflow on packs: this recipe replaces its dataset and its collator.
 
 python recipes/trainers/with_llama_factory.py packed/demo train.yaml
 """

@@ -1,4 +1,4 @@
-"""ms-swift's SFT on packs: its pipeline, with packs in place of its dataset.
+"""ms-swift's SFT pipeline on packs: packs replace its dataset.
 
 python recipes/trainers/with_ms_swift.py packed/demo --model MODEL --max_steps 20 --learning_rate 1e-5
 """
@@ -11,7 +11,7 @@ from energon_pack import PackedDataset, check_trainer, guard
 
 
 class PackedSft(SwiftSft):
-    """Reads packs; `--dataset` is only there because the pipeline asks for one."""
+    """Reads packs; `--dataset` is given only because the pipeline requires it."""
 
     def _prepare_dataset(self):  # type: ignore[no-untyped-def]
         packs = PackedDataset(sys.argv[1], self.args.model)  # or LazyPackedDataset([…])
@@ -20,8 +20,8 @@ class PackedSft(SwiftSft):
         return [packs.as_dataset(micro_batches=self.args.gradient_accumulation_steps), None]
 
     def train(self, trainer):  # type: ignore[no-untyped-def]
-        self.model.config.get_text_config().use_cache = False  # ms-swift drops the batch's own, which packs need
-        self.template.register_post_encode_hook([self.model])  # as its training does: it rewrites each batch
+        self.model.config.get_text_config().use_cache = False  # packs need this, and ms-swift drops it from batches
+        self.template.register_post_encode_hook([self.model])  # as in training: the hook rewrites each batch
         print(check_trainer(trainer))
         self.template.remove_post_encode_hook()
         return super().train(trainer)

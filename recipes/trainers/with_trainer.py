@@ -24,7 +24,7 @@ parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch
 
 has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
 kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
-model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds but few weights by their names
+model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)
 trainer = Trainer(

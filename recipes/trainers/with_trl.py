@@ -12,14 +12,14 @@ from energon_pack import PackedDataset, check_trainer, guard
 
 dataset, name = sys.argv[1:3]
 parser = HfArgumentParser(SFTConfig)
-parser.set_defaults(dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False)  # rows are no texts
+parser.set_defaults(dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False)  # rows hold no texts
 parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
 parser.set_defaults(ddp_find_unused_parameters=True)  # packs of text give the vision tower no gradients
 (args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
 
 has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
 kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
-model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds but few weights by their names
+model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)
 rows = packs.as_dataset(micro_batches=args.gradient_accumulation_steps)

@@ -1,4 +1,4 @@
-"""verl's SFT trainer on packs, of text or with images and videos; its settings on the command line are as ever.
+"""verl's SFT trainer on packs, of text or with images and videos; the command line takes verl's own settings.
 
 torchrun --nproc-per-node 8 recipes/trainers/with_verl.py data.train_files=packed/demo model.path=MODEL \
     data.train_batch_size=64 data.max_token_len_per_gpu=8192
@@ -11,7 +11,7 @@ from energon_pack import PackedDataset
 
 
 class Packs:
-    """Each pack is one sample of verl: its positions, which start again, keep members apart."""
+    """Makes each pack one sample of verl: positions start again with each member, which keeps members apart."""
 
     def __init__(self, parquet_files, tokenizer, config, processor=None, max_samples=-1):  # type: ignore[no-untyped-def]
         self.packs = PackedDataset(parquet_files, tokenizer.name_or_path)  # or LazyPackedDataset([…])
@@ -29,7 +29,7 @@ class Packs:
 
 
 class Trainer(theirs.SFTTrainer):
-    """Their trainer, which keeps the order of packs, in which steps are even."""
+    """Their trainer without shuffling: it keeps the order of packs, in which steps are even."""
 
     def _build_dataloader(self):  # type: ignore[no-untyped-def]
         if not self.config.model.use_remove_padding:

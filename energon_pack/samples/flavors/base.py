@@ -31,7 +31,7 @@ class Conversation:
     media: list[tuple[str, str]]
     #: for each image, whether it has patch positions; empty: no image has
     has_positions: list[bool] = field(default_factory=list)
-    #: whether its images have times; `PackedFlavor.times_in_text` says whether they are written in the text or in fields
+    #: whether its images have times; `PackedFlavor.times_in_text` says whether the text or fields hold them
     is_timed: bool = False
     #: number of its first media that it shares with the member before it
     num_shared: int = 0

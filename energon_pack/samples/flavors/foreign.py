@@ -74,7 +74,7 @@ class LoongForgeChatMix(PackedMultiMixQA):
         return members
 
     def unread(self, fields: Fields) -> Iterator[str]:
-        """Yield why their loader fails: Energon decodes a part by its last extension, and their cooker hands it over."""
+        """Yield why their loader fails: Energon decodes a part by its last extension, their cooker hands it over."""
         if fields.get("media_type") == "mix":
             yield "media_type is mix, and LoongForge's cooker takes text, image and video"
         if "media_files" in fields:

@@ -85,7 +85,7 @@ class Shapes(MediaRules):
         self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
-        if self.hears_videos and changed["video"].get("fps"):  # the processor places sounds among the frames by this rate
+        if self.hears_videos and changed["video"].get("fps"):  # it places sounds among the frames by this rate
             self._call_settings["video"]["fps"] = changed["video"]["fps"]
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
