@@ -30,7 +30,7 @@ _OF = {
     "audio": frozenset(),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
-#: a float can't hold whole numbers much larger than this exactly
+#: the largest number that a float can hold
 _MOST = sys.float_info.max
 _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
 
@@ -82,7 +82,7 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
     Args:
         value: the settings of this medium; a key whose value is None sets nothing.
         of_all: the settings of all media of the sample; keys that do not apply to this kind are ignored.
-        kind: image or video.
+        kind: the kind of the medium.
 
     Raises:
         Skip: `bad_message` for a key of another kind of media, a value of a wrong form, and contradictions.
