@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -36,6 +37,8 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
+#: bytes of memory by which a test may grow before garbage is looked for
+_LARGE_BYTES = 50_000_000
 #: CPU seconds that an ordinary test may take, with its child processes; a longer one says why by `@pytest.mark.long`.
 MOST_CPU_SECONDS = 3.0
 
@@ -162,6 +165,15 @@ def _what_is_imported_is_no_garbage() -> None:
     if energon := sys.modules.get("megatron.energon.wrappers.gc_dataset"):  # after a loop it would unfreeze everything
         vars(energon)["gc"] = SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int, get_objects=gc.get_objects)
     _num_modules.append(len(sys.modules))
+
+
+@pytest.fixture(autouse=True)
+def _large_garbage_is_collected() -> Iterator[None]:
+    """An error refers to its frames, and they to it: tokenizers of refused models added up to 4 GB, which forks copy."""
+    before = psutil.Process().memory_info().rss
+    yield
+    if psutil.Process().memory_info().rss > before + _LARGE_BYTES:
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
