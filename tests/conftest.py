@@ -169,7 +169,7 @@ def _what_is_imported_is_no_garbage() -> None:
 
 @pytest.fixture(autouse=True)
 def _large_garbage_is_collected() -> Iterator[None]:
-    """An error refers to its frames, and they to it: tokenizers of refused models added up to 4 GB, which forks copy."""
+    """An error refers to its frames, and they to it: tokenizers of refused models came to 4 GB, which forks copy."""
     before = psutil.Process().memory_info().rss
     yield
     if psutil.Process().memory_info().rss > before + _LARGE_BYTES:
