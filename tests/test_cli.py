@@ -65,7 +65,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert "output.overwrite=true" in errors
 
 
-@pytest.mark.long("a locale is that of a process")
+@pytest.mark.slow
 def test_an_ascii_locale_ends_no_run(tmp_path: Path, demo: tuple[Path, Path], shared: str) -> None:
     write_tar(tmp_path / "s" / "ä.tar", {"ключ.json": chat("a", "b"), "плохо.json": b"{"})
     arguments = ["+model=qwen2_5_vl", "source.path=s", "max_skipped=1", "output.name=x"]
@@ -246,12 +246,12 @@ def test_every_choice_of_groups_composes() -> None:
     for path in conf_dir().glob("*/*.yaml"):
         options[path.parent.name].append(path.stem)
     assert set(options) == {"model", "media", "packing", "source", "executor"}
+    models = options.pop("model")
+    assert len(models) >= max(map(len, options.values()))  # so that each choice comes with some model
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for model in options.pop("model"):
-            to_config(compose("config", [f"+model={model}"]), [])
-        for group, names in options.items():
-            for name in names:
-                to_config(compose("config", ["+model=qwen2_5_vl", f"{group}={name}"]), [])
+        for number, model in enumerate(models):
+            others = [f"{group}={names[number % len(names)]}" for group, names in options.items()]
+            to_config(compose("config", [f"+model={model}", *others]), [])
 
 
 def test_help_names_what_there_is(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ sys.meta_path.insert(0, Log())
 """
 
 
-@pytest.mark.long("two runs are looked at from outside")
+@pytest.mark.slow
 def test_a_small_set_is_packed_by_two_processes(tmp_path: Path, demo: tuple[Path, Path]) -> None:
     """Torch takes seconds to import: the lengths, the verification and the look through Energon share one process."""
     (tmp_path / "sitecustomize.py").write_text(_LOG_IMPORTS)

@@ -133,6 +133,7 @@ def test_every_epoch_has_each_sample_once_in_as_many_packs(packs: LazyPackedData
     assert ids([packs[(1, 0)]]) != ids([packs[(0, 0)]])
 
 
+@pytest.mark.slow
 def test_workers_that_outlive_an_epoch_see_the_next_one(packs: LazyPackedDataset) -> None:
     """`set_epoch` is called in another process than the one that builds packs."""
     loader = DataLoader(packs, batch_size=None, num_workers=2, persistent_workers=True)
