@@ -115,6 +115,7 @@ def say(name: str, ways: dict[str, Way], made: TrainedOn, folder: Path) -> dict[
         given[key] = {"words": words, "folder": str(own), "ranks": way.ranks, "hooks": way.hooks}
     (folder / "ways.json").write_text(json.dumps(given))
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+    variables |= dict(stack.variables)
     variables |= {"HOME": str(folder), "PYTHONPATH": f"{ROOT}:{RECIPES}:{ROOT / 'tests'}", "LAZY": lazy_settings(made)}
     script = ROOT / "tests" / "support" / "trainers" / "tried.py"
     command = [python, "-W", "ignore", script, folder / "said.json", MODULES[name], folder / "ways.json"]
