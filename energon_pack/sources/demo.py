@@ -25,20 +25,29 @@ _NUM_SHARDS = 3
 _VOCABULARY = 1024
 _OF_TEXT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _OF_MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-_CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}
-{%- if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>
-{%- elif part.type == "video" %}<|vision_start|><|video_pad|><|vision_end|>
-{%- else %}{{ part.text }}{% endif %}
-{%- endfor %}
-{%- endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif -%}
-"""
+
+
+def chat_template(marks: dict[str, str]) -> str:
+    """Return a chat template that writes the mark of a content part's type in its place."""
+    branches = "\n{%- el".join(f'if part.type == "{kind}" %}}{mark}' for kind, mark in marks.items())
+    return (
+        "{%- for message in messages -%}\n"
+        "<|im_start|>{{ message.role }}\n"
+        "{% if message.content is string %}{{ message.content }}{% else %}\n"
+        "{%- for part in message.content %}\n"
+        f"{{%- {branches}\n"
+        "{%- else %}{{ part.text }}{% endif %}\n"
+        "{%- endfor %}\n"
+        "{%- endif %}<|im_end|>\n"
+        "{% endfor -%}\n"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% endif -%}\n"
+    )
+
+
+_CHAT_TEMPLATE = chat_template(
+    {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+)
 
 
 def make_demo(folder: Path) -> tuple[str, str]:

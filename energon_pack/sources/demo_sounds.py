@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.run.files import make_once
-from energon_pack.sources.demo import add_file, write_json, write_tokenizer
+from energon_pack.sources.demo import add_file, chat_template, write_json, write_tokenizer
 
 #: raised when the content changes: a cached demo is then made again
 _VERSION = 1
@@ -22,19 +22,6 @@ _NUM_SHARDS = 2
 _RATE = 16_000
 _PITCHES = {"low": 220, "middle": 440, "high": 880}  # in Hz
 _TOKENS = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
-_CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}
-{%- for part in message.content %}
-{%- if part.type == "audio" %}<|audio_bos|><|AUDIO|><|audio_eos|>
-{%- else %}{{ part.text }}{% endif %}
-{%- endfor %}
-{%- endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif -%}
-"""
 
 
 def make_sounds(folder: Path) -> tuple[str, str]:
@@ -92,4 +79,4 @@ def _write_processor(folder: Path, texts: list[str]) -> None:
     write_tokenizer(folder, texts, _TOKENS, name)
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8, "processor_class": name}
     write_json(folder / "preprocessor_config.json", extractor)
-    (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(chat_template({"audio": "".join(_TOKENS)}))
