@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.audio import decode_audio, resampled_length
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose
@@ -128,7 +129,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
             start = time.process_time()
             try:
                 truth: list[int] | None = full_ids(
-                    full, template, sample, media_inputs(template, *prepared_media(template, of, files))
+                    full, template, sample, media_inputs(template, prepared_media(template, of, files))
                 )
             except Exception as error:  # the class refuses the sample
                 truth = None

@@ -36,7 +36,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.media.image import open_image
 from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training.calls import Given
+from energon_pack.templates.families.arguments import Prepared
 
 NUM_IMAGES, SIDE = 3_000, 256
 
@@ -175,8 +175,8 @@ def one_pack(dataset: Path, processor: str) -> None:
     data = [[image.__reduce__()[1][0] for image in member] for member in sample.images]
     pixels, decoded = encoder.members._pixels, [[open_image(d) for d in member] for member in data]
 
-    def given(images: list[list[Any]]) -> list[Given]:
-        return [Given(own, [], ["image"] * len(own)) for own in images]
+    def given(images: list[list[Any]]) -> list[Prepared]:
+        return [Prepared(["image"] * len(own), own) for own in images]
 
     ready = pixels(given(decoded))
 

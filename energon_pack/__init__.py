@@ -85,7 +85,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.samplers import PackSampler as PackSampler
     from energon_pack.samples.flavors.base import MemberInput as MemberInput
     from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
-    from energon_pack.samples.media.probe import Media as Media
+    from energon_pack.samples.media.medium import Media as Media
     from energon_pack.samples.options import options_of as options_of
     from energon_pack.sources.shard import JsonlShard as JsonlShard
     from energon_pack.steps.journal import Consumed as Consumed

@@ -21,6 +21,7 @@ from energon_pack.errors import PackError, amount
 from energon_pack.run.command import on_disk, parser, run
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors import UNPACKED
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
@@ -120,7 +121,7 @@ def _drawn(shard: Shard) -> Iterator[IndexRow]:
 def _sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
     sample = read_sample(reader, shard, row, ReadSettings())
     names = [f"{number}.{part.extension}" for number, part in enumerate(sample.parts)]
-    stems = [str(number) for number, part in enumerate(sample.parts) if part.kind == "image"]
+    stems = [str(number) for number, part in enumerate(sample.parts) if part.kind == IMAGE.kind]
     arrays = {f"{stem}.npy": part for stem, part in zip(stems, sample.positions, strict=False) if part}
     value = {"messages": sample.messages, **({"tools": sample.tools} if sample.tools else {}), **sample.fields}
     value |= {"name": names} if names else {}

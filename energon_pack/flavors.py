@@ -29,6 +29,8 @@ class MultiMixQASample(Sample):
     options: Optional[dict[str, Any]] = None
     #: its sounds
     audio: Optional[list[Any]] = None
+    #: media of kinds that packages add, by kind
+    others: Optional[dict[str, Any]] = None
 
 
 @edataclass
@@ -61,6 +63,8 @@ class PackedMultiMixQASample(Sample):
     planned_token_len: Optional[int] = None
     #: sounds of each member
     audios: Optional[list[list[Any]]] = None
+    #: media of kinds that packages add, by kind: of each member
+    others: Optional[dict[str, Any]] = None
 
 
 @edataclass

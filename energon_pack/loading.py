@@ -27,11 +27,11 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
-from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.flavors.parts import Parts, image_of, kind_of, positions_of
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor, media_fields
+from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind, positions_of
 from energon_pack.samples.flavors.references import ReadMedia
 from energon_pack.samples.listed import listed_parts, media_parts
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
@@ -137,15 +137,13 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
         positions_of(parts[listed_parts([name], key, files)[0].name]) if name else None
         for name in placed.position_names
     ]
-    sounds = [parts[chosen[i].name] for i in placed.order if kinds[i] == "audio"]
+    media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {
         "messages": placed.timed(arrays),
-        "image": [image_of(parts, chosen[i].name) for i in placed.order if kinds[i] == "image"] or None,
-        "video": [parts[chosen[i].name] for i in placed.order if kinds[i] == "video"] or None,
+        **media_fields({kind: own or None for kind, own in media.items()}, plural=False),
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
-        **({"audio": sounds} if sounds else {}),
     }
 
 

@@ -13,7 +13,7 @@ from energon_pack.dataset.plan_rows import OPTIONAL
 from energon_pack.plan.items import Items
 from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
 
 _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
@@ -54,7 +54,7 @@ def items_of(table: pa.Table) -> Items:
         return pc.fill_null(table[name], 0).to_numpy() if has_it else np.zeros(table.num_rows, np.int64)
 
     counts = {name: column(name) for name in ("token_len", "num_visual_tokens", "num_audio_tokens")}
-    counts |= {"num_images": number_of("image"), "num_audios": number_of("audio")}
+    counts |= {medium.column: number_of(medium.kind) for medium in (IMAGE, AUDIO)}
     media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), 0).to_numpy().astype(np.int8)
     zeros = np.zeros(table.num_rows, np.int8)
     items = Items(counts, media, zeros, zeros, zeros, column("num_supervised"))

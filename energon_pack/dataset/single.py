@@ -7,6 +7,7 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.errors import PackError
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import MESSAGE_KEYS, Part, media_type
 from energon_pack.sources.jsonl.index import LINE
 
@@ -29,7 +30,7 @@ def singles(
         if arrays:
             value = {**value, "patch_positions": [f"{i}.npy" * (i in arrays) for i in range(len(media))]}
             parts |= {f"{i}.npy": part for i, part in arrays.items()}
-        elif pack.flavor.times_in_text and any(kind == "image" for _, kind in media):
+        elif pack.flavor.times_in_text and any(kind == IMAGE.kind for _, kind in media):
             value = _without_times(value)
         found.append((record_of(value, media, messages_key), parts))
     return found

@@ -7,7 +7,6 @@ from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.flavors.references import Reference
-from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -72,13 +71,7 @@ class Sources:
             found = crc32(data[-END:], crc32(data[:END], found))  # see `Reader.checksum`
         if found != checksum:
             raise self.changed(row)
-        named = list(zip(sample.parts, media, strict=True))
-        images = [LazyImage(data, f"{row.sample_id}: {part.name}") for part, data in named if part.kind == "image"]
-        videos, audios = ([data for part, data in named if part.kind == kind] for kind in ("video", "audio"))
-        frames = sample.fields.get("video_frames")
-        return MemberInput(
-            row.sample_id, sample.timed, images, videos, sample.tools, frames, row.token_len, sample.options, audios
-        )
+        return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
         """Copy a part of a sample into a tar; return the bytes at both its ends.

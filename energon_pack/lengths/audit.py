@@ -28,6 +28,7 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -300,9 +301,9 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
         Exception: any error of the processor.
     """
     try:
-        opened = [open_image(d) if m.kind == "image" else d for d, m in zip(data, sample.media, strict=True)]
+        opened = [open_image(d) if m.kind == IMAGE.kind else d for d, m in zip(data, sample.media, strict=True)]
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything
         raise UndecodableError(one_line(error, 160)) from None
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
-    given = media_inputs(template, *prepared_media(template, sample.media, opened))
+    given = media_inputs(template, prepared_media(template, sample.media, opened))
     return len(full_ids(processor, template, asked, given))

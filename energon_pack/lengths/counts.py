@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import repeat
 
+from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.sample import Rendered
 
 
@@ -14,9 +15,9 @@ def counts_of(rendered: Rendered, kinds: Sequence[str]) -> dict[str, int]:
     """
     return {
         "num_visual_tokens": rendered.num_visual_tokens,
-        "num_images": kinds.count("image"),
+        IMAGE.column: kinds.count(IMAGE.kind),
         "num_audio_tokens": rendered.num_audio_tokens,
-        "num_audios": kinds.count("audio"),
+        AUDIO.column: kinds.count(AUDIO.kind),
     }
 
 

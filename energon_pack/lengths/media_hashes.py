@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard
@@ -25,7 +25,7 @@ class MediaHashes:
         Returns:
             None if a video is a list of frames, or a sound is heard: such a sample shares nothing.
         """
-        if any((medium.settings and medium.settings.list_of_frames) or medium.num_samples for medium in media):
+        if any((medium.settings and medium.settings.list_of_frames) or not medium.is_seen for medium in media):
             return None
         return [
             (medium.kind, blake2b(self._content(shard, part) + repr(medium).encode(), digest_size=16).digest())

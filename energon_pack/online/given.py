@@ -23,9 +23,9 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image import upright, upright_size
-from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
-from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
@@ -83,14 +83,9 @@ class Given:
         """Return a sample with its media; raises Skip."""
         read, media = self.read(number)
         name = self.sample_id(number)
-        named = list(zip(read.kinds, media, strict=True))
         with _named(name):
-            images = [_image(data, f"{name}: image {i}") for i, (kind, data) in enumerate(named) if kind == "image"]
-        files = {wanted: [d for kind, d in named if kind == wanted and isinstance(d, bytes)] for wanted in KINDS}
-        frames = read.fields.get("video_frames")
-        return MemberInput(
-            name, read.timed, images, files["video"], read.tools, frames, token_len, read.options, files["audio"]
-        )
+            media = [upright(data) if isinstance(data, Image.Image) else data for data in media]
+        return read.member(name, media, token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return a sample, and its media in the order of their placeholders.
@@ -245,9 +240,9 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
             return [part]
         said = {key: part[key] for key in SETTING_KEYS if part.get(key) is not None}
         name = next((key for key in (named_type, kind, "path", "url") if _holds_media(part.get(key))), None)
-        if name is not None and kind == "video" and isinstance(part[name], (list, tuple)):
+        if name is not None and kind == VIDEO.kind and isinstance(part[name], (list, tuple)):
             found.extend(part[name])
-            first, *others = ({"type": "image"} for _ in part[name])
+            first, *others = ({"type": IMAGE.kind} for _ in part[name])
             return [{**first, **list_settings(len(part[name]), said)}, *others]
         found.extend([part[name]] if name is not None else [])
         return [{"type": kind, **said}]
@@ -264,8 +259,4 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
 def _probe(medium: bytes | Image.Image) -> Media:
     if isinstance(medium, bytes):
         return probe(io.BytesIO(medium))
-    return Media("image", *upright_size(medium, None))
-
-
-def _image(medium: bytes | Image.Image, name: str) -> Image.Image:
-    return LazyImage(medium, name) if isinstance(medium, bytes) else upright(medium)
+    return Media(IMAGE.kind, *upright_size(medium, None))

@@ -15,7 +15,6 @@ from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.online.rows import Rows, write_tables
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -95,19 +94,7 @@ class Indexed:
     def member(self, number: int) -> MemberInput:
         """Return a sample with its media; raises Skip, and PackError if its file changed."""
         read, shard = self._read(number)
-        name = self.sample_id(number)
-        images: list[LazyImage] = []
-        files: dict[str, list[bytes]] = {"video": [], "audio": []}
-        for part in read.parts:
-            data = self._open.read(shard, part)
-            if part.kind == "image":
-                images.append(LazyImage(data, f"{name}: {part.name}"))
-            else:
-                files[part.kind].append(data)
-        frames = read.fields.get("video_frames")
-        return MemberInput(
-            name, read.timed, images, files["video"], read.tools, frames, None, read.options, files["audio"]
-        )
+        return read.member(self.sample_id(number), [self._open.read(shard, part) for part in read.parts])
 
     def _read(self, number: int) -> tuple[ReadSample, Shard]:
         row = self._rows[number]

@@ -15,6 +15,7 @@ from energon_pack.pooling.draws import Draw, Draws
 from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, Waiting
 from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -127,5 +128,5 @@ class OnlinePacks(Iterator[Pack]):
         tokens = sum(len(member.tokens) for member in pack.members)
         self._counted.add("tokens", tokens)
         self._counted.add("above", max(0, tokens - self._measuring.packing.max_token_len))
-        self._counted.add("images", sum(member.num_images for member in pack.members))
+        self._counted.add(IMAGE.plural, sum(member.num_images for member in pack.members))
         self._counted.set("longest_wait", self._pool.longest_wait)

@@ -194,7 +194,11 @@ def lm_columns(items: Items) -> tuple[AnyInts, ...]:
 def media_of_packs(items: Items, plan: PackPlan) -> npt.NDArray[np.int8]:
     """Return an index into MEDIA_TYPES for each pack: text and image make image, image and video make mix.
 
-    The codes are bits.
+    Each kind is a bit, text is none, and mix is all.
     """
-    codes = plan.per_pack(items.media, add=np.bitwise_or).astype(np.int8)
-    return np.where(codes < len(MEDIA_TYPES), codes, MEDIA_TYPES.index("mix")).astype(np.int8)
+    kinds = [name for name in MEDIA_TYPES if name not in ("text", "mix")]
+    bits = {"text": 0, "mix": (1 << len(kinds)) - 1, **{name: 1 << number for number, name in enumerate(kinds)}}
+    of_pack = plan.per_pack(np.array([bits[name] for name in MEDIA_TYPES])[items.media], add=np.bitwise_or)
+    codes = np.full(1 << len(kinds), MEDIA_TYPES.index("mix"), np.int8)
+    codes[[bits[name] for name in MEDIA_TYPES]] = np.arange(len(MEDIA_TYPES))
+    return codes[of_pack]

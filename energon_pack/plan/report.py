@@ -23,7 +23,7 @@ from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
@@ -248,7 +248,7 @@ def shared_line(shared: Mapping[str, int], tokens: int) -> str:
     """Describe the savings of `packing.share` in one line."""
     if not shared["trees"]:
         return "shared: nothing, no two samples of a group begin alike"
-    media = [amount(shared[f"{kind}s"], kind) for kind in ("image", "video") if shared[f"{kind}s"]]
+    media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
     saved = " and ".join([amount(shared["tokens"], "token"), *media])
     less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
     samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")

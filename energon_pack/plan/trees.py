@@ -23,6 +23,7 @@ from energon_pack.plan.items import AnyInts, Items, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.seeded import Ints, mixed
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 _MANY = 1000  # if more samples begin alike, the beginning must be at least the following share of their tokens
 _MIN_SHARE = 0.1
@@ -139,8 +140,7 @@ def sharing_figures(lengths: Lengths, plan: PackPlan) -> dict[str, int] | None:
         "trees": int(begins.sum()),
         "samples": int(shared.sum() + begins.sum()),
         "tokens": saved["token_len"],
-        "images": saved["num_images"],
-        "videos": saved["num_videos"],
+        **{medium.plural: saved[medium.column] for medium in (IMAGE, VIDEO)},
         "visual_tokens": saved["num_visual_tokens"],
     }
 

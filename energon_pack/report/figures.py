@@ -20,7 +20,7 @@ from energon_pack.report.shapes import Histogram, log_histogram
 from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
@@ -133,7 +133,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         some = replace(some, counts={**some.counts, "token_len": lengths.sample_lens[block]})
         for code, kind in enumerate(kinds.values()):
             kind.add(some.take(np.flatnonzero(some.media == (code if code < len(MEDIA_TYPES) else -1))))
-        of = (some.media == MEDIA_TYPES.index("image")) & (some.lens > 0)
+        of = (some.media == MEDIA_TYPES.index(IMAGE.kind)) & (some.lens > 0)
         visual, number = (some.counts[name][of].astype(np.int64) for name in ("num_visual_tokens", "num_images"))
         images.add(visual << 32 | number)
     measured = {name: kind.lens for name, kind in kinds.items() if len(kind.lens)}

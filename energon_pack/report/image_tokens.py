@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_pack.plan.items import AnyInts
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families.rules import MediaRules
 
@@ -55,5 +56,5 @@ def _bounds(rules: MediaRules) -> tuple[int, int] | None:
     found = []
     for width, height in (*_SMALLEST, *_LARGEST):
         with suppress(Skip):
-            found.append(rules.expand(Media("image", width, height), [])[1])
+            found.append(rules.expand(Media(IMAGE.kind, width, height), [])[1])
     return (min(found), max(found)) if found else None

@@ -10,6 +10,7 @@ from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 
 _MANY_DROPPED = 0.25  # share of the tokens
@@ -23,9 +24,9 @@ def smaller_media(figures: Figures) -> list[str]:
     """Say how to make samples of the medium that loses most tokens shorter, with figures where they are known."""
     medium = figures.loss.overlong_medium if figures.loss and figures.loss.overlong else ""
     smaller = figures.smaller
-    if medium == "video":
+    if medium == VIDEO.kind:
         return ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"]
-    if medium != "image":
+    if medium != IMAGE.kind:
         return []
     if smaller is None:
         return ["smaller images (model.max_pixels)"]

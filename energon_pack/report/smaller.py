@@ -11,7 +11,7 @@ import numpy as np
 from energon_pack.plan.items import Lengths
 from energon_pack.report.lens import MOST_DROPPED
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.media.kinds import MEDIA_TYPES
+from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
 from energon_pack.templates.families.rules import MediaRules
 
 _FEWEST = 256  # tokens of an image; with fewer it shows little
@@ -54,7 +54,7 @@ def _dropped(lengths: Lengths, room: int, most: int) -> float:
     for block in blocks(lengths.num_samples):
         items, lens = lengths.items, lengths.sample_lens[block].astype(np.int64)
         images, visual = (items.counts[name][block].astype(np.int64) for name in ("num_images", "num_visual_tokens"))
-        has_images_alone = items.media[block] == MEDIA_TYPES.index("image")
+        has_images_alone = items.media[block] == MEDIA_TYPES.index(IMAGE.kind)
         lens -= np.where(has_images_alone, np.maximum(visual - images * most, 0), 0)
         dropped += int(lens[lens > room].sum())
         tokens += int(lens.sum())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from energon_pack.samples.frame_lists import has_lists
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.placeholders import part_settings, place_media
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
@@ -64,7 +65,7 @@ def place(record: Record, kinds: Sequence[str]) -> Placed:
     if said := part_settings(record.messages, kinds):
         fields = {**record.fields, "media_settings": _merged(record.fields.get("media_settings"), said)}
         record = replace(record, fields=fields)
-    return Placed(record, list(kinds).count("image"), messages, order, were_put_in)
+    return Placed(record, list(kinds).count(IMAGE.kind), messages, order, were_put_in)
 
 
 def _merged(listed: Any, said: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:

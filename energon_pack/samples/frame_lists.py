@@ -8,6 +8,7 @@ Sources, plans and packs hold the images. A template and a model see one video: 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.media.settings import FRAMES, RATE_KEYS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
@@ -24,7 +25,7 @@ def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
     """
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
-    first, *others = ({"type": "image", "name": name} for name in names)
+    first, *others = ({"type": IMAGE.kind, "name": name} for name in names)
     return [{**first, "settings": list_settings(len(names), said)}, *others]
 
 

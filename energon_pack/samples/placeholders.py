@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from energon_pack.samples.media.kinds import KINDS, PART_TYPES
+from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
 from energon_pack.samples.sample import Message, media_type
 from energon_pack.samples.skip import Reason, Skip
 
@@ -123,12 +123,12 @@ def without_images(messages: Sequence[Message], kinds: Sequence[str], number: in
 
 def _with_text(content: str | list[Message], number: int, text: str) -> tuple[str | list[Message], int]:
     """Put a text in place of the first images of a content; return how many are still to be replaced, too."""
-    image = PLACEHOLDERS["image"]
+    image = IMAGE.placeholder
     if isinstance(content, str):
         return content.replace(image, text, number), number - min(number, content.count(image))
     parts: list[Message] = []
     for part in content:
-        is_old = part["type"] == "image" and number > 0
+        is_old = part["type"] == IMAGE.kind and number > 0
         number -= is_old
         parts.append({"type": "text", "text": text} if is_old else part)
     return parts, number
@@ -222,10 +222,10 @@ def _settings(message: Message, kinds: Sequence[str]) -> list[dict[str, Any] | N
 
 def _with_videos(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message] | None:
     """Return messages with `<video>` for `<image>`; None: what they have does not stand for these media."""
-    if set(kinds) != {"video"} or any(not isinstance(message["content"], str) for message in messages):
+    if set(kinds) != {VIDEO.kind} or any(not isinstance(message["content"], str) for message in messages):
         return None
     asked = "".join(message["content"] for message in messages if message["role"] != "assistant")
-    image, video = PLACEHOLDERS["image"], PLACEHOLDERS["video"]
+    image, video = IMAGE.placeholder, VIDEO.placeholder
     if not num_placeholders(messages) == asked.count(image) == len(kinds):
         return None
     return [{**message, "content": message["content"].replace(image, video)} for message in messages]

@@ -18,7 +18,7 @@ from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, 
 from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import SETTING_KEYS
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
@@ -282,7 +282,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
             named = name_in(named) if isinstance(named, dict) else named
             said = {key: item[key] for key in SETTING_KEYS if item.get(key) is not None}
-            if kind == "video" and isinstance(named, list):
+            if kind == VIDEO.kind and isinstance(named, list):
                 parts += frame_parts(named, said)
                 continue
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.samples.placeholders import PLACEHOLDERS
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
-_IMAGE = PLACEHOLDERS["image"]
+_IMAGE = IMAGE.placeholder
 _MOST_DECIMALS = 9
 
 
@@ -91,7 +91,7 @@ def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
     def in_parts(parts: list[Message]) -> list[Message]:
         found: list[Message] = []
         for part in parts:
-            is_image = part["type"] == "image" and waiting
+            is_image = part["type"] == IMAGE.kind and waiting
             found += (
                 [{"type": "text", "text": waiting.pop()}, part, {"type": "text", "text": "\n"}] if is_image else [part]
             )

@@ -13,9 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
+from energon_pack.samples.flavors.base import MemberInput, media_fields
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.probe import Media, probe_part
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
@@ -55,6 +57,30 @@ class ReadSample(NamedTuple):
     def options(self) -> SampleOptions:
         """Return its options for rendering and training; raises Skip if they are invalid."""
         return options_of(self.fields)
+
+    def member(self, name: str, media: Sequence[Any], token_len: int | None = None) -> MemberInput:
+        """Return the sample with its media, as training encodes it.
+
+        Args:
+            name: its id.
+            media: the bytes of each, or what a user's dataset has decoded.
+        """
+        in_order = zip(self.parts, media, strict=True)
+        named = [(part, f"{name}: {part.name or f'{part.kind} {i}'}", own) for i, (part, own) in enumerate(in_order)]
+        by_kind = {
+            kind: [medium.loaded(own, name_of) for part, name_of, own in named if part.kind == kind]
+            for kind, medium in KINDS.items()
+        }
+        frames = self.fields.get("video_frames")
+        return MemberInput(
+            name,
+            self.timed,
+            tools=self.tools,
+            video_frames=frames,
+            token_len=token_len,
+            options=self.options,
+            **media_fields(by_kind),
+        )
 
 
 def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSettings) -> ReadSample:

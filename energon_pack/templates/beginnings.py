@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.templates.sample import Rendered
 from energon_pack.templates.template import Template
 
@@ -78,7 +79,7 @@ def _of_tokens(
     stops = {place for place, token in enumerate(ids) if token in special and token not in features and place}
     is_trained = {place for start, end in trained for place in range(start, end)}
     data, waiting, found = array("i", ids), [*media], list[Beginning]()
-    running, hashed, counts, num_visual = blake2b(digest_size=16), 0, {"image": 0, "video": 0}, 0
+    running, hashed, counts, num_visual = blake2b(digest_size=16), 0, dict.fromkeys(KINDS, 0), 0
     for stop in sorted(((stops | ends) - inside) | {len(ids)}):
         while waiting and waiting[0][0][1] <= stop:
             (_, end), (kind, digest) = waiting.pop(0)
@@ -92,5 +93,7 @@ def _of_tokens(
         digest = running.digest()
         high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         may_fork = stop < len(ids) and stop not in is_trained
-        found.append(Beginning(high, low, stop, counts["image"], counts["video"], num_visual, may_fork, stop in ends))
+        found.append(
+            Beginning(high, low, stop, counts[IMAGE.kind], counts[VIDEO.kind], num_visual, may_fork, stop in ends)
+        )
     return found

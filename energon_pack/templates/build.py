@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.renderer import Renderer
@@ -82,9 +82,10 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         image=_plain({**files.image, **image_settings(media)}),
         video=video,
         audio=_plain(files.audio),
+        others=_plain(files.others),
         processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
         tokens=tokens,
-        changed=_plain({"image": image_settings(media), "video": changed}),
+        changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
         written=written,
     )
     spec = TemplateSpec(
@@ -146,6 +147,7 @@ class _Files:
     video: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind
 
 
 def _of_folder(folder: Path, kwargs: dict[str, Any], where: str) -> _Files:
@@ -194,10 +196,10 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
             " has no part for media: model.trust_remote_code=true runs code of its own; +model=text packs texts"
         )
     _check_fast(tokenizer, where)
-    parts = (part_of(full, kind) for kind in ("image", "video", "audio"))
-    image, video, audio = ({} if part is None else part.to_dict() for part in parts)
+    parts = {kind: part.to_dict() for kind in KINDS if (part := part_of(full, kind)) is not None}
+    image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
     chat_template = getattr(full, "chat_template", None) or tokenizer.chat_template
-    return _Files(tokenizer, chat_template, image, video, audio, _own(Path(processor.folder)))
+    return _Files(tokenizer, chat_template, image, video, audio, _own(Path(processor.folder)), parts)
 
 
 def _check_fast(tokenizer: Any, where: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build, has_media
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
@@ -29,7 +29,7 @@ _NAMES = {
     HEARD: "videos with their sounds",
 }
 #: kinds of media in such samples: if one of these kinds is left out, so are these samples
-_PARTS = {MIXED: {"image", "video"}, UNEVEN: {"video"}, HEARD: {"video", "audio"}}
+_PARTS = {MIXED: {IMAGE.kind, VIDEO.kind}, UNEVEN: {VIDEO.kind}, HEARD: {VIDEO.kind, AUDIO.kind}}
 
 
 @dataclass(frozen=True)

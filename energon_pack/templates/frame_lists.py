@@ -1,7 +1,7 @@
 """Turn lists of frames into videos, as the model sees them. Pure."""
 
 from energon_pack.samples.media.asked import has_lists, lists_of_frames
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip

@@ -12,8 +12,8 @@ from dataclasses import replace
 from PIL import Image
 
 from energon_pack.samples.media.asked import span_of
-from energon_pack.samples.media.audio import resampled_length
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import MediaRules
@@ -102,24 +102,21 @@ class Preparation:
 
     def prepared(self, media: Media, num_frames: int) -> Media:
         """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
-        if media.kind == "audio":
-            return Media("audio", num_samples=self.num_heard(media), rate=self.rules.rate or media.rate)
+        if media.kind not in (IMAGE.kind, VIDEO.kind):
+            return KINDS[media.kind].prepared(media, self.rules.rate)
         settings, size = media.settings, (media.width, media.height)
-        if media.kind == "video":
+        if media.kind == VIDEO.kind:
             size = self._frame_size(*size, num_frames, settings)
         elif settings is not None and settings.pixels:
             size = utils_image_size(settings, *size, self._factor_for(settings))
         elif self._image is not None:
             size = self._image.size(*size)
         if media.is_heard:
-            media = replace(media, num_samples=self.num_heard(media), rate=self.rules.rate)
+            sound = AUDIO.prepared(media, self.rules.rate)
+            media = replace(media, num_samples=sound.num_samples, rate=sound.rate)
         if settings is None and size == (media.width, media.height):
             return media
-        return replace(media, width=size[0], height=size[1], settings=settings if media.kind == "video" else None)
-
-    def num_heard(self, sound: Media) -> int:
-        """Count the samples of a sound, or of the sound of a video, as `decode_audio` resamples it."""
-        return resampled_length(sound.num_samples, sound.rate, self.rules.rate or sound.rate)
+        return replace(media, width=size[0], height=size[1], settings=settings if media.kind == VIDEO.kind else None)
 
 
 def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.settings import MediaConfig

@@ -1,69 +1,44 @@
-"""Prepare images, chosen frames and sounds for processors, in training and when lengths are verified."""
+"""Prepare images, chosen frames and other media for processors, in training and when lengths are verified."""
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from energon_pack.samples.media.asked import lists_of_frames
-from energon_pack.samples.media.audio import Samples, decode_audio
-from energon_pack.samples.media.probe import Media
-from energon_pack.samples.media.video import UndecodableError, decode_frames
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.chat.jinja import writes_date
-from energon_pack.templates.families.asking import metadata_of, sound_inputs
+from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 
-class Clip(NamedTuple):
-    """The frames of a video that a model sees, and the video's sound if it is heard."""
-
-    frames: np.ndarray[Any, Any]  # [n, height, width, 3]
-    metadata: dict[str, Any]  # for the processor
-    sound: Samples | None = None
-
-
-def prepared_media(
-    template: Template, media: Sequence[Media], own: Sequence[Image.Image | bytes]
-) -> tuple[list[Image.Image], list[Clip], list[Samples], list[str]]:
-    """Return the images, clips and sounds of a sample for its processor, and the kind of each placeholder.
+def prepared_media(template: Template, media: Sequence[Media], own: Sequence[Any]) -> Prepared:
+    """Return the media of a sample for its processor.
 
     Args:
         media: the media of the sample, in the order of their placeholders.
-        own: for each medium an image, or the bytes of a video or a sound.
+        own: for each medium an image, or the bytes of another medium.
 
     Raises:
         ValueError, OSError: a medium can't be decoded.
         Skip: the template skips the sample.
     """
-    images: list[Image.Image] = []
-    clips: list[Clip] = []
-    sounds: list[Samples] = []
-    order: list[str] = []
-    for medium, places in lists_of_frames(media):
-        pixels = own[places]
-        order.append(medium.kind)
-        if medium.kind == "image":
-            images += [template.prepare_image(i, medium.settings) for i in pixels if isinstance(i, Image.Image)]
-        elif medium.kind == "audio":
-            sounds += [_heard(template, data, medium) for data in pixels if isinstance(data, bytes)]
-        else:
-            clips.append(clip(template, pixels[0] if isinstance(pixels[0], bytes) else pixels, medium))
-    return images, clips, sounds, order
+    seen = [*lists_of_frames(media)]
+    values = [_prepared(template, medium, own[places]) for medium, places in seen]
+    return Prepared([medium.kind for medium, _ in seen], values)
 
 
-def _heard(template: Template, data: bytes, sound: Media) -> Samples:
-    """Return a sound, or the sound of a video, at the rate of the processor.
-
-    Raises:
-        UndecodableError: it can't be decoded, or its number of samples is not the measured one.
-    """
-    samples, wanted = decode_audio(data, template.rules.rate), template.num_heard(sound)
-    if len(samples) != wanted:
-        raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
-    return samples
+def _prepared(template: Template, medium: Media, own: Sequence[Any]) -> Any:
+    """Prepare one medium; a list of frames has several images."""
+    if medium.kind == IMAGE.kind:
+        return template.prepare_image(own[0], medium.settings)
+    if medium.kind == VIDEO.kind:
+        return clip(template, own[0] if isinstance(own[0], bytes) else own, medium)
+    return KINDS[medium.kind].decoded(own[0], medium, template.rules.rate)
 
 
 def clip(template: Template, pixels: Any, video: Media) -> Clip:
@@ -75,35 +50,14 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     chosen = template.choose_frames(video)
     shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
     frames = template.prepare_frames(shown, video.settings)
-    sound = _heard(template, pixels, video) if video.is_heard else None
+    sound = AUDIO.decoded(pixels, video, template.rules.rate) if video.is_heard else None
     return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen), sound)
 
 
-def media_inputs(
-    template: Template,
-    images: Sequence[Image.Image],
-    clips: Sequence[Clip],
-    sounds: Sequence[Samples] = (),
-    order: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen.
-
-    Args:
-        order: the kind of each placeholder; needed if clips have sounds.
-    """
+def media_inputs(template: Template, media: Prepared) -> dict[str, Any]:
+    """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen."""
     settings = template.rules.call_settings(template.spec.processor)
-    given: dict[str, Any] = {}
-    if images:
-        nests = template.rules.nests_images and len(images) > 1
-        given |= {"images": [list(images)] if nests else list(images), "images_kwargs": settings["image"]}
-    if clips:
-        metadata = [clip.metadata for clip in clips]
-        given |= {
-            "videos": [clip.frames for clip in clips],
-            "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata, **settings["video"]},
-        }
-    heard = sound_inputs(order, [clip.sound for clip in clips], sounds)
-    return {**given, **heard, "audio_kwargs": settings["audio"]} if heard else given
+    return media_arguments(media, settings, template.rules.nests_images)
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:

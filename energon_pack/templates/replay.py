@@ -17,7 +17,8 @@ from textwrap import shorten
 from typing import Any
 
 from energon_pack import __version__
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.placeholders import split_content
@@ -36,7 +37,6 @@ _CUTS = (100, 30)  # characters that a text keeps: the first number with which i
 #: seconds that measuring again may take; a processor may be far slower here than at packing
 _MOST_SECONDS = 1.8
 _MOST_MEDIA = 32  # media of a sample without its texts
-_MEDIA = ("kind", "width", "height", "num_frames", "fps", "frames")
 _OF_SOUND = ("num_samples", "rate")
 
 
@@ -223,12 +223,10 @@ def _content(sample: Sample, has_text: bool) -> str:
 
 
 def _numbers(media: Media) -> list[Any]:
-    values = [getattr(media, name) for name in _MEDIA]
-    if media.kind == "audio":
-        return [media.kind, media.num_samples, media.rate]
+    values = [media.kind, *(getattr(media, name) for name in KINDS[media.kind].fields)]
     said = {} if media.settings is None else {k: v for k, v in asdict(media.settings).items() if v is not None}
     said |= {name: getattr(media, name) for name in _OF_SOUND} if media.is_heard else {}
-    return [*(values[:3] if media.kind == "image" else values), *([said] if said else [])]
+    return [*values, *([said] if said else [])]
 
 
 def _to_json(measured: Measured) -> str:
@@ -247,20 +245,19 @@ def _from_json(value: dict[str, Any]) -> Measured:
 
 
 def _media(numbers: list[Any]) -> Media:
-    if numbers[0] == "audio":
-        return Media("audio", num_samples=numbers[1], rate=numbers[2])
     said = dict(numbers[-1]) if isinstance(numbers[-1], dict) else {}
     sound = {name: said.pop(name) for name in _OF_SOUND if name in said}
-    values = dict(zip(_MEDIA, [number for number in numbers if not isinstance(number, dict)], strict=False))
-    settings = MediumSettings(**said) if said else None
-    return Media(**{**values, "frames": tuple(values.get("frames", ())), "settings": settings, **sound})
+    kind, *told = (number for number in numbers if not isinstance(number, dict))
+    values: dict[str, Any] = dict(zip(KINDS[kind].fields, told, strict=False))
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return Media(kind, **values, settings=MediumSettings(**said) if said else None, **sound)
 
 
 def _named(media: Media) -> str:
-    if media.num_samples:
+    if media.num_samples or not media.width:
         return str(media)
-    size = f"{media.kind} of {media.width}×{media.height} pixels"
-    return f"an {size}" if media.kind == "image" else f"a {size} and {media.num_frames} frames, {media.fps:g} a second"
+    size = f"{KINDS[media.kind].noun} of {media.width}×{media.height} pixels"
+    return f"{size} and {media.num_frames} frames, {media.fps:g} a second" if media.num_frames else size
 
 
 def _text(content: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.frame_lists import as_videos

@@ -20,8 +20,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
@@ -128,7 +128,7 @@ class Template(Preparation):
                 position += len(text)
                 num_features[self._kinds[mark]] += num_tokens
                 if sample.media[number].is_heard:
-                    num_features["audio"] += _num_heard(text, self.rules.feature_tokens["audio"])
+                    num_features[AUDIO.kind] += _num_heard(text, self.rules.feature_tokens[AUDIO.kind])
         pieces += [marked[cursor:], after]
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
@@ -139,14 +139,14 @@ class Template(Preparation):
         return Rendered(
             text,
             spans,
-            num_features["image"] + num_features["video"],
+            num_features[IMAGE.kind] + num_features[VIDEO.kind],
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
             labels.think in (Think.train, Think.mask_empty)
             and chat.renderer.leaves_out_reasoning(messages, sample.tools),
-            num_features["audio"],
+            num_features[AUDIO.kind],
         )
 
     def _trained(
@@ -188,15 +188,15 @@ class Template(Preparation):
 
     def _sizes(self, media: Iterable[Media]) -> Iterator[Media]:
         for medium in media:
-            if medium.kind == "image":
+            if medium.kind == IMAGE.kind:
                 with suppress(Skip):
                     yield self.prepared(medium, 0)
 
     def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
         """Return each medium's text with its number of feature tokens, and the texts before and after everything."""
-        frames = [self.choose_frames(medium) if medium.kind == "video" else [] for medium in media]
+        frames = [self.choose_frames(medium) if medium.kind == VIDEO.kind else [] for medium in media]
         kinds = self.spec.kinds
-        self._check_heard([medium for medium in media if medium.kind == "video"])
+        self._check_heard([medium for medium in media if medium.kind == VIDEO.kind])
         if kinds is not None and MIXED not in kinds and len({medium.kind for medium in media}) > 1:
             several = " and ".join(KINDS[kind].plural for kind in KINDS if kind in {medium.kind for medium in media})
             raise Skip(Reason.UNSUPPORTED_MEDIA, f"the full processor takes no {several} in one sample")

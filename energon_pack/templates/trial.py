@@ -3,22 +3,23 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.audio import Samples
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.families.asking import metadata_of
+from energon_pack.templates.families.arguments import Clip, Prepared, metadata_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
-from energon_pack.templates.processor_inputs import Clip, full_ids, media_inputs
+from energon_pack.templates.processor_inputs import full_ids, media_inputs
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -45,16 +46,11 @@ _LISTS: list[tuple[str, ...]] = [
     *[(HEARD,)] * 3,
     (HEARD, HEARD),
     ("audio", HEARD, "image"),
+    *[kinds for kind in [*KINDS][3:] for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
-_SECONDS = (0.03, 45)  # of a sound: shorter than some features, and longer than most models hear at once
-_RATE = 16_000
-_SIDES = {"image": (32, 1500), "video": (48, 320)}  # pixels
-_MOST_ASPECT = 9
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
-_NUM_FRAMES = (8, 60)
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
 _NUM_FURTHER = {"image": 400, "video": 40}
-_RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 
 
 @dataclass
@@ -74,10 +70,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Try:
-    """One random sample, whose pixels are noise."""
+    """One random sample, whose media are noise."""
 
     sample: Sample
-    pixels: list[Any] = field(repr=False)  # for each medium: an image, all frames of a video, samples of a sound
+    seed: int
+    is_still: bool  # one colour, or silence: the same everywhere and in all frames
+
+    def pixels(self) -> list[Any]:
+        """Return for each medium an image, all frames of a video, or what `Medium.noise` returns."""
+        rng = np.random.default_rng(self.seed)
+        noise = [KINDS[medium.kind].noise(medium, rng) for medium in self.sample.media]
+        return [*map(_still, noise)] if self.is_still else noise
 
     @property
     def kind(self) -> str:
@@ -86,7 +89,7 @@ class Try:
             return HEARD
         if len(kinds) > 1:
             return MIXED
-        is_uneven = "video" in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
+        is_uneven = VIDEO.kind in kinds and len({medium.num_frames for medium in self.sample.media}) > 1
         return UNEVEN if is_uneven else kinds.pop()
 
 
@@ -100,8 +103,7 @@ class Trial:
             lists: the kinds of the media of each sample; its videos have one length, unless UNEVEN comes first.
         """
         rng = np.random.default_rng(seed)
-        self._noise = rng.integers(0, 256, (2 * _SIDES["image"][1], 2 * _SIDES["image"][1], 3), np.uint8)
-        self.tries = [self._draw(kinds, rng) for kinds in lists]
+        self.tries = [self._draw(kinds, rng, seed) for seed, kinds in enumerate(lists)]
         self._truths: dict[str, list[int] | str] = {}
 
     @errors_only()
@@ -162,9 +164,9 @@ class Trial:
                 self._truths[key] = one_line(error, 160)
         return self._truths[key]
 
-    def _draw(self, kinds: Sequence[str], rng: np.random.Generator) -> Try:
+    def _draw(self, kinds: Sequence[str], rng: np.random.Generator, seed: int) -> Try:
         is_uneven, kinds = UNEVEN in kinds, [kind for kind in kinds if kind != UNEVEN]
-        media = [_medium(kind, rng, _NUM_FRAMES_UNEVEN if is_uneven else _NUM_FRAMES) for kind in kinds]
+        media = [_medium(kind, rng, is_uneven) for kind in kinds]
         if not is_uneven:
             last = next((medium for medium in reversed(media) if medium.num_frames), None)
             media = [
@@ -174,30 +176,21 @@ class Trial:
         content = " and ".join(f"{number} <{kind}>" for number, kind in enumerate(kinds, 1)) + " What is it?"
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "Noise, I think."}]
         placed, _, _ = place_media(messages, kinds)
-        is_still = rng.random() < _STILL
-        return Try(Sample(placed, media), [self._pixels(medium, is_still) for medium in media])
+        return Try(Sample(placed, media), seed, is_still=rng.random() < _STILL)
 
-    def _pixels(self, medium: Media, is_still: bool) -> Any:
-        """Return noise of a size, cut from one field so that none is made anew; or one colour, in all frames."""
 
-        if medium.kind == "audio":
-            noise = self._noise.reshape(-1)[: medium.num_samples].astype(np.float32) / 255 - 0.5
-            return np.full_like(noise, noise[0]) if is_still else noise
-
-        def window(number: int) -> Any:
-            if is_still:
-                return np.broadcast_to(self._noise[0, 0], (medium.height, medium.width, 3))
-            return self._noise[number : number + medium.height, number : number + medium.width]
-
-        if medium.kind == "image":
-            return Image.fromarray(np.ascontiguousarray(window(0)))
-        return np.stack([window(number) for number in range(medium.num_frames)])
+def _still(noise: Any) -> Any:
+    """Return a medium of the same size that is the same everywhere."""
+    values = np.asarray(noise)
+    first = values.reshape(-1, 3)[0] if values.dtype == np.uint8 else values.flat[0]
+    still = np.broadcast_to(first, values.shape)
+    return Image.fromarray(np.ascontiguousarray(still)) if isinstance(noise, Image.Image) else still
 
 
 def kinds_of(media: Iterable[str]) -> set[str]:
     """Return the kinds of samples that have these kinds of media."""
     kinds = {*media}
-    return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if "video" in kinds else set())
+    return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
 
 
 @errors_only()
@@ -213,9 +206,9 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
         for _ in range(_NUM_FURTHER[kind]):
             width, height = (round(math.exp(rng.uniform(math.log(4), math.log(5000)))) for _ in range(2))
             medium = Media(kind, width, height)
-            if kind == "video":
+            if kind == VIDEO.kind:
                 num_frames = int(rng.integers(2, 200))
-                medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(_RATES)))
+                medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(RATES)))
             made = [_expanded(template, medium) for template in (rules, shapes)]
             if made[0] != made[1]:
                 return f"of {medium} it makes another text than the processor's own call"
@@ -224,26 +217,17 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
 
 def _expanded(template: Template, medium: Media) -> str:
     try:
-        frames = template.choose_frames(medium) if medium.kind == "video" else []
+        frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
         return template.rules.expand_all([medium], [frames])[0][0]
     except Skip:
         return ""
 
 
-def _medium(kind: str, rng: np.random.Generator, num_frames: tuple[int, int]) -> Media:
+def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
     if kind == HEARD:
-        heard = _medium("audio", rng, num_frames)
-        return replace(_medium("video", rng, num_frames), num_samples=heard.num_samples, rate=heard.rate)
-    if kind == "audio":
-        seconds = math.exp(rng.uniform(math.log(_SECONDS[0]), math.log(_SECONDS[1])))
-        return Media(kind, num_samples=round(seconds * _RATE), rate=_RATE)
-    least, most = _SIDES[kind]
-    width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
-    aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
-    height = min(max(round(width * aspect), least), most)
-    if kind == "image":
-        return Media(kind, width, height)
-    return Media(kind, width, height, "mp4", int(rng.integers(*num_frames)), float(rng.choice(_RATES)))
+        heard = AUDIO.drawn(rng)
+        return replace(_medium(VIDEO.kind, rng, is_uneven), num_samples=heard.num_samples, rate=heard.rate)
+    return VIDEO.drawn(rng, _NUM_FRAMES_UNEVEN) if is_uneven and kind == VIDEO.kind else KINDS[kind].drawn(rng)
 
 
 def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
@@ -264,28 +248,33 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
         chooses: whether frames are chosen before, by its rules; else the call chooses, unless `media.video` does.
     """
     chooses = chooses or template.prepares_frames
-    images: list[Any] = []
-    clips: list[Clip] = []
-    sounds: list[Samples] = []
-    for medium, pixels in zip(one.sample.media, one.pixels, strict=True):
-        if medium.kind == "image":
-            images.append(template.prepare_image(pixels))
-            continue
-        if medium.kind == "audio":
-            sounds.append(np.resize(pixels, template.num_heard(medium)))
-            continue
-        frames = template.choose_frames(medium) if chooses else range(medium.num_frames)
-        prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
-        metadata = metadata_of(medium, frames if chooses else None)
-        sound = None
-        if medium.is_heard:
-            sound = np.resize(pixels, template.num_heard(medium)).astype(np.float32) / np.float32(255)
-        clips.append(Clip(np.stack([np.asarray(frame) for frame in prepared]), metadata, sound))
-    given = media_inputs(template, images, clips, sounds, [medium.kind for medium in one.sample.media])
-    if clips and not chooses:
+    values: list[Any] = []
+    for medium, pixels in zip(one.sample.media, one.pixels(), strict=True):
+        if medium.kind == IMAGE.kind:
+            values.append(template.prepare_image(pixels))
+        elif medium.kind == VIDEO.kind:
+            values.append(_clip(template, medium, pixels, chooses))
+        else:
+            size = template.prepared(medium, 0)
+            values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
+    prepared = Prepared([medium.kind for medium in one.sample.media], values)
+    given = media_inputs(template, prepared)
+    if prepared.of(VIDEO.kind) and not chooses:
         del given["videos_kwargs"]["do_sample_frames"]
-        given["videos_kwargs"] |= template.spec.processor.changed.get("video", {})
+        given["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
     return given
+
+
+def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
+    frames = template.choose_frames(video) if chooses else range(video.num_frames)
+    prepared = template.prepare_frames([Image.fromarray(pixels[index]) for index in frames])
+    sound = None
+    if video.is_heard:
+        size = AUDIO.prepared(video, template.rules.rate)
+        sound = AUDIO.noise(size, np.random.default_rng(0))
+    return Clip(
+        np.stack([np.asarray(frame) for frame in prepared]), metadata_of(video, frames if chooses else None), sound
+    )
 
 
 def _counted(made: list[int] | str, truth: list[int] | str) -> str:

@@ -1,19 +1,17 @@
 """Call a model's processor with only the media of members."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.media.audio import Samples
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS
+from energon_pack.templates.families.arguments import Prepared, merged
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import Clip, media_inputs
+from energon_pack.templates.processor_inputs import media_inputs
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
 from energon_pack.training.joining import JoinError
@@ -29,25 +27,6 @@ _NOT_MEDIA = frozenset(
 _UNUSED = frozenset(("labels",))
 
 
-@dataclass(frozen=True)
-class Given:
-    """The media of a member."""
-
-    #: prepared, in the order of their placeholders
-    images: Sequence[Image.Image] = ()
-    #: prepared, in the order of their placeholders
-    clips: Sequence[Clip] = ()
-    #: the kind of the medium of each placeholder
-    order: Sequence[str] = ()
-    #: resampled, in the order of their placeholders
-    sounds: Sequence[Samples] = ()
-
-    @property
-    def kinds(self) -> set[str]:
-        """The kinds of media for which a processor makes inputs."""
-        return {*self.order, *("audio" for clip in self.clips if clip.sound is not None)}
-
-
 class Calls:
     """The processor of a template; loaded when it is first called."""
 
@@ -55,7 +34,7 @@ class Calls:
         self._template = template
         self._of_tokens: set[str] = set()
 
-    def __call__(self, members: Sequence[Given], as_rows: bool = False) -> dict[str, Tensor]:
+    def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
         """Process the media of some members in one text that holds all of them.
 
         Args:
@@ -66,18 +45,18 @@ class Calls:
             Exception: any error of the processor.
         """
         every = merged(members)
-        given = media_inputs(self._template, every.images, every.clips, every.sounds, every.order)
+        given = media_inputs(self._template, every)
         processor, alone = self._loaded
         if alone is not None:
-            if every.sounds:
-                raise ImportError("training on sounds needs torchvision: pip install 'energon-pack[train]'")
-            if every.clips:
-                raise ImportError("training on videos needs torchvision: pip install 'energon-pack[train]'")
-            return _tensors(alone(every.images, return_tensors="pt", **given["images_kwargs"]))
+            if other := next(
+                (KINDS[kind].nouns for kind in reversed(KINDS) if every.of(kind) and kind != IMAGE.kind), ""
+            ):
+                raise ImportError(f"training on {other} needs torchvision: pip install 'energon-pack[train]'")
+            return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **given.get("images_kwargs", {})))
         placeholder = self._template.rules.placeholder
-        if as_rows and self._template.rules.nests_images and every.images:
-            given["images"] = [list(part.images) for part in members if part.images]
-        tail = "." if every.sounds else ""  # else a mask of frames, one a token, looks like an input of tokens
+        if as_rows and self._template.rules.nests_images and every.of(IMAGE.kind):
+            given["images"] = [images for part in members if (images := part.of(IMAGE.kind))]
+        tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
         texts = ["".join(placeholder(kind) for kind in part.order) + tail for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
         if "audio" in given:  # else padding would reach sounds, too
@@ -87,12 +66,12 @@ class Calls:
         self._of_tokens |= {name for name, value in found.items() if _is_of_tokens(value, shape)}
         return {name: value for name, value in found.items() if name not in self._of_tokens}
 
-    def images(self, members: Sequence[Given], names: Collection[str]) -> dict[str, Tensor]:
+    def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
         """Process images with the image processor alone, without any text."""
-        images = merged(members).images
-        given = media_inputs(self._template, images, [])
+        given = media_inputs(self._template, merged(members))
+        images = merged(members).of(IMAGE.kind)
         processor, alone = self._loaded
-        made = (alone or processor.image_processor)(images, return_tensors="pt", **given["images_kwargs"])
+        made = (alone or processor.image_processor)(images, return_tensors="pt", **given.get("images_kwargs", {}))
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
@@ -110,7 +89,7 @@ class Calls:
     @property
     def kinds(self) -> list[str]:
         """The kinds of media that can be processed on this machine."""
-        makes = [*KINDS] if self._loaded[1] is None else ["image"]
+        makes = [*KINDS] if self._loaded[1] is None else [IMAGE.kind]
         return [kind for kind in makes if kind in self._template.media_tokens]
 
     @property
@@ -134,16 +113,6 @@ def _image_processor(processor: ProcessorSettings) -> Any:
     from transformers import AutoImageProcessor
 
     return AutoImageProcessor.from_pretrained(processor.folder, backend="pil", **processor.kwargs)
-
-
-def merged(members: Sequence[Given]) -> Given:
-    """Return one member that has the media of all these members."""
-    return Given(
-        [image for member in members for image in member.images],
-        [clip for member in members for clip in member.clips],
-        [kind for member in members for kind in member.order],
-        [sound for member in members for sound in member.sounds],
-    )
 
 
 def _tensors(made: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -14,17 +14,19 @@ from torch import Tensor
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families import ASKED
+from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.identity import HEARD
 from energon_pack.templates.processor_inputs import prepared_media
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.template import Template
 from energon_pack.training import noise
-from energon_pack.training.calls import Given, TokenRow
+from energon_pack.training.calls import TokenRow
 from energon_pack.training.joining import Join, join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.own_rope import OwnRope, RowsError
@@ -195,30 +197,14 @@ class MemberEncoder:
         Args:
             kind: of `KINDS`; HEARD: a video that is heard, too; empty: none.
         """
-        kind, is_heard = ("video", True) if kind == HEARD else (kind, False)
-        width, height, num_frames = 96, 64, self._template.spec.media.num_frames or 4
-        asked, answered = (
-            f"{f'<{kind}>' if kind else ''} What is number {number}?",
-            f"A {kind or 'word'}, {number} of 9.",
-        )
+        named = VIDEO.kind if kind == HEARD else kind
+        asked = f"{f'<{named}>' if named else ''} What is number {number}?"
+        answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        media, given = [], Given()
-        if kind == "image":
-            media = [Media("image", width, height)]
-            given = Given([self._template.prepare_image(noise.image(width, height, number))], [], [kind])
-        elif kind == "video":
-            media = [Media("video", width, height, "mp4", num_frames, 2.0, tuple(range(num_frames)))]
-            given = Given([], [noise.clip(self._template, num_frames, width, height, number)], [kind])
-            if is_heard:
-                heard = noise.sound(self._template, 2.7, number)
-                media = [replace(media[0], num_samples=len(heard), rate=self._template.rules.rate)]
-                given = replace(given, clips=[given.clips[0]._replace(sound=heard)])
-        elif kind == "audio":
-            heard = noise.sound(self._template, 1.2, number)
-            media = [Media("audio", num_samples=len(heard), rate=self._template.rules.rate)]
-            given = Given((), (), [kind], [heard])
-        member = MemberInput(f"{kind or 'text'} {number}", messages)
-        return _Draft(member, self._template.render(Sample(messages, media)), given)
+        own = [noise.one(self._template, kind, number)] if kind else []
+        sample = Sample(messages, [medium for medium, _ in own])
+        given = Prepared([medium.kind for medium, _ in own], [value for _, value in own])
+        return _Draft(MemberInput(f"{named or 'text'} {number}", messages), self._template.render(sample), given)
 
     def _encoded(
         self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
@@ -226,7 +212,10 @@ class MemberEncoder:
         """Return the members without media; the pack holds the media of all."""
         return [
             Encoded(
-                draft.member.sample_id, member, num_images=len(draft.given.images), num_videos=len(draft.given.clips)
+                draft.member.sample_id,
+                member,
+                num_images=len(draft.given.of(IMAGE.kind)),
+                num_videos=len(draft.given.of(VIDEO.kind)),
             )
             for draft, member in zip(drafts, self._members(drafts, tokens, shares), strict=True)
         ]
@@ -240,24 +229,20 @@ class MemberEncoder:
         kinds = [medium.kind for medium in as_seen(sample).media]
         first = num.num_images + num.num_videos
         before = [medium.kind for medium in sample.media[:first]]
-        if (before.count("image"), before.count("video")) != (num.num_images, num.num_videos):
+        if (before.count(IMAGE.kind), before.count(VIDEO.kind)) != (num.num_images, num.num_videos):
             raise ValueError(f"it shares {num.num_images} images and {num.num_videos} videos, which are not its first")
-        if num.num_tokens and any(medium.num_samples for medium in sample.media):
+        if num.num_tokens and not all(medium.is_seen for medium in sample.media):
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
         for image in member.images[0 if is_whole else num.num_images :]:
             image.load()
         rendered = template.render(sample)
-        images, clips, sounds, order = prepared_media(template, sample.media[first:], pixels[first:])
-        added = Given(images, clips, order, sounds)
+        added = prepared_media(template, sample.media[first:], pixels[first:])
         if not first:
             return _Draft(member, rendered, added)
-        whole = None
-        if is_whole:
-            images, clips, sounds, order = prepared_media(template, sample.media, pixels)
-            whole = Given(images, clips, order, sounds)
+        whole = prepared_media(template, sample.media, pixels) if is_whole else None
         seen = kinds[: len(kinds) - len(added.order)]
-        return _Draft(member, rendered, added, whole, (seen.count("image"), seen.count("video")))
+        return _Draft(member, rendered, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the media that the members add, and for each member the media inputs that its positions depend on."""
@@ -269,8 +254,8 @@ class MemberEncoder:
             wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
             return self.join(each), [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
         media = self._pixels([draft.given for draft in drafts])
-        images = _shares(media, _GRIDS[:1], [len(draft.given.images) for draft in drafts])
-        videos = _shares(media, _GRIDS[1:], [len(draft.given.clips) for draft in drafts])
+        images = _shares(media, _GRIDS[:1], [len(draft.given.of(IMAGE.kind)) for draft in drafts])
+        videos = _shares(media, _GRIDS[1:], [len(draft.given.of(VIDEO.kind)) for draft in drafts])
         images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
         videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
@@ -313,7 +298,7 @@ class MemberEncoder:
     def blank(self) -> dict[str, Tensor]:
         """Return the media inputs of one small white image, for ranks whose pack has no image."""
         image = self._template.prepare_image(Image.new("RGB", (64, 64), "white"))
-        return self._pixels([Given([image], [], ["image"])])
+        return self._pixels([Prepared([IMAGE.kind], [image])])
 
 
 def sample_of(member: MemberInput) -> Sample:
@@ -322,11 +307,11 @@ def sample_of(member: MemberInput) -> Sample:
     Raises:
         OSError, Skip: a medium is missing, or its bytes are no medium.
     """
-    files = {kind: own for kind, own in member.media.items() if kind != "image"}
+    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
     if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
         raise OSError(f"its {missing} is missing from the pack")
     media = {
-        "image": iter([Media("image", *image.size) for image in member.images]),
+        IMAGE.kind: iter([Media(IMAGE.kind, *image.size) for image in member.images]),
         **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
     }
     kinds = [kind for kind, own in member.media.items() for _ in own]
@@ -347,9 +332,9 @@ class _Draft:
     member: MemberInput
     rendered: Rendered
     #: the media that it adds to its pack
-    given: Given
+    given: Prepared
     #: all of its media; None: the media that it adds are enough
-    whole: Given | None = None
+    whole: Prepared | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)
 

@@ -1,82 +1,102 @@
-"""Make images and clips of random pixels, and sounds of random samples, to try processors and models."""
+"""Make random media of several sizes, to try processors and models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from energon_pack.samples.media.audio import Samples
-from energon_pack.samples.media.probe import Media
-from energon_pack.templates.families.asking import metadata_of
-from energon_pack.templates.processor_inputs import Clip
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.families.arguments import Clip, Prepared, merged, metadata_of
+from energon_pack.templates.identity import HEARD
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Given, merged
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
 _IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
+#: number of frames, width and height of each member's video
 _CLIPS = ((4, 96, 64), (8, 160, 240), (6, 64, 64))
 _FPS = 2.0
 #: seconds of each member's sounds
 _SOUNDS = ([0.7], [2.3], [1.1, 0.4])
 
 
-def image(width: int, height: int, seed: int) -> Image.Image:
-    """Return an image of random pixels."""
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+def content(template: Template, medium: Media, seed: int) -> Any:
+    """Return random content of a medium for the processor's call; all frames of a video are used."""
+    noise = KINDS[medium.kind].noise(medium, np.random.default_rng(seed))
+    if medium.kind == IMAGE.kind:
+        return template.prepare_image(noise)
+    if medium.kind != VIDEO.kind:
+        return noise
+    frames = template.prepare_frames([*map(Image.fromarray, noise)])
+    return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata_of(medium))
 
 
-def clip(template: Template, num_frames: int, width: int, height: int, seed: int) -> Clip:
-    """Return a clip of random pixels, prepared by the template; all of its frames are used."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), np.uint8)
-    frames = template.prepare_frames([*map(Image.fromarray, pixels)])
-    metadata = metadata_of(Media("video", width, height, "mp4", num_frames, _FPS))
-    return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata)
+def image(width: int, height: int) -> Media:
+    return Media(IMAGE.kind, width, height)
 
 
-def sound(template: Template, seconds: float, seed: int) -> Samples:
-    """Return a sound of random samples at the rate of the processor."""
-    num_samples = round(seconds * template.rules.rate)
-    return np.random.default_rng(seed).uniform(-0.5, 0.5, num_samples).astype(np.float32)
+def clip(template: Template, num_frames: int, width: int, height: int) -> Media:
+    """Return a video; with `media.num_frames` every video has that many frames."""
+    number = template.spec.media.num_frames or num_frames
+    return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
 
 
-def members(template: Template, kind: str) -> Iterator[Given]:
+def sound(template: Template, seconds: float) -> Media:
+    """Return a sound at the rate of the processor."""
+    return Media(AUDIO.kind, num_samples=round(seconds * template.rules.rate), rate=template.rules.rate)
+
+
+def one(template: Template, kind: str, seed: int) -> tuple[Media, Any]:
+    """Return a small medium as the model sees it, and its random content.
+
+    Args:
+        kind: of `KINDS`; HEARD: a video that is heard.
+    """
+    if kind == HEARD:
+        medium, own = one(template, VIDEO.kind, seed)
+        track = sound(template, 2.7)
+        heard = own._replace(sound=content(template, track, seed))
+        return replace(medium, num_samples=track.num_samples, rate=track.rate), heard
+    known = {IMAGE.kind: image(96, 64), VIDEO.kind: clip(template, 4, 96, 64), AUDIO.kind: sound(template, 1.2)}
+    medium = known.get(kind) or KINDS[kind].drawn(np.random.default_rng(seed))
+    return medium, content(template, medium, seed)
+
+
+def members(template: Template, kind: str) -> Iterator[Prepared]:
     """Yield members with media of one kind, in several sizes and numbers."""
-    if kind == "image":
-        for number, sizes in enumerate(_IMAGES):
-            yield Given([template.prepare_image(image(*size, number)) for size in sizes], [], ["image"] * len(sizes))
-    elif kind == "audio":
-        for number, lengths in enumerate(_SOUNDS):
-            yield _with_sounds(template, lengths, number)
-    else:
-        for number, clip_of in enumerate(_CLIPS):
-            yield _with_clip(template, *clip_of, number)
+    for seed, media in enumerate(_members(template, kind)):
+        yield _prepared(template, media, seed)
 
 
-def twins(template: Template, kind: str) -> Iterator[Given]:
+def twins(template: Template, kind: str) -> Iterator[Prepared]:
     """Yield members with media of one kind and one size."""
-    for number in (7, 8):
-        if kind == "image":
-            yield Given([template.prepare_image(image(*_IMAGES[0][0], number))], [], ["image"])
-        elif kind == "audio":
-            yield _with_sounds(template, _SOUNDS[0], number)
-        else:
-            yield _with_clip(template, *_CLIPS[0], number)
+    media = _members(template, kind)[0]
+    for seed in (7, 8):
+        yield _prepared(template, media, seed)
 
 
-def heard(template: Template) -> Iterator[Given]:
+def heard(template: Template) -> Iterator[Prepared]:
     """Yield members with clips that are heard: a clip alone, and a clip behind a sound."""
-    for number, (member, seconds) in enumerate(zip(members(template, "video"), (1.3, 2.9), strict=False)):
-        clips = [clip._replace(sound=sound(template, seconds, number)) for clip in member.clips]
-        before = merged([_with_sounds(template, [0.6], number), member]) if number else member
-        yield replace(before, clips=clips)
+    for number, (member, seconds) in enumerate(zip(members(template, VIDEO.kind), (1.3, 2.9), strict=False)):
+        [own] = member.values
+        track = content(template, sound(template, seconds), number)
+        with_sound = Prepared(member.order, [own._replace(sound=track)])
+        before = _prepared(template, [sound(template, 0.6)], number)
+        yield merged([before, with_sound]) if number else with_sound
 
 
-def _with_sounds(template: Template, lengths: Sequence[float], seed: int) -> Given:
-    return Given((), (), ["audio"] * len(lengths), [sound(template, seconds, seed) for seconds in lengths])
+def _members(template: Template, kind: str) -> list[list[Media]]:
+    if kind == IMAGE.kind:
+        return [[image(*size) for size in sizes] for sizes in _IMAGES]
+    if kind == VIDEO.kind:
+        return [[clip(template, *size)] for size in _CLIPS]
+    if kind == AUDIO.kind:
+        return [[sound(template, seconds) for seconds in lengths] for lengths in _SOUNDS]
+    rng = np.random.default_rng(0)
+    return [[KINDS[kind].drawn(rng) for _ in range(number)] for number in (1, 1, 2)]
 
 
-def _with_clip(template: Template, num_frames: int, width: int, height: int, seed: int) -> Given:
-    """Return a member with one clip; with `media.num_frames` every clip has that many frames."""
-    wanted = template.spec.media.num_frames or num_frames
-    return Given([], [clip(template, wanted, width, height, seed)], ["video"])
+def _prepared(template: Template, media: Sequence[Media], seed: int) -> Prepared:
+    return Prepared([medium.kind for medium in media], [content(template, medium, seed) for medium in media])

@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.templates.families.arguments import Prepared, merged
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.template import Template
 from energon_pack.training import noise
-from energon_pack.training.calls import Calls, Given, TokenRow, merged
+from energon_pack.training.calls import Calls, TokenRow
 from energon_pack.training.joining import Join, JoinError, join, prove
 
 _log = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ MEDIA_KEYS = frozenset(
 )  # fmt: skip
 #: what keeps media of several sizes apart, by their kind
 _REMEDIES = {
-    "video": "media.video=uniform: as many frames",
-    "audio": "packing.max_audios=1 and a pack a batch: one sound, so that there is nothing to join",
+    VIDEO.kind: "media.video=uniform: as many frames",
+    AUDIO.kind: "packing.max_audios=1 and a pack a batch: one sound, so that there is nothing to join",
 }
 
 
@@ -57,7 +58,7 @@ class Pixels:
         self._call = Calls(template)
         self._tried: dict[str, _Tried] = {}
 
-    def __call__(self, members: Sequence[Given]) -> dict[str, Tensor]:
+    def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
         """Return the media inputs of some members.
 
         Raises:
@@ -88,7 +89,7 @@ class Pixels:
         used = {*kinds}
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
-    def check_split(self, whole: Given, last: Given) -> None:
+    def check_split(self, whole: Prepared, last: Prepared) -> None:
         """Check that a member's media inputs equal its parts' media inputs, joined.
 
         Args:
@@ -98,8 +99,7 @@ class Pixels:
         Raises:
             JoinError: they are not, so members can't share its first media.
         """
-        num_images, num_clips = len(whole.images) - len(last.images), len(whole.clips) - len(last.clips)
-        first = Given(whole.images[:num_images], whole.clips[:num_clips], whole.order[: num_images + num_clips])
+        first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known)
         if not _are_same(apart, together):
@@ -153,12 +153,14 @@ class Pixels:
             known = self._known
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
             limit = proven.limit or (f"{other[0]} of other media is joined by another rule" if other else "")
-            if other or (limit and kind == "image"):
+            if other or (limit and kind == IMAGE.kind):
                 tried = _Tried(refused=f"{name}: {limit}")
             else:
-                without_text = kind == "image" and self._needs_no_text([given[0], given[-1]])
+                without_text = kind == IMAGE.kind and self._needs_no_text([given[0], given[-1]])
                 tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit)
-        if said := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES[kind]})"):
+        if said := tried.refused or (
+            tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
+        ):
             _log.warning("%s", said)
         return tried
 
@@ -175,7 +177,7 @@ class Pixels:
             return False
         return _are_same(apart, together)
 
-    def _needs_no_text(self, members: Sequence[Given]) -> bool:
+    def _needs_no_text(self, members: Sequence[Prepared]) -> bool:
         """Say whether the image processor alone makes the same inputs from images."""
         try:
             whole = self._call(members)

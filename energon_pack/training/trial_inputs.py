@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.training.inputs import forks_of, mask_of, text_row
 from energon_pack.training.sizes import parts
 
@@ -18,10 +19,10 @@ _NOT_TRIED = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
 )  # fmt: skip
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
-_MEDIUM = re.compile("image|video|audio|vision|media|img|patch")
+_MEDIUM = re.compile("|".join((*KINDS, "vision", "media", "img", "patch")))
 _TYPES = ("mm_token_type_ids", "token_type_ids")
-#: inputs whose names begin like this hold pixels, or features of sounds
-VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features")
+#: inputs whose names begin like this hold pixels, features of sounds, or content of another kind
+VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features", *[*KINDS][3:])
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> d
     """Change the first image, clip or sound, which belongs to one member; None: there is none."""
     for name, value in media.items():
         if value.is_floating_point() and value.numel() and ("pixel" in name or name.startswith(VALUES)):
-            kind = "video" if "video" in name else "image" if "pixel" in name else "audio"
+            kind = VIDEO.kind if VIDEO.kind in name else IMAGE.kind if "pixel" in name else AUDIO.kind
             grid = media.get(f"{kind}_grid_thw")
             rows = 1 if grid is None or value.dim() > 2 else int(grid[0].prod())
             first = (0, slice(1)) if value.dim() > 4 else slice(rows)  # [rows, images, channels, height, width]

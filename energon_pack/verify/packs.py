@@ -15,7 +15,7 @@ from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
@@ -44,7 +44,7 @@ def parts(pack: Pack) -> Iterator[str]:
     if Counter(there) == Counter(["json", *named]) and there != ["json", *named]:
         yield "the parts are not in the order of media_files, after the JSON"
     media = [
-        [(kind or "image", name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
+        [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
         for names, kinds in zip(pack.names, pack.kinds, strict=True)
     ]
     for member, names in enumerate(pack.flavor.all_part_names(media, shared)):
@@ -69,7 +69,7 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
     what = f"{name} begins with {head[:8]!r}: {usual or 'no medium that is known'}"
     if pack.flavor.names_content:
         is_other = extension not in (usual, SOUNDS_LIKE.get(usual or ""))
-        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted in ("video", "audio")):
+        if is_other and (usual or extension in IMAGE_EXTENSIONS or wanted not in (None, IMAGE.kind)):
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"

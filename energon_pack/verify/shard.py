@@ -24,8 +24,7 @@ from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.media.audio import decode_audio
-from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
@@ -303,12 +302,9 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
             return
         data = file.read(part.offset, part.size)
         medium = probe(io.BytesIO(data))
-        if medium.kind == "image":
-            open_image(data)
-            return
-        if medium.kind == "audio":
-            if (found := len(decode_audio(data, medium.rate))) != medium.num_samples:
-                yield f"{part.name}: {found} samples decode, its header says {medium.num_samples}"
+        if medium.kind != VIDEO.kind:
+            if what := KINDS[medium.kind].defect(data, medium):
+                yield f"{part.name}: {what}"
             return
         times, ours = decoded_by_us(medium, data)
         yield from (f"{part.name}: {what}" for what in ours)

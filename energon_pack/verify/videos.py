@@ -15,7 +15,7 @@ from energon_pack.dataset.energon import frame_by_energon
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.video import frame_times
 
 _NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last

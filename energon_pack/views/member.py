@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from energon_pack.samples.media.asked import has_lists, lists_of_frames
-from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample, as_seen
 from energon_pack.templates.template import Template
 from energon_pack.views.spans import spans_of
@@ -51,7 +51,7 @@ def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medi
         if places.stop - places.start == 1
         else replace(
             media[places.start],
-            kind="video",
+            kind=VIDEO.kind,
             num_frames=medium.num_frames,
             num_bytes=sum(frame.num_bytes or 0 for frame in media[places]),
         )
@@ -63,9 +63,9 @@ def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:
     """Say how `media.*` changes each medium before the processor gets it, and a video's frames; None: unchanged."""
     seen = []
     for medium in media:
-        frames = template.choose_frames(medium) if medium.kind == "video" else []
+        frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
         after = template.prepared(medium, len(frames))
         changes = [f"{after.width}×{after.height}"] * ((after.width, after.height) != (medium.width, medium.height))
-        changes += [f"{len(frames):,} frames"] * (medium.kind == "video")
+        changes += [f"{len(frames):,} frames"] * (medium.kind == VIDEO.kind)
         seen.append(", ".join(changes) or None)
     return seen

@@ -8,6 +8,7 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.members import messages_of, sample_of
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.sample import Part, media_type
@@ -72,7 +73,7 @@ def _member(
 ) -> MemberView:
     notes: list[str] = []
     names = pack.names[index] if index < len(pack.names) else []
-    kinds = [pack.flavor.kind(name) or "image" for name in names]
+    kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
     media = [
         _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails)
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
@@ -129,7 +130,7 @@ def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: b
         found = probe(as_file(Range(file, part.offset, part.size)))
         medium = replace(medium, kind=found.kind, width=found.width, height=found.height, num_frames=found.num_frames)
         medium = replace(medium, seconds=found.seconds)
-        if has_picture and found.kind != "audio":
+        if has_picture and KINDS[found.kind].has_picture:
             medium = replace(medium, data=thumbnail(file.read(part.offset, part.size), found.kind))
     except Skip as skip:
         return replace(medium, problem=skip.detail)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.sample import MediaPart, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
@@ -46,7 +47,7 @@ def sample_view(
         weight=sample.options.weight,
     )
     with_pictures = [
-        _pictured(medium, reader, shard, part) if number < max_thumbnails and medium.kind != "audio" else medium
+        _pictured(medium, reader, shard, part) if number < max_thumbnails and KINDS[medium.kind].has_picture else medium
         for number, (medium, part) in enumerate(zip(view.media, sample.parts, strict=True))
     ]
     view = replace(view, media=with_pictures)

@@ -7,6 +7,7 @@ A character that takes several tokens is shown with the first of them. All token
 
 from itertools import groupby, repeat
 
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.runs import token_ranges, without_first
@@ -44,8 +45,7 @@ def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Spa
             text = "".join(tokenizer.id_to_token(encoding.ids[i]) or "" for i in indices) if is_token else ""
         if number is not None:
             medium = in_order[number]
-            size = f"{medium.seconds:.1f} s" if medium.kind == "audio" else f"{medium.width}×{medium.height}"
-            text, kind = f"{medium.kind} {size}", medium.kind
+            text, kind = f"{medium.kind} {KINDS[medium.kind].size(medium)}", medium.kind
         spans.append(Span(text, kind, len(indices), weight))
         done = end
     return spans

@@ -16,9 +16,7 @@ from energon_pack.views.view import Medium, MemberView, PackView, Span, times
 
 _COLOURS = {
     "text": "blue",
-    "image": "yellow",
-    "video": "green",
-    "audio": "cyan",
+    **{kind: medium.colour for kind, medium in KINDS.items()},
     "mix": "magenta",
     "unknown": "white",
     "padding": "bright_black",

@@ -5,6 +5,7 @@ import io
 from PIL import Image
 
 from energon_pack.samples.media.image import upright
+from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.video import decode_frames
 
 _EDGE = 160  # pixels
@@ -18,7 +19,7 @@ def thumbnail(data: bytes, kind: str) -> bytes:
         ValueError: it can't be decoded, or PyAV is missing; the message says which.
     """
     try:
-        if kind == "video":
+        if kind == VIDEO.kind:
             image = decode_frames(data, [0])[0]
         else:
             file = Image.open(io.BytesIO(data))

@@ -18,7 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates import drift
 from energon_pack.templates import replay as replays
 from energon_pack.templates.families.qwen_vl import QwenVL

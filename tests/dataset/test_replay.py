@@ -8,7 +8,7 @@ import pytest
 from energon_pack.dataset.manifest import read_replays
 from energon_pack.dataset.replay import draw
 from energon_pack.plan.items import Items
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates import replay as replays
 from energon_pack.templates.families.qwen_vl import QwenVL

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from energon_pack.samples.media.probe import Media, probe_part
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import find_shards

@@ -16,7 +16,7 @@ from energon_pack.config import Expand, Flavor, LabelsConfig, Overlong, PackConf
 from energon_pack.errors import PackError
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.packed import files, json_lines, train

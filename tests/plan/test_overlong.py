@@ -19,7 +19,7 @@ from energon_pack.config import Overlong, PackConfig
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from support.packed import json_lines, train
 from support.samples import chat, picture, write_tar

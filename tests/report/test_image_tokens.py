@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energon_pack.report.image_tokens import tokens_of_images
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.families.rules import ProcessorSettings
 

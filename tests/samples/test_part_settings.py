@@ -10,7 +10,7 @@ import pytest
 from energon_pack.samples.conversation import place
 from energon_pack.samples.cut import Cut, fields_of_part
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings

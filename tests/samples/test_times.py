@@ -15,7 +15,7 @@ from energon_pack.convert import convert
 from energon_pack.loading import load_multi_mix_qa, load_template
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped, time_marks
 from energon_pack.task_encoder import inputs_of

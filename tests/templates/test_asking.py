@@ -6,21 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.asking import Asking
 
 
 class Sizes:
     """Media that are their sizes."""
 
-    def image(self, width: int, height: int) -> Any:
-        return width, height
-
-    def clip(self, num_frames: int, width: int, height: int) -> Any:
-        return num_frames, width, height
-
-    def sound(self, num_samples: int) -> Any:
-        raise NotImplementedError
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        return medium.width, medium.height
 
     def hearing(self, extractor: Any) -> Any:
         raise NotImplementedError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.families import AUTO

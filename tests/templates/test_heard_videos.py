@@ -12,12 +12,14 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose
-from energon_pack.templates.families.asking import Asking, sound_inputs
+from energon_pack.templates.families.arguments import sound_arguments
+from energon_pack.templates.families.asking import Asking
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD
 from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
@@ -91,7 +93,7 @@ def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path]
         if number % 2:
             files = [sound(7000, 22_050), *files, video_with_sound(6, 2, 30_000)]
         sample = asked(looked_at(*files))
-        given = media_inputs(template, *prepared_media(template, sample.media, files))
+        given = media_inputs(template, prepared_media(template, sample.media, files))
         ids = template.encode(sample).ids
         assert ids == full_ids(full, template, sample, given)
         heard = sum(number == template.token_id(template.rules.media_tokens["audio"]) for number in ids)
@@ -105,7 +107,7 @@ def test_seconds_are_those_of_the_run(tmp_path: Path) -> None:
     made = full_processor(template.spec.processor)(
         text=["<|vision_bos|><|VIDEO|><|vision_eos|>"],
         return_tensors="pt",
-        **media_inputs(template, *prepared_media(template, looked_at(data, heard=False), [data])),
+        **media_inputs(template, prepared_media(template, looked_at(data, heard=False), [data])),
     )
     assert made["video_second_per_grid"].tolist() == [2.0]
 
@@ -138,14 +140,14 @@ def test_what_can_not_be_heard_costs_its_sample(tmp_path: Path) -> None:
 
 def test_sounds_come_in_the_order_of_their_placeholders(tmp_path: Path) -> None:
     """Features take the places of tokens one after another; transformers lists sounds of a conversation as here."""
-    found = sound_inputs(["audio", "image", "video", "video", "audio"], [None, "track"], ["first", "last"])
+    found = sound_arguments(["audio", "image", "video", "video", "audio"], [None, "track"], ["first", "last"])
     assert (found["audio"], found["audio_from_video_indices"]) == (["first", "track", "last"], [None, 1, None])
-    assert sound_inputs(["video", "audio"], [None], ["first"]) == {"audio": ["first"]}
-    assert sound_inputs(["video"], [None], []) == {}
+    assert sound_arguments(["video", "audio"], [None], ["first"]) == {"audio": ["first"]}
+    assert sound_arguments(["video"], [None], []) == {}
     full = full_processor(template_of(processors.qwen2_5_omni, tmp_path).spec.processor)
     parts = [{"type": "audio", "audio": np.zeros(9)}, {"type": "video", "video": "a.mp4"}]
     theirs = full._multimodal_inputs_from_conversations([[{"role": "user", "content": parts}]], {}, True)[-1]
-    ours = sound_inputs(["audio", "video"], ["track"], ["first"])
+    ours = sound_arguments(["audio", "video"], ["track"], ["first"])
     assert theirs == {name: ours[name] for name in theirs}
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
@@ -286,7 +286,7 @@ def test_the_pixels_of_training_are_those_that_were_counted(template: Template) 
     ]
     frames = [Image.new("RGB", (320, 240))] * 300
     clip = media[1]
-    images, *_ = prepared_media(template, media[:1], [Image.new("RGB", (1000, 700))])
-    assert [image.size for image in images] == [(252, 168)]
+    prepared = prepared_media(template, media[:1], [Image.new("RGB", (1000, 700))])
+    assert [image.size for image in prepared.values] == [(252, 168)]
     shown = template.prepare_frames(frames[:2], clip.settings)
     assert shown[0].size == (template.prepared(clip, 2).width, template.prepared(clip, 2).height) != (320, 240)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.templates.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.templates.processor import load_saved, prepare_template

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice
 from energon_pack.templates.sample import Sample

@@ -8,7 +8,7 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import full_ids, media_inputs
@@ -81,7 +82,8 @@ def sample_of(*sizes: tuple[int, int]) -> Sample:
 
 def ids_of_full(template: Template, sample: Sample) -> list[int]:
     images = [Image.fromarray(np.zeros((m.height, m.width, 3), np.uint8)) for m in sample.media]
-    return full_ids(full_processor(template.spec.processor), template, sample, media_inputs(template, images, []))
+    media = media_inputs(template, Prepared(["image"] * len(images), images))
+    return full_ids(full_processor(template.spec.processor), template, sample, media)
 
 
 @pytest.mark.parametrize("code", [UNNAMED, NESTED, PADDING], ids=["unnamed", "nested", "padding"])
@@ -105,8 +107,8 @@ def test_several_images_are_asked_and_trained_as_their_class_takes_them(tmp_path
     template = template_for(remote(tmp_path / "remote", NESTED))
     assert template.rules.nests_images
     images = [Image.new("RGB", (8, 8))] * 2
-    assert media_inputs(template, images, [])["images"] == [images]
-    assert media_inputs(template, images[:1], [])["images"] == images[:1]
+    assert media_inputs(template, Prepared(["image"] * len(images), images))["images"] == [images]
+    assert media_inputs(template, Prepared(["image"], images[:1]))["images"] == images[:1]
     assert not template_for(remote(tmp_path / "flat", CODE)).rules.nests_images
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.preprocess import smart_resize

@@ -8,9 +8,10 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.audio import decode_audio
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
+from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.families.spectrograms import by_shape
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
@@ -45,7 +46,7 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
     for num_samples, rate in ((16_001, 16_000), (7000, 8000), (50_123, 48_000), (510_000, 16_000)):
         data = sound(num_samples, rate)
         sample = Sample(TURNS, [Media("audio", extension="wav", num_samples=num_samples, rate=rate)])
-        made = media_inputs(template, *prepared_media(template, sample.media, [data]))
+        made = media_inputs(template, prepared_media(template, sample.media, [data]))
         assert template.encode(sample).ids == full_ids(full, template, sample, made)
         ids = template.encode(sample).ids
         assert sum(number == template.token_id(token) for number in ids) == template.render(sample).num_audio_tokens
@@ -62,13 +63,17 @@ def test_voxtral_hears_windows_of_30_seconds(tmp_path: Path, part: str) -> None:
         ids = template.encode(sample).ids
         assert ids.count(24) == num_tokens == template.render(sample).num_audio_tokens
         assert ids.count(template.token_id("[BEGIN_AUDIO]") or 0) == len(lengths)
-        heard = media_inputs(template, [], [], [np.zeros(length, np.float32) for length in lengths])
+        heard = media_inputs(template, sounds(*lengths))
         full = full_processor(template.spec.processor)
         assert ids == full_ids(full, template, sample, heard)
         text = template.raw_text(sample) or "".join("[AUDIO]" for _ in lengths)
         assert full(text=[text], return_tensors="pt", **heard)["input_features"].shape == (num_tokens // 375, 8, 3000)
     with pytest.raises(ValueError, match=r"0 times \[AUDIO\] in the texts, and 1 sounds"):
-        full(text=["What?"], return_tensors="pt", **media_inputs(template, [], [], [np.zeros(99, np.float32)]))
+        full(text=["What?"], return_tensors="pt", **media_inputs(template, sounds(99)))
+
+
+def sounds(*lengths: int) -> Prepared:
+    return Prepared(["audio"] * len(lengths), [np.zeros(length, np.float32) for length in lengths])
 
 
 def test_nobody_listens_to_them(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import torch
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.processor_inputs import media_inputs
@@ -98,9 +99,9 @@ def fail(member: MemberInput, error: Exception) -> None:
 def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     """What a user of transformers gives a model of this member: all of it is the processor's."""
     draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
-    media = [Media("image", *image.size) for image in draft.given.images] + [probe(io.BytesIO(MEMBER.videos[0]))]
+    media = [Media("image", *image.size) for image in draft.given.of("image")] + [probe(io.BytesIO(MEMBER.videos[0]))]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)
-    given = media_inputs(template, draft.given.images, draft.given.clips)
+    given = media_inputs(template, draft.given)
     return dict(processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **given))
 
 

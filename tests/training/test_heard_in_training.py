@@ -12,12 +12,13 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.options import SampleOptions
 from energon_pack.templates.build import build
-from energon_pack.templates.families import asking
+from energon_pack.templates.families import arguments
+from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Calls, Given
+from energon_pack.training.calls import Calls
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.noise import clip, sound
+from energon_pack.training.noise import clip, content, sound
 from energon_pack.training.own_rope import OwnRope, are_heard
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.probe import plain_inputs
@@ -119,12 +120,14 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
     assert lengths == [270, 60, 130, 110]  # hundreds a second
 
 
-def given(template: Template) -> Iterator[Given]:
-    clips = [clip(template, 4, 96, 64, number) for number in range(3)]
-    heard = [one._replace(sound=sound(template, seconds, 7)) for one, seconds in zip(clips, (2.7, 1.3), strict=False)]
-    yield Given([], [heard[0]], ["video"])
-    yield Given([], [clips[2]], ["video"])
-    yield Given([], [heard[1]], ["audio", "video", "audio"], [sound(template, seconds, 8) for seconds in (0.6, 1.1)])
+def given(template: Template) -> Iterator[Prepared]:
+    clips = [content(template, clip(template, 4, 96, 64), number) for number in range(3)]
+    tracks = [content(template, sound(template, seconds), 7) for seconds in (2.7, 1.3)]
+    heard = [one._replace(sound=track) for one, track in zip(clips, tracks, strict=False)]
+    first, last = (content(template, sound(template, seconds), 8) for seconds in (0.6, 1.1))
+    yield Prepared(["video"], [heard[0]])
+    yield Prepared(["video"], [clips[2]])
+    yield Prepared(["audio", "video", "audio"], [first, heard[1], last])
 
 
 def _grown(value: Tensor, like: Tensor) -> Tensor:
@@ -141,7 +144,7 @@ def test_each_sound_reaches_its_own_tokens(template: Template, name: str, monkey
     start, moved = _moved(template, model)
     assert moved[start:].max() > 1e-6
     assert moved[:start].max() == 0
-    own = asking.sound_inputs
+    own = arguments.sound_arguments
 
     def one_further(order: Sequence[str], *sounds: Any) -> dict[str, Any]:
         found = own(order, *sounds)
@@ -149,7 +152,7 @@ def test_each_sound_reaches_its_own_tokens(template: Template, name: str, monkey
             return found
         return {key: value if value is True else [*value[1:], value[0]] for key, value in found.items()}
 
-    monkeypatch.setattr("energon_pack.templates.processor_inputs.sound_inputs", one_further)
+    monkeypatch.setattr("energon_pack.templates.families.arguments.sound_arguments", one_further)
     start, moved = _moved(template, model)
     assert moved[:start].max() > 1e-6
 

@@ -9,7 +9,7 @@ import torch
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput, Shared
+from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Given
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.pack_encoder import BadPack, PackEncoder, Unread
@@ -94,8 +94,8 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
 ) -> None:
     process = Pixels.__call__
 
-    def failing(self: Pixels, members: Sequence[Given]) -> dict[str, Tensor]:
-        if any(image.width == 84 for member in members for image in member.images):
+    def failing(self: Pixels, members: Sequence[Prepared]) -> dict[str, Tensor]:
+        if any(image.width == 84 for member in members for image in member.of("image")):
             raise OSError("broken")
         return process(self, members)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
@@ -88,4 +89,4 @@ def _add_text(parts: list[Message], text: str, between: str) -> None:
 
 
 def _image(named: Any) -> Message:
-    return {"type": "image", "image": named}
+    return {"type": IMAGE.kind, IMAGE.kind: named}

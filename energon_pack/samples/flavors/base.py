@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
 
@@ -66,11 +67,34 @@ class MemberInput:
     audios: Sequence[bytes] = ()
     #: its beginning that the member before it has, too; `images` and `videos` also hold the shared media
     shared: Shared = NOT_SHARED
+    #: media of kinds that packages add, by kind
+    others: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:
         """Its media by kind."""
-        return {"image": self.images, "video": self.videos, "audio": self.audios}
+        return {IMAGE.kind: self.images, VIDEO.kind: self.videos, AUDIO.kind: self.audios, **self.others}
+
+
+def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
+    """Return media by the names of their fields in a `MemberInput`, or in a sample class.
+
+    Sounds and media of added kinds are left out where there are none: classes of other stacks have no such fields.
+
+    Args:
+        by_kind: the media of each kind; of a pack, for each member.
+        plural: whether the fields are `images` …, or `image` … of an unpacked sample.
+    """
+    name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
+    fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
+    fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
+    others = {kind: by_kind[kind] for kind in [*KINDS][3:] if _has_media(by_kind[kind])}
+    return {**fields, **({"others": others} if others else {})}
+
+
+def _has_media(media: Any) -> bool:
+    """Tell whether there are media of a kind: in a list, or in a list for each member."""
+    return any(bool(own) if isinstance(own, list) else True for own in media or ())
 
 
 class Flavor(ABC):

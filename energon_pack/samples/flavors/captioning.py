@@ -10,9 +10,9 @@ from energon_pack.errors import short
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
-from energon_pack.samples.flavors.parts import Parts, image_of, positions_of
+from energon_pack.samples.flavors.parts import Parts, medium_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
@@ -48,7 +48,9 @@ class PackedCaptioning(PackedFlavor):
     )  # fmt: skip
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
-        return not_alternating(messages, tools) or next((KINDS[kind].noun for kind in kinds if kind != "image"), None)
+        return not_alternating(messages, tools) or next(
+            (KINDS[kind].noun for kind in kinds if kind != IMAGE.kind), None
+        )
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name images `img3_0.jpg`, whatever their format is: LLaVA-OneVision-2's loader wants such names."""
@@ -98,7 +100,7 @@ class PackedCaptioning(PackedFlavor):
         return [[f"{stem}.jpg" for stem in _stems(index, count)] for index, count in enumerate(counts)]
 
     def kind(self, part: str) -> str | None:
-        return "image" if part.endswith(".jpg") else None
+        return IMAGE.kind if part.endswith(".jpg") else None
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         return _timed(member, positions, 0 if self.is_ours else len(member["images"]))
@@ -121,7 +123,7 @@ class PackedCaptioning(PackedFlavor):
         meta, sources = value.get("_meta", {}), value.get("source_fields") or [{}] * len(names)
         options = [option_fields(fields) for fields in sources]
         return {
-            "images": [[image_of(parts, f"{name}.jpg") for name in member] for member in names],
+            "images": [[medium_of(parts, f"{name}.jpg", IMAGE.kind) for name in member] for member in names],
             "prompts": list(map(_as_list, value["prompts"])),
             "captions": list(map(_as_list, value["captions"])),
             "patch_positions": positions if any(p is not None for member in positions for p in member) else None,
@@ -206,5 +208,5 @@ def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Me
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)
-    placed = place(record, ["image"] * num_images)
+    placed = place(record, [IMAGE.kind] * num_images)
     return placed.timed(positions) if positions else placed.messages

@@ -7,8 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from energon_pack.samples.flavors.base import Conversation, Fields, Flavor, MemberInput, PackedFlavor, sample_value
-from energon_pack.samples.flavors.parts import Parts, image_of, kind_of
+from energon_pack.samples.flavors.base import (
+    Conversation,
+    Fields,
+    Flavor,
+    MemberInput,
+    PackedFlavor,
+    media_fields,
+    sample_value,
+)
+from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
@@ -25,16 +33,16 @@ class MultiMixQA(Flavor):
     subflavor = "multi_mix_qa"
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
-        media = sample.image or [], sample.video or []
         yield MemberInput(
             sample.__key__,
             sample.messages,
-            *media,
+            sample.image or [],
+            sample.video or [],
             sample.tools,
             sample.video_frames,
-            None,
-            options_of(sample.options or {}),
-            getattr(sample, "audio", None) or [],
+            options=options_of(sample.options or {}),
+            audios=getattr(sample, "audio", None) or [],
+            others=getattr(sample, "others", None) or {},
         )
 
 
@@ -84,20 +92,18 @@ class PackedMultiMixQA(PackedFlavor):
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
-        media = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
+        named = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
+        media = [media_by_kind(parts, member) for member in named]
         members = self.conversations(value, kinds)
-        sounds = [[parts.get(name, b"") for name, kind in member if kind == "audio"] for member in media]
         return {
             "messages": [member["messages"] for member in members],
-            "images": [[image_of(parts, name) for name, kind in member if kind == "image"] for member in media],
-            "videos": [[parts.get(name, b"") for name, kind in member if kind == "video"] for member in media],
+            **media_fields({kind: [member[kind] for member in media] for kind in KINDS}),
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
             "sample_ids": value["_meta"]["sample_ids"],
             "media_type": value["media_type"],
             **{name: value["_meta"][name] for name in self.stated},
-            **({"audios": sounds} if any(sounds) else {}),  # classes of other stacks have no such field
         }
 
     def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
@@ -109,14 +115,23 @@ class PackedMultiMixQA(PackedFlavor):
         return self.members(value)
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
-        sounds = getattr(sample, "audios", None)
+        sounds, others = getattr(sample, "audios", None), getattr(sample, "others", None) or {}
         for index, messages in enumerate(sample.messages):
             sample_id, token_len = self.measured(sample, index)
             media = sample.images[index], sample.videos[index]
             frames = sample.video_frames[index] if sample.video_frames else None
             options = options_of(sample.options[index]) if sample.options else NO_OPTIONS
-            audios = sounds[index] if sounds else []
-            yield MemberInput(sample_id, messages, *media, sample.tools[index], frames, token_len, options, audios)
+            yield MemberInput(
+                sample_id,
+                messages,
+                *media,
+                sample.tools[index],
+                frames,
+                token_len,
+                options,
+                sounds[index] if sounds else [],
+                others={kind: own[index] for kind, own in others.items()},
+            )
 
     def defects(self, fields: Fields) -> Iterator[str]:
         if self.is_ours and MEDIA.keys() <= fields.keys():

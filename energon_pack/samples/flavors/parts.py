@@ -2,14 +2,14 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from energon_pack.samples.media.audio import stream_format
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.kinds import IMAGE, KINDS
 
 Parts = Mapping[str, Any]
 
@@ -18,11 +18,18 @@ def json_of(part: Any) -> Any:
     return json.loads(part) if isinstance(part, (bytes, str)) else part
 
 
-def image_of(parts: Parts, name: str) -> Any:
-    """Return an image: not yet decoded if the part is bytes, else the image that Energon's decoder made."""
-    value = parts.get(name)
-    is_undecoded = value is None or isinstance(value, bytes)
-    return LazyImage(value, f"{parts.get('__key__')}.{name}") if is_undecoded else value
+def medium_of(parts: Parts, name: str, kind: str) -> Any:
+    """Return a medium of a pack in the form that training gets: see `Medium.loaded`."""
+    return KINDS[kind].loaded(parts.get(name), f"{parts.get('__key__')}.{name}")
+
+
+def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, list[Any]]:
+    """Return the media of a sample by kind.
+
+    Args:
+        media: name and kind of each, in the order of their placeholders.
+    """
+    return {kind: [medium_of(parts, name, own) for name, own in media if own == kind] for kind in KINDS}
 
 
 def kind_of(parts: Parts, name: str) -> str:
@@ -30,8 +37,8 @@ def kind_of(parts: Parts, name: str) -> str:
     value = parts.get(name)
     if isinstance(value, bytes):
         container = stream_format(value[:16], io.BytesIO(value))
-        return container.kind if container else "image"
-    return kind_by_name(name) or "image"
+        return container.kind if container else IMAGE.kind
+    return kind_by_name(name) or IMAGE.kind
 
 
 def positions_of(part: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_pack.samples.flavors.captioning import not_alternating
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.sample import Message
 
 
@@ -19,5 +20,6 @@ class PackedQuestions(PackedMultiMixQA):
 
     def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
         what = not_alternating(messages, tools) or ("several questions" if len(messages) > 2 else None)
-        what = what or ("a sound" if "audio" in kinds else None)
+        other = next((kind for kind in kinds if kind not in (IMAGE.kind, VIDEO.kind)), None)
+        what = what or (KINDS[other].noun if other else None)
         return what and f"{what}, and the sample class takes a context and an answer of each member"

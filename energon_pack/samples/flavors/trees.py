@@ -14,6 +14,7 @@ from energon_pack.samples.flavors.base import Fields, MemberInput, Shared
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, kind_of
 from energon_pack.samples.flavors.schema import COUNTS, META, SHARED_FORMAT, Schema
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 
 class PackedTrees(PackedMultiMixQA):
@@ -32,8 +33,8 @@ class PackedTrees(PackedMultiMixQA):
         return {
             **super().load(parts, value),
             "shared_lens": value["_meta"]["shared_lens"],
-            "shared_images": [member.count("image") for member in shared],
-            "shared_videos": [member.count("video") for member in shared],
+            "shared_images": [member.count(IMAGE.kind) for member in shared],
+            "shared_videos": [member.count(VIDEO.kind) for member in shared],
         }
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:

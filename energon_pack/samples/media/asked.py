@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.audio import probe_track
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import FRAMES, settings_of
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
@@ -43,7 +44,7 @@ def as_asked(
     if not options.use_audio_in_video:
         return result
     assert opened is not None, "videos are to be heard, and nothing opens them"
-    return [_heard(m, opened(index)) if m.kind == "video" else m for index, m in enumerate(result)]
+    return [_heard(m, opened(index)) if m.kind == VIDEO.kind else m for index, m in enumerate(result)]
 
 
 def _heard(video: Media, file: BinaryIO) -> Media:
@@ -107,7 +108,7 @@ def _clip(first: Media) -> Media:
     num, rate = settings.list_of_frames, settings.sample_fps or settings.fps or _FPS
     own = replace(settings, sample_fps=rate, fps=None, list_of_frames=None)
     return replace(
-        first, kind="video", num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
+        first, kind=VIDEO.kind, num_frames=num, fps=settings.raw_fps or rate, frames=tuple(range(num)), settings=own
     )
 
 
@@ -118,7 +119,7 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
         if num is None:
             continue
         frames = media[place : place + num]
-        if len(frames) < num or any(frame.kind != "image" for frame in frames):
+        if len(frames) < num or any(frame.kind != IMAGE.kind for frame in frames):
             raise Skip(Reason.BAD_MESSAGE, f"{FRAMES} is {num}: there are no {num} images from that one on")
         if said := next(filter(None, each[place + 1 : place + num]), None):
             raise Skip(Reason.BAD_MESSAGE, f"a frame within a {FRAMES} has settings of its own: {str(said)[:80]}")
@@ -129,11 +130,11 @@ def _check_lists(media: Sequence[Media], each: Sequence[Mapping[str, Any] | None
 
 def _with_frames(media: Sequence[Media], listed: Any) -> list[Media]:
     """Return the media, each video with the frames that the sample lists for it."""
-    num_videos = sum(medium.kind == "video" for medium in media)
+    num_videos = sum(medium.kind == VIDEO.kind for medium in media)
     if not isinstance(listed, list) or len(listed) != num_videos:
         raise Skip(Reason.BAD_MESSAGE, f"video_frames is no list of {num_videos} lists of frames: {str(listed)[:80]}")
     waiting = iter(listed)
-    return [_with_listed(medium, next(waiting)) if medium.kind == "video" else medium for medium in media]
+    return [_with_listed(medium, next(waiting)) if medium.kind == VIDEO.kind else medium for medium in media]
 
 
 def _with_listed(video: Media, frames: Any) -> Media:

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, Format, format_of
+from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
+from energon_pack.samples.media.medium import Format
 from energon_pack.samples.media.sound_headers import CutShortError, plain_sound
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.skip import Reason, Skip

@@ -4,7 +4,10 @@ import io
 import os
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+
+from energon_pack.samples.media.formats import extension_of
+from energon_pack.samples.skip import Reason, Skip
 
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
@@ -18,6 +21,32 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+def probe_image(file: BinaryIO) -> tuple[int, int, str]:
+    """Return the upright width and height of an image, and the usual extension of its format.
+
+    An image without its end mark may be cut, so it is decoded to be sure. Images of formats without an end mark (GIF,
+    BMP, TIFF, AVIF …) are always decoded.
+
+    Raises:
+        UnidentifiedImageError: it is no image.
+        Skip: `unreadable_media`.
+    """
+    try:
+        with Image.open(file) as image:
+            chunks = png_chunks(image, file)
+            if not is_whole(image, file, chunks):
+                image.load()
+            width, height = upright_size(image, chunks)
+            extension = extension_of(image.format or "")
+    except UnidentifiedImageError:
+        raise
+    except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}") from None
+    if not (width and height):
+        raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {width}×{height} pixels")
+    return width, height, extension
 
 
 def open_image(data: bytes) -> Image.Image:

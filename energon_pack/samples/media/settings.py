@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Reason, Skip
 
 #: setting → the keys that give it
@@ -25,9 +25,9 @@ SETTING_KEYS = (*SHARED_KEYS, FRAMES)
 
 _OF_IMAGES = PIXEL_KEYS[:4]
 _OF = {
-    "image": frozenset(_OF_IMAGES),
-    "video": frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
-    "audio": frozenset(),
+    **{kind: frozenset[str]() for kind in KINDS},
+    IMAGE.kind: frozenset(_OF_IMAGES),
+    VIDEO.kind: frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
     FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
 }
 #: the largest number that a float can hold

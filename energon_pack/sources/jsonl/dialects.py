@@ -14,7 +14,7 @@ from energon_pack.samples.dialects.fields import history_turns, joined_question
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
-from energon_pack.samples.media.kinds import AUDIO, MEDIA_KEYS, PART_TYPES, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
@@ -160,9 +160,9 @@ def _with_images_for_frames(messages: list[Message], listed: list[_Medium]) -> t
 
     def parts(part: Message) -> list[Message]:
         marks = 1 if part["type"] == "text" else mark(f"<{part['type']}>").count("<image>")
-        if part["type"] != "video" or not marks:
+        if part["type"] != VIDEO.kind or not marks:
             return [part]
-        return [{**part, "type": "image"}, *[{"type": "image"}] * (marks - 1)]
+        return [{**part, "type": IMAGE.kind}, *[{"type": IMAGE.kind}] * (marks - 1)]
 
     def marked(content: Any) -> Any:
         if isinstance(content, str):
@@ -180,7 +180,7 @@ def _num_videos(message: Message) -> int:
     content = message["content"]
     if isinstance(content, str):
         return int(content.count("<video>"))
-    return sum(part["type"] == "video" for part in content)
+    return sum(part["type"] == VIDEO.kind for part in content)
 
 
 # ------------------------------------------------------------------------------- columns and tags of a meta file

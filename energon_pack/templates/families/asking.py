@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from energon_pack.samples.media.asked import num_in_source
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
 
 _BETWEEN = "\ue000"  # a private-use character: no chat, and no processor, writes it
 _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is changed during a call
@@ -16,14 +17,12 @@ _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is cha
 class MakesMedia(Protocol):
     """Makes the stand-ins for media, of a given size, that the call gets."""
 
-    def image(self, width: int, height: int) -> Any:
-        """Make one image."""
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        """Make one medium.
 
-    def clip(self, num_frames: int, width: int, height: int) -> Any:
-        """Make the frames of one video."""
-
-    def sound(self, num_samples: int) -> Any:
-        """Make one sound."""
+        Args:
+            num_frames: of a video.
+        """
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
         """Return methods that replace methods of a feature extractor, by name."""
@@ -49,7 +48,7 @@ class Asking:
         self._around: dict[str, tuple[str, str]] = {}
         merge = getattr(processor, "_merge_kwargs", None)  # a remote class may have none
         self._merged = {} if merge is None else {"_merge_kwargs": _remembering(merge)}
-        self._extractor = part_of(processor, "audio")
+        self._extractor = part_of(processor, AUDIO.kind)
         self._hearing = dict(make.hearing(self._extractor)) if self._extractor is not None else {}
 
     def texts(
@@ -69,28 +68,20 @@ class Asking:
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
         text = _BETWEEN + "".join(one + _BETWEEN for one in asked)
-        images = [self._make.image(medium.width, medium.height) for medium in media if medium.kind == "image"]
-        seen = [(medium, chosen) for medium, chosen in zip(media, frames, strict=True) if medium.kind == "video"]
-        given: dict[str, Any] = {}
-        if images:
-            given["images"] = [images] if self.nests_images and len(images) > 1 else images
-            if self._settings["image"]:
-                given["images_kwargs"] = copy.deepcopy(self._settings["image"])
-        if seen:
-            given["videos"] = [self._make.clip(len(chosen), medium.width, medium.height) for medium, chosen in seen]
-            given["videos_kwargs"] = {
-                **copy.deepcopy(self._settings["video"]),
-                "do_sample_frames": False,
-                "video_metadata": [metadata_of(medium, chosen) for medium, chosen in seen],
-            }
-        sounds = [self._make.sound(medium.num_samples) for medium in media if medium.kind == "audio"]
-        tracks = [self._make.sound(medium.num_samples) if medium.is_heard else None for medium, _ in seen]
-        if heard := sound_inputs([medium.kind for medium in media], tracks, sounds):
-            given |= {**heard, "audio_kwargs": dict(self._settings["audio"])}
+        values = [self._value(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
+        prepared = Prepared([medium.kind for medium in media], values)
+        given = media_arguments(prepared, self._settings, self.nests_images)
         first, *written = self._written([text], given).split(_BETWEEN)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
         return [_inside(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
+
+    def _value(self, medium: Media, frames: Sequence[int]) -> Any:
+        value = self._make.stand_in(medium, len(frames))
+        if medium.kind != VIDEO.kind:
+            return value
+        sound = AUDIO.blank(medium) if medium.is_heard else None
+        return Clip(value, metadata_of(medium, frames), sound)
 
     def placeholder(self, kind: str, token: str) -> str:
         """Return the placeholder that the call wants in a text for one medium."""
@@ -119,7 +110,7 @@ class Asking:
         if self._sees_all:
             return list(range(video.num_frames))
         given = {
-            "videos": [self._make.clip(video.num_frames, video.width, video.height)],
+            "videos": [self._make.stand_in(video, video.num_frames)],
             "videos_kwargs": {**copy.deepcopy(self._settings["sampling"]), "video_metadata": [metadata_of(video)]},
         }
         sampler = self._processor.video_processor
@@ -151,10 +142,9 @@ class Asking:
 
 def part_of(processor: Any, kind: str) -> Any:
     """Return the part of a processor that takes media of a kind; None: there is no such part."""
-    if kind != "audio":
-        return getattr(processor, f"{kind}_processor", None)
-    part = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)
-    return part if isinstance(getattr(part, "sampling_rate", None), int) else None
+    medium = KINDS[kind]
+    held = (getattr(processor, name, None) for name in medium.parts)
+    return next((part for part in held if part is not None and medium.is_part(part)), None)
 
 
 class _Answered(Exception):
@@ -214,41 +204,6 @@ def _changed(owner: Any, **values: Any) -> Iterator[None]:
         for name in values:
             own.pop(name)
         own.update(before)
-
-
-def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants.
-
-    Args:
-        frames: the frames that were chosen; None: the processor chooses.
-    """
-    total = num_in_source(video)
-    return {
-        "total_num_frames": total,
-        "fps": video.fps,
-        "duration": total / video.fps,
-        "frames_indices": list(range(video.num_frames) if frames is None else frames),
-    }
-
-
-def sound_inputs(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[Any]) -> dict[str, Any]:
-    """Return the arguments of a call that hold sounds, in the order of their placeholders; empty: there are no sounds.
-
-    Args:
-        order: the kind of each placeholder; needed if a video is heard.
-        tracks: the sound of each video; None: the video is not heard.
-        sounds: the sounds that have placeholders of their own.
-    """
-    if all(track is None for track in tracks):
-        return {"audio": list(sounds)} if sounds else {}
-    videos, alone = enumerate(tracks), ((None, sound) for sound in sounds)
-    found = [next(videos if kind == "video" else alone) for kind in order if kind in ("video", "audio")]
-    heard = [(number, sound) for number, sound in found if sound is not None]
-    return {
-        "audio": [sound for _, sound in heard],
-        "audio_from_video_indices": [number for number, _ in heard],
-        "load_audio_from_video": True,
-    }
 
 
 def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, number
 
 

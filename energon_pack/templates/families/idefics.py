@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, number
 
 _MOST_PIXELS_A_SIDE = 4096

@@ -6,7 +6,7 @@ as in InternVLProcessor and its image processor of transformers.
 
 from collections.abc import Sequence
 
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings, number
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 
 

@@ -2,34 +2,27 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.spectrograms import by_shape
 
 
-class _Silent:
-    def sound(self, num_samples: int) -> Any:
-        return np.zeros(num_samples, np.float32)
-
-
-class Meta(_Silent):
-    """Media as tensors of torch's `meta` device; sounds are silent, and no spectrogram is computed."""
+class Meta:
+    """Images and videos as tensors of torch's `meta` device; sounds are silent, and no spectrogram is computed."""
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
         return by_shape(extractor)
 
-    def image(self, width: int, height: int) -> Any:
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        if medium.kind not in (IMAGE.kind, VIDEO.kind):
+            return KINDS[medium.kind].blank(medium)
         import torch
 
-        return torch.empty((3, height, width), dtype=torch.uint8, device="meta")
-
-    def clip(self, num_frames: int, width: int, height: int) -> Any:
-        import torch
-
-        return torch.empty((num_frames, 3, height, width), dtype=torch.uint8, device="meta")
+        shape = [num_frames] * (medium.kind == VIDEO.kind) + [3, medium.height, medium.width]
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
 
     def running(self) -> AbstractContextManager[Any]:
         from energon_pack.templates.families.meta import ShapesOnly
@@ -37,17 +30,14 @@ class Meta(_Silent):
         return ShapesOnly()
 
 
-class Blank(_Silent):
+class Blank:
     """Black and silent media."""
 
     def hearing(self, extractor: Any) -> Mapping[str, Any]:
         return {}
 
-    def image(self, width: int, height: int) -> Any:
-        return Image.new("RGB", (width, height))
-
-    def clip(self, num_frames: int, width: int, height: int) -> Any:
-        return np.zeros((num_frames, height, width, 3), np.uint8)
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        return KINDS[medium.kind].blank(replace(medium, num_frames=num_frames))
 
     def running(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings, number
 from energon_pack.templates.models import model_of

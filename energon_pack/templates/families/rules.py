@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
 _MOST_EXPANDED = 256  # images have few sizes in most sets
@@ -24,6 +25,7 @@ class ProcessorSettings:
     image: dict[str, Any] = field(default_factory=dict)  # of its image processor
     video: dict[str, Any] = field(default_factory=dict)  # of its video processor
     audio: dict[str, Any] = field(default_factory=dict)  # of its feature extractor for sounds
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)  # of its parts for kinds that packages add
     processor: dict[str, Any] = field(default_factory=dict)  # settings of the processor itself
     tokens: dict[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
     folder: str = ""  # the folder from which the full processor is loaded
@@ -84,10 +86,10 @@ class MediaRules:
             PackError: the processor can't be asked.
             TypeError, ValueError, KeyError, AttributeError, ArithmeticError: its settings make no sense to the rules.
         """
-        for media in (Media("image", 640, 480), Media("video", 640, 480, "", 30, 10.0)):
-            if media.kind in self.media_tokens:
-                with suppress(Skip):
-                    self.expand(media, self.frames.choose(media) if media.kind == "video" else [])
+        for kind in self.media_tokens:
+            media = KINDS[kind].example
+            with suppress(Skip):
+                self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
         """Return the result of `expand` for each of a sample's media.
@@ -127,7 +129,7 @@ class MediaRules:
         video = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
         if self.size_of_frames:
             video["size"] = self.size_of_frames
-        return {"image": _only(processor.image, ("do_resize",)), "video": video, "audio": {}}
+        return {IMAGE.kind: _only(processor.image, ("do_resize",)), VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         """Return the text that stands for one medium, and how many of its tokens hold features.

@@ -4,17 +4,17 @@ Nothing is decoded or resized, so a medium costs a millisecond. This does not wo
 values, or that takes no tensors: `Blanks` gives it blank images.
 """
 
-import math
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.media.kinds import KINDS
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asking import Asking, part_of
 from energon_pack.templates.families.made_media import Blank, Meta
@@ -30,17 +30,12 @@ _NUM_FRAMES = 24  # frames of a test video
 _Answers = tuple[list[tuple[str, int]], tuple[str, str]]
 #: media, and the frames of each
 _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
-_TRIED = {
-    "image": Media("image", 640, 480),
-    "video": Media("video", 320, 240, "mp4", 30, 10.0),
-    "audio": Media("audio", num_samples=48_000, rate=16_000),
-}
 
 
 class Shapes(MediaRules):
     """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
 
-    expand_ms = MappingProxyType({"image": 4.0, "video": 20.0, "audio": 2.0})
+    expand_ms = MappingProxyType({kind: medium.call_ms[0] for kind, medium in KINDS.items()})
     _make: Any = Meta()
 
     def __init__(self, processor: ProcessorSettings):
@@ -59,14 +54,14 @@ class Shapes(MediaRules):
         resizes = processor.video.get("do_resize")  # from the processor's settings: the default of a call may differ
         video = {"return_metadata": True}  # some classes read it when they write times
         video |= {} if resizes is None else {"do_resize": resizes}
-        chosen = {name: value for name, value in changed["video"].items() if name not in _SAMPLING}
-        extractor = part_of(full, "audio")
+        chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in _SAMPLING}
+        extractor = part_of(full, AUDIO.kind)
         self.rate = 0 if extractor is None else extractor.sampling_rate
         self._call_settings = {
-            "audio": {**changed["audio"], "sampling_rate": self.rate},
-            "image": changed["image"],
-            "video": {**video, **chosen},
-            "sampling": {**video, **changed["video"]},
+            **changed,
+            AUDIO.kind: {**changed[AUDIO.kind], "sampling_rate": self.rate},
+            VIDEO.kind: {**video, **chosen},
+            "sampling": {**video, **changed[VIDEO.kind]},
         }
         self.settings = {
             "class": self.name,
@@ -74,6 +69,7 @@ class Shapes(MediaRules):
             "video": processor.video,
             "processor": processor.processor,
             **({"audio": processor.audio} if processor.audio else {}),
+            **processor.others,
         }
         self._asking = Asking(full, self._make, self._call_settings)
         self.frames = _Asked(self)
@@ -85,8 +81,8 @@ class Shapes(MediaRules):
         self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
-        if self.hears_videos and changed["video"].get("fps"):  # it places sounds among the frames by this rate
-            self._call_settings["video"]["fps"] = changed["video"]["fps"]
+        if self.hears_videos and changed[VIDEO.kind].get("fps"):  # it places sounds among the frames by this rate
+            self._call_settings[VIDEO.kind]["fps"] = changed[VIDEO.kind]["fps"]
         self._known: dict[_Question, _Answers] = {}
         self._independent: dict[str, bool] = {}  # by kind
 
@@ -98,13 +94,13 @@ class Shapes(MediaRules):
         """
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
-        if name is None or "video" not in self.media_tokens:
+        if name is None or VIDEO.kind not in self.media_tokens:
             return
         fps = sampling["fps"] or 1.0
         number = sampling["num_frames"] or _NUM_FRAMES
         number = min(max(number, sampling.get("min_frames") or 1), sampling.get("max_frames") or number)
         rate = 10 * fps if name == "fps" else 4.0  # at this length an own rule would choose other frames
-        video = Media("video", 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
+        video = Media(VIDEO.kind, 320, 240, "mp4", (10 if name == "fps" else 13) * number, rate)
         try:
             chosen = len(self.ask_frames(video))
         except Skip as skip:
@@ -126,7 +122,7 @@ class Shapes(MediaRules):
 
     def foresee(self, images: Iterable[Media]) -> None:
         """Ask for coming images, many in a call, if the text of an image does not depend on the other images."""
-        if not self._are_independent("image"):
+        if not self._are_independent(IMAGE.kind):
             return
         waiting = [image for image in dict.fromkeys(images) if ((image,), ((),)) not in self._known]
         for start in range(0, len(waiting), _AT_ONCE):
@@ -147,7 +143,7 @@ class Shapes(MediaRules):
         key = tuple(media), chosen
         if key not in self._known:
             try:
-                is_sound = [medium.kind for medium in media] == ["audio"]
+                is_sound = [medium.kind for medium in media] == [AUDIO.kind]
                 self._remember(key, self._steps(media[0].num_samples) if is_sound else self._ask(*key))
             except Exception as error:  # the processor refuses the sample
                 raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
@@ -158,7 +154,7 @@ class Shapes(MediaRules):
         """The answers for a sound alone, by its number of samples."""
 
         def ask(num_samples: int) -> _Answers:
-            return self._ask((Media("audio", num_samples=num_samples, rate=self.rate),), ((),))
+            return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
 
         return Steps(ask, lambda answers: len(answers[0][0][0]))
 
@@ -170,8 +166,9 @@ class Shapes(MediaRules):
     def _are_independent(self, kind: str) -> bool:
         """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""
         if kind not in self._independent:
-            rng = random.Random(0)
-            media = [self._drawn(rng, kind) for _ in range(_AT_ONCE if kind == "image" else _AT_ONCE // 4)]
+            rng = np.random.default_rng(0)
+            number = _AT_ONCE if kind == IMAGE.kind else _AT_ONCE // 4
+            media = [KINDS[kind].drawn(rng) for _ in range(number)]
             frames = [tuple(range(medium.num_frames)) for medium in media]
             try:
                 together, around = self._ask(tuple(media), tuple(frames))
@@ -180,14 +177,6 @@ class Shapes(MediaRules):
             except Exception:  # any class of any processor may be behind it; then it is asked for each sample
                 self._independent[kind] = False
         return self._independent[kind]
-
-    @staticmethod
-    def _drawn(rng: random.Random, kind: str) -> Media:
-        if kind == "audio":
-            return Media(kind, num_samples=round(math.exp(rng.uniform(*map(math.log, (400, 600_000))))), rate=16_000)
-        width, aspect = (round(math.exp(rng.uniform(*map(math.log, ends)))) for ends in ((64, 2400), (1, 8)))
-        width, height = rng.sample((width, max(width // aspect, 32)), 2)
-        return Media(kind, width, height, "mp4", *((rng.choice((4, 8, 12)), 2.0) if kind == "video" else ()))
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         return self.expand_all([media], [frames])[0]
@@ -212,7 +201,7 @@ class Shapes(MediaRules):
 
     def _wants_nested_images(self) -> bool:
         """Say whether the call refuses two images of a text in a flat list, and takes them in a nested list."""
-        images = (_TRIED["image"],) * 2
+        images = (IMAGE.example,) * 2
         for nests in (False, True):
             self._asking.nests_images = nests
             try:
@@ -224,19 +213,19 @@ class Shapes(MediaRules):
 
     def _hears_videos(self) -> bool:
         """Whether the call writes features of a sound for a video whose sound it is given."""
-        if not {"video", "audio"} <= self.feature_tokens.keys():
+        if not {VIDEO.kind, AUDIO.kind} <= self.feature_tokens.keys():
             return False
-        heard = replace(_TRIED["video"], num_samples=_TRIED["audio"].num_samples, rate=self.rate)
+        heard = replace(VIDEO.example, num_samples=AUDIO.example.num_samples, rate=self.rate)
         try:
             ((text, _),), _ = self._ask((heard,), (tuple(range(4)),))
         except Exception:  # any class of any processor may be behind it
             return False
-        return self.feature_tokens["audio"] in text
+        return self.feature_tokens[AUDIO.kind] in text
 
     def ask_frames(self, video: Media) -> list[int]:
         """Return the frames of a video that the processor chooses."""
         try:
-            return self._asking.frames(self.media_tokens["video"], video)
+            return self._asking.frames(self.media_tokens[VIDEO.kind], video)
         except Exception as error:  # the processor refuses the sample
             what = f"{video.num_frames} frames at {video.fps:g} a second"
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {what}: {one_line(error)}") from None
@@ -260,13 +249,13 @@ class Shapes(MediaRules):
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
-        own = {kind: getattr(self.full, f"{kind}_token", None) for kind in _TRIED}
-        for kind, medium in _TRIED.items():
-            if part_of(self.full, kind) is None and not hasattr(self.full, f"{kind}_processor"):
+        own = {kind: getattr(self.full, f"{kind}_token", None) for kind in KINDS}
+        for kind, medium in KINDS.items():
+            if part_of(self.full, kind) is None and not hasattr(self.full, medium.parts[0]):
                 continue
-            found = self._find_token(kind, medium)
+            found = self._find_token(kind, medium.example)
             if isinstance(found, str) and self._asking.surround(kind):
-                found = self._find_token(kind, medium)
+                found = self._find_token(kind, medium.example)
             if isinstance(found, str):
                 why_not[kind] = found
                 continue
@@ -297,7 +286,7 @@ class Shapes(MediaRules):
         why_not = ""
         for token in dict.fromkeys((*_candidates(self.full, kind), *filter(None, [self._written.get(kind)]))):
             try:
-                (text,), _ = self._asking.texts({kind: token}, [medium], [range(4) if kind == "video" else ()])
+                (text,), _ = self._asking.texts({kind: token}, [medium], [range(4) if kind == VIDEO.kind else ()])
             except Exception as error:  # any class of any processor may be behind it
                 why_not = why_not or one_line(error)
                 continue
@@ -309,7 +298,7 @@ class Shapes(MediaRules):
 class Blanks(Shapes):
     """Does the same with blank images, for processors that refuse tensors without values."""
 
-    expand_ms = MappingProxyType({"image": 100.0, "video": 1500.0, "audio": 20.0})
+    expand_ms = MappingProxyType({kind: medium.call_ms[1] for kind, medium in KINDS.items()})
     _make = Blank()
 
 
@@ -326,9 +315,9 @@ class _Asked(FrameSampling):
 
 def _sizes(media: Iterable[Media]) -> str:
     media = [*media]
-    if any(medium.num_samples for medium in media):
+    if any(medium.num_samples or not medium.width for medium in media):
         return ", ".join(map(str, media))
-    return f"{', '.join(f'{medium.width}×{medium.height}' for medium in media)} pixels"
+    return f"{', '.join(KINDS[medium.kind].size(medium) for medium in media)} pixels"
 
 
 _SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
@@ -336,7 +325,7 @@ _SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"
 
 def _candidates(full: Any, kind: str) -> list[str]:
     """Return tokens that may stand for a medium in a chat, the most likely first."""
-    names = [f"{kind}_token", *(["boi_token"] if kind == "image" else []), f"start_of_{kind}_token"]
+    names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
     found = [getattr(full, name, None) for name in dict.fromkeys(names)]
     return [token for token in dict.fromkeys(found) if isinstance(token, str) and token]

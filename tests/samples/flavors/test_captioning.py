@@ -18,7 +18,7 @@ from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import cookers, load_template
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify

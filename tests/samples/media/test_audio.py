@@ -13,7 +13,8 @@ import pytest
 
 from energon_pack.samples.media.audio import decode_audio, probe_audio, resampled_length
 from energon_pack.samples.media.formats import FORMATS
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.sound_headers import plain_sound
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.skip import Skip

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from energon_pack.samples.media.headers import plain_image
-from energon_pack.samples.media.probe import Media, probe, probe_part
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.storage import InMemory

@@ -18,7 +18,8 @@ from PIL import Image
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.pack import pack
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.probe import Media, probe
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip

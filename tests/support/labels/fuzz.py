@@ -12,7 +12,7 @@ from typing import Any
 from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.samples.conversation import place
-from energon_pack.samples.media.probe import Media
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings

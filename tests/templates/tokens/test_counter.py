@@ -91,7 +91,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
         {"role": "assistant", "content": "No idea."},
     ]
     placed, _, _ = place_media(messages, ["image"])
-    from energon_pack.samples.media.probe import Media
+    from energon_pack.samples.media.medium import Media
 
     rendered = template.render(Sample(placed, [Media("image", 280, 280)]))
     assert template.counter("words").count([(rendered.text, rendered.spans)]) != [None]

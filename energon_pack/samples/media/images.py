@@ -1,0 +1,78 @@
+"""Images: one kind of media."""
+
+import math
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from energon_pack.samples.media.medium import Format, Media, Medium, begins
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SIDES = (32, 1500)  # pixels of random images
+_MOST_ASPECT = 9
+
+
+class Image(Medium):
+    """Pixels; the EXIF orientation is applied."""
+
+    kind, noun, token_type = "image", "an image", 1
+    argument, parts = "images", ("image_processor",)
+    tokens_column = "num_visual_tokens"
+    fields = ("width", "height")
+    has_picture, colour = True, "yellow"
+    call_ms = (4.0, 100.0)
+    formats = (
+        Format("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
+        Format("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),
+        Format("image", "gif", begins(rb"GIF8[79]a")),
+        Format("image", "webp", begins(rb"RIFF....WEBP")),
+        Format("image", "bmp", begins(rb"BM")),
+        Format("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
+        Format("image", "avif", begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
+    )
+    example = Media("image", 640, 480)
+
+    def probe(self, file: BinaryIO, container: Format | None = None) -> Media:
+        """Also know formats that only Pillow knows; raises UnidentifiedImageError if it is no image."""
+        from energon_pack.samples.media.image import probe_image
+
+        return Media(self.kind, *probe_image(file))
+
+    def defect(self, data: bytes, medium: Media) -> str:
+        from energon_pack.samples.media.image import open_image
+
+        open_image(data)
+        return ""
+
+    def loaded(self, value: Any, name: str) -> Any:
+        """Return an image that is not yet decoded, or the image that Energon's decoder made."""
+        from energon_pack.samples.media.lazy_image import LazyImage
+
+        return LazyImage(value, name) if value is None or isinstance(value, bytes) else value
+
+    def said(self, medium: Media) -> str:
+        return f"an image of {self.size(medium)}"
+
+    def size(self, medium: Media) -> str:
+        return f"{medium.width}×{medium.height}"
+
+    def blank(self, medium: Media) -> Any:
+        from PIL import Image
+
+        return Image.new("RGB", (medium.width, medium.height))
+
+    def drawn(self, rng: "np.random.Generator") -> Media:
+        return Media(self.kind, *drawn_size(rng, *_SIDES))
+
+    def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
+        import numpy as np
+        from PIL import Image
+
+        return Image.fromarray(rng.integers(0, 256, (medium.height, medium.width, 3), np.uint8))
+
+
+def drawn_size(rng: "np.random.Generator", least: int, most: int) -> tuple[int, int]:
+    """Draw width and height, in pixels, of a random shape."""
+    width = round(math.exp(rng.uniform(math.log(least), math.log(most))))
+    aspect = math.exp(rng.uniform(-math.log(_MOST_ASPECT), math.log(_MOST_ASPECT)))
+    return width, min(max(round(width * aspect), least), most)

@@ -1,0 +1,208 @@
+"""The base class of kinds of media: a kind is one class in one file, and the rest of the package asks the class.
+
+`images`, `videos` and `sounds` hold ours, `kinds` lists all. Another kind is a subclass in a file of its own: see
+CONTRIBUTING.md. This module is light: it decodes nothing and imports no decoder.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from energon_pack.samples.media.settings import MediumSettings
+
+
+class Format(NamedTuple):
+    """A format of images, or a container of videos or sounds."""
+
+    kind: str  # of `kinds.KINDS`
+    extension: str  # the usual extension, without a dot
+    magic: re.Pattern[bytes]  # matches the first 16 bytes of a file
+    also: tuple[str, ...] = ()  # other extensions
+    in_pillow: tuple[str, ...] = ()  # Pillow's name for it, if that is not the usual extension
+    #: checks that a video ends where its first bytes say; None: FFmpeg itself notices a cut file
+    is_whole: Callable[[BinaryIO], bool] | None = None
+
+
+def begins(pattern: bytes) -> re.Pattern[bytes]:
+    """Return a pattern of the first bytes of files."""
+    return re.compile(pattern, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Media:
+    """One medium of a sample, with everything that the model's size rule needs."""
+
+    kind: str  # of `kinds.KINDS`
+    width: int = 0  # pixels, upright; 0 for a sound
+    height: int = 0
+    extension: str = ""  # the extension of the content, without a dot
+    num_frames: int = 0  # of a video
+    fps: float = 0.0
+    frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
+    settings: "MediumSettings | None" = None  # settings that the sample gives it; None: none
+    num_samples: int = 0  # in each channel, of a sound or of the sound of a video that is heard
+    rate: int = 0  # samples of a sound in a second
+
+    @property
+    def seconds(self) -> float:
+        """The length of a sound."""
+        return self.num_samples / self.rate if self.rate else 0.0
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it is a video whose sound is heard."""
+        return self.kind == "video" and self.num_samples > 0
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it is only pixels; members of a pack may share such media."""
+        return self.kind in ("image", "video") and not self.num_samples
+
+    def __str__(self) -> str:
+        """Say what it is, for messages."""
+        from energon_pack.samples.media.kinds import KINDS
+
+        return KINDS[self.kind].said(self)
+
+
+class Medium(ABC):
+    """One kind of media."""
+
+    #: its name everywhere: `Media.kind`, `<image>`, the type of a content part
+    kind: ClassVar[str]
+    #: its name with an article, in messages
+    noun: ClassVar[str]
+    #: its number in `mm_token_type_ids`; text is 0
+    token_type: ClassVar[int]
+    #: its formats: extensions, and first bytes of files
+    formats: ClassVar[tuple[Format, ...]]
+    #: the argument of a processor's call that takes it; `…_kwargs` takes its settings
+    argument: ClassVar[str]
+    #: the attributes of a processor that may hold the part for it
+    parts: ClassVar[tuple[str, ...]]
+    #: an ordinary one, with which a processor is asked for its tokens
+    example: ClassVar[Media]
+    #: names for it in content parts, beside its own and `…_url`
+    other_part_types: ClassVar[tuple[str, ...]] = ()
+    #: the column of lengths that counts the tokens with its features; "": no column of its own
+    tokens_column: ClassVar[str] = ""
+    #: the fields of `Media` that its length depends on
+    fields: ClassVar[tuple[str, ...]]
+    #: whether a view has a small picture of it
+    has_picture: ClassVar[bool] = False
+    #: its colour in a terminal
+    colour: ClassVar[str] = "bright_cyan"
+    #: approximate milliseconds of a processor's call for one, on shapes and on blank ones
+    call_ms: ClassVar[tuple[float, float]] = (2.0, 20.0)
+
+    @property
+    def plural(self) -> str:
+        return f"{self.kind}s"
+
+    @property
+    def nouns(self) -> str:
+        """The plural, in messages."""
+        return f"{self.noun.split(maxsplit=1)[1]}s"
+
+    @property
+    def letter(self) -> str:
+        """The letter that begins the numbers of its parts in packs: `s003.i00.jpg`."""
+        return self.kind[0]
+
+    @property
+    def placeholder(self) -> str:
+        """The text that stands for one medium."""
+        return f"<{self.kind}>"
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The fields of a record that list its media of this kind."""
+        return self.plural, self.kind
+
+    @property
+    def part_types(self) -> tuple[str, ...]:
+        """The types of content parts that stand for one medium."""
+        return self.kind, f"{self.kind}_url", *self.other_part_types
+
+    @property
+    def column(self) -> str:
+        """The name of their count: a column of the lengths, and a field of a member."""
+        return f"num_{self.plural}"
+
+    # files and parts of packs
+
+    @abstractmethod
+    def probe(self, file: BinaryIO, container: Format) -> Media:
+        """Read everything that lengths depend on, from headers where these tell.
+
+        Args:
+            container: its format by its first bytes.
+
+        Raises:
+            Skip: `unreadable_media`.
+        """
+
+    def defect(self, data: bytes, medium: Media) -> str:
+        """Decode a file in full and say what is wrong with it; empty: nothing. `verify` itself decodes videos.
+
+        Raises:
+            Exception: the decoder's own.
+        """
+        raise NotImplementedError(self.kind)
+
+    def loaded(self, value: Any, name: str) -> Any:
+        """Return what training gets for a part of a pack: the bytes of its file, or what Energon's decoder made.
+
+        Args:
+            value: the bytes or the decoded medium; None: the part is missing.
+            name: of the part, for messages.
+        """
+        return b"" if value is None else value
+
+    # messages and views
+
+    @abstractmethod
+    def said(self, medium: Media) -> str:
+        """Say what a medium is: `an image of 640×480`."""
+
+    @abstractmethod
+    def size(self, medium: Media) -> str:
+        """Say how large a medium is: `640×480`."""
+
+    # processors
+
+    def is_part(self, part: Any) -> bool:
+        """Tell whether an object in one of `parts` of a processor takes this kind."""
+        return True
+
+    @abstractmethod
+    def blank(self, medium: Media) -> Any:
+        """Return a stand-in of the size of a medium, for a processor's call that only counts tokens."""
+
+    @abstractmethod
+    def drawn(self, rng: "np.random.Generator") -> Media:
+        """Draw the size of a random medium."""
+
+    @abstractmethod
+    def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
+        """Return a random medium of a size, in the form in which it is decoded."""
+
+    def prepared(self, medium: Media, rate: int) -> Media:
+        """Return the size of a medium after `decoded`; the settings of `media` change images and videos, too."""
+        return medium
+
+    def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
+        """Decode a medium for a processor's call; a template itself does this for images and videos.
+
+        Args:
+            rate: samples a second that the processor takes; 0: it takes no sounds.
+
+        Raises:
+            ValueError, OSError: it can't be decoded.
+        """
+        raise NotImplementedError(self.kind)

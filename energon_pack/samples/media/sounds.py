@@ -1,0 +1,91 @@
+"""Sounds: one kind of media."""
+
+import math
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from energon_pack.samples.media.medium import Format, Media, Medium, begins
+from energon_pack.samples.media.whole import has_whole_boxes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SECONDS = (0.03, 45)  # of random sounds: shorter than some features, and longer than most models hear at once
+_RATE = 16_000
+
+
+class Sound(Medium):
+    """Samples, of which training hears the mean of the channels at the rate of the processor."""
+
+    kind, noun, token_type = "audio", "a sound", 3
+    argument, parts = "audio", ("audio_processor", "feature_extractor")
+    other_part_types = ("input_audio",)  # OpenAI's
+    tokens_column = "num_audio_tokens"
+    colour = "cyan"
+    fields = ("num_samples", "rate")
+    formats = (
+        Format("audio", "wav", begins(rb"(RIFF|RF64)....WAVE")),
+        Format("audio", "flac", begins(rb"fLaC")),
+        Format("audio", "ogg", begins(rb"OggS"), also=("oga", "opus")),
+        Format("audio", "mp3", begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
+        Format("audio", "aac", begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
+        Format("audio", "aiff", begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
+        Format("audio", "m4a", begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
+        Format("audio", "mka", begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
+    )
+    example = Media("audio", num_samples=48_000, rate=_RATE)
+
+    def probe(self, file: BinaryIO, container: Format) -> Media:
+        from energon_pack.samples.media.audio import probe_audio
+
+        num_samples, rate = probe_audio(file, container)
+        return Media(self.kind, extension=container.extension, num_samples=num_samples, rate=rate)
+
+    def defect(self, data: bytes, medium: Media) -> str:
+        from energon_pack.samples.media.audio import decode_audio
+
+        number = len(decode_audio(data, medium.rate))
+        return "" if number == medium.num_samples else f"{number} samples decode, its header says {medium.num_samples}"
+
+    def said(self, medium: Media) -> str:
+        return f"a sound of {medium.num_samples:,} samples at {medium.rate:,} a second"
+
+    def size(self, medium: Media) -> str:
+        return f"{medium.seconds:.1f} s"
+
+    def is_part(self, part: Any) -> bool:
+        return isinstance(getattr(part, "sampling_rate", None), int)
+
+    def blank(self, medium: Media) -> Any:
+        import numpy as np
+
+        return np.zeros(medium.num_samples, np.float32)
+
+    def drawn(self, rng: "np.random.Generator") -> Media:
+        seconds = math.exp(rng.uniform(math.log(_SECONDS[0]), math.log(_SECONDS[1])))
+        return Media(self.kind, num_samples=round(seconds * _RATE), rate=_RATE)
+
+    def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
+        """Return float32 [num_samples]."""
+        import numpy as np
+
+        return rng.uniform(-0.5, 0.5, medium.num_samples).astype(np.float32)
+
+    def prepared(self, medium: Media, rate: int) -> Media:
+        from energon_pack.samples.media.audio import resampled_length
+
+        rate = rate or medium.rate
+        return Media(self.kind, num_samples=resampled_length(medium.num_samples, medium.rate, rate), rate=rate)
+
+    def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
+        """Return float32 [n]; a video's sound is a sound, too.
+
+        Raises:
+            UndecodableError: it can't be decoded, or its number of samples is not the measured one.
+        """
+        from energon_pack.samples.media.audio import decode_audio
+        from energon_pack.samples.media.video import UndecodableError
+
+        samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples
+        if len(samples) != wanted:
+            raise UndecodableError(f"a sound has {len(samples)} samples, and {wanted} by its header: it is damaged")
+        return samples

@@ -1,0 +1,66 @@
+"""Videos: one kind of media. A video may be heard, too: then it has a number of samples and a rate."""
+
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from energon_pack.samples.media.images import drawn_size
+from energon_pack.samples.media.medium import Format, Media, Medium, begins
+from energon_pack.samples.media.whole import has_whole_boxes, has_whole_riff
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SIDES = (48, 320)  # pixels of random videos
+_NUM_FRAMES = (8, 60)
+RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
+_MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in the same container, M4A is a sound
+
+
+class Video(Medium):
+    """Frames, and perhaps their sound."""
+
+    kind, noun, token_type = "video", "a video", 2
+    argument, parts = "videos", ("video_processor",)
+    tokens_column = "num_visual_tokens"
+    fields = ("width", "height", "num_frames", "fps", "frames")
+    has_picture, colour = True, "green"
+    call_ms = (20.0, 1500.0)
+    formats = (
+        Format("video", "mp4", begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
+        Format("video", "avi", begins(rb"........AVI "), is_whole=has_whole_riff),
+        Format("video", "mkv", begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
+        Format("video", "ts", begins(rb"G@[\0\x11][\x10-\x1f]")),  # it must begin with a list of its programs
+        Format("video", "flv", begins(rb"FLV\x01")),
+        Format("video", "wmv", begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
+        Format("video", "mpg", begins(rb"\0\0\x01\xba"), also=("mpeg",)),
+    )
+    example = Media("video", 320, 240, "mp4", 30, 10.0)
+
+    def probe(self, file: BinaryIO, container: Format) -> Media:
+        from energon_pack.samples.media.video import probe_video
+
+        width, height, num_frames, fps = probe_video(file)
+        return Media(self.kind, width, height, container.extension, num_frames, fps)
+
+    def said(self, medium: Media) -> str:
+        seen = f"a video of {medium.num_frames} frames of {self.size(medium)} at {medium.fps:g} a second"
+        if not medium.is_heard:
+            return seen
+        return f"{seen} with a sound of {medium.num_samples:,} samples at {medium.rate:,} a second"
+
+    def size(self, medium: Media) -> str:
+        return f"{medium.width}×{medium.height}"
+
+    def blank(self, medium: Media) -> Any:
+        import numpy as np
+
+        return np.zeros((medium.num_frames, medium.height, medium.width, 3), np.uint8)
+
+    def drawn(self, rng: "np.random.Generator", num_frames: tuple[int, int] = _NUM_FRAMES) -> Media:
+        size = drawn_size(rng, *_SIDES)
+        return Media(self.kind, *size, "mp4", int(rng.integers(*num_frames)), float(rng.choice(RATES)))
+
+    def noise(self, medium: Media, rng: "np.random.Generator") -> Any:
+        """Return all frames: uint8 [num_frames, height, width, 3]."""
+        import numpy as np
+
+        return rng.integers(0, 256, (medium.num_frames, medium.height, medium.width, 3), np.uint8)

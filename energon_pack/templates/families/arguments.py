@@ -1,0 +1,105 @@
+"""Make the arguments of a processor's call that hold media; stand-ins and real media get the same arguments."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.samples.media.asked import num_in_source
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+
+
+class Clip(NamedTuple):
+    """The frames of a video that a model sees, and the video's sound if it is heard."""
+
+    frames: Any  # uint8 [n, height, width, 3]
+    metadata: dict[str, Any]  # for the processor
+    sound: Any = None  # float32 [n]
+
+
+class Prepared(NamedTuple):
+    """The media of a sample as a processor's call takes them, in the order of their placeholders."""
+
+    #: the kind of each
+    order: Sequence[str] = ()
+    #: images, `Clip`s, sounds of float32 [n], or what `Medium.decoded` returns
+    values: Sequence[Any] = ()
+
+    def of(self, kind: str) -> list[Any]:
+        """Return the media of a kind."""
+        return [value for own, value in zip(self.order, self.values, strict=True) if own == kind]
+
+    def first(self, number: int) -> "Prepared":
+        """Return the first media."""
+        return Prepared(self.order[:number], self.values[:number])
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of media for which a processor makes inputs."""
+        is_heard = any(clip.sound is not None for clip in self.of(VIDEO.kind))
+        return {*self.order, *([AUDIO.kind] if is_heard else [])}
+
+
+def merged(members: Sequence[Prepared]) -> Prepared:
+    """Return the media of all members as the media of one."""
+    return Prepared(
+        [kind for member in members for kind in member.order], [value for member in members for value in member.values]
+    )
+
+
+def media_arguments(
+    media: Prepared, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
+) -> dict[str, Any]:
+    """Return the arguments that hold media and the call's settings for them; frames are already chosen.
+
+    Args:
+        settings: by kind.
+        nests_images: whether several images are a nested list.
+    """
+    by_kind = {kind: media.of(kind) for kind in KINDS}
+    images, clips = by_kind[IMAGE.kind], by_kind[VIDEO.kind]
+    own = {kind: copy.deepcopy(dict(settings.get(kind, {}))) for kind in KINDS}
+    if clips:
+        by_kind[VIDEO.kind] = [clip.frames for clip in clips]
+        own[VIDEO.kind] |= {"do_sample_frames": False, "video_metadata": [clip.metadata for clip in clips]}
+    if nests_images and len(images) > 1:
+        by_kind[IMAGE.kind] = [images]
+    given = {KINDS[kind].argument: values for kind, values in by_kind.items() if values}
+    given |= sound_arguments(media.order, [clip.sound for clip in clips], by_kind[AUDIO.kind])
+    given_kinds = [kind for kind in KINDS if KINDS[kind].argument in given and own[kind]]
+    return given | {f"{KINDS[kind].argument}_kwargs": own[kind] for kind in given_kinds}
+
+
+def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the metadata of a video that a processor wants.
+
+    Args:
+        frames: the frames that were chosen; None: the processor chooses.
+    """
+    total = num_in_source(video)
+    return {
+        "total_num_frames": total,
+        "fps": video.fps,
+        "duration": total / video.fps,
+        "frames_indices": list(range(video.num_frames) if frames is None else frames),
+    }
+
+
+def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of a call that hold sounds, in the order of their placeholders; empty: there are no sounds.
+
+    Args:
+        order: the kind of each placeholder; needed if a video is heard.
+        tracks: the sound of each video; None: the video is not heard.
+        sounds: the sounds that have placeholders of their own.
+    """
+    if all(track is None for track in tracks):
+        return {"audio": list(sounds)} if sounds else {}
+    videos, alone = enumerate(tracks), ((None, sound) for sound in sounds)
+    found = [next(videos if kind == "video" else alone) for kind in order if kind in ("video", "audio")]
+    heard = [(number, sound) for number, sound in found if sound is not None]
+    return {
+        "audio": [sound for _, sound in heard],
+        "audio_from_video_indices": [number for number, _ in heard],
+        "load_audio_from_video": True,
+    }
