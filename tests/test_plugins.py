@@ -1,7 +1,6 @@
 """Packages that add a part of ours by an entry point: the examples of recipes/plugins, installed."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,8 @@ from energon_pack.samples.flavors import packed_flavor
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig
 from support.packed import files, json_lines, samples
-from support.running import ROOT, command, run
+from support.running import ROOT, command, installed
 from support.samples import picture
-
-PLUGINS = ROOT / "recipes" / "plugins"
-
-
-def installed(name: str, folder: Path) -> str:
-    """The folder into which an example was installed as any package is, and the checkout, as PYTHONPATH."""
-    target = folder / "site"
-    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", target)
-    run(sys.executable, "-m", "pip", "install", *options, PLUGINS / name, cwd=folder)
-    return f"{target}:{ROOT}"
 
 
 def test_a_source_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:

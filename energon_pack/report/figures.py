@@ -20,12 +20,14 @@ from energon_pack.report.shapes import Histogram, log_histogram
 from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
 
 _UNKNOWN = "unknown"  # the medium of samples that could not be read
+#: media whose tokens with features are counted
+_WITH_FEATURES = ("mix", *(kind for kind, medium in KINDS.items() if medium.is_visual), AUDIO.kind)
 _MOST_COMPARED = 1 << 25  # samples; of more, a random share is compared
 
 
@@ -158,7 +160,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         visual_tokens=sum(kind.visual_tokens for kind in kinds.values()),
         untrained=sum(kind.untrained for kind in kinds.values()),
         alike=_num_alike(lengths) if not num_repeated else 0,
-        without_visual=sum(kinds[name].without_visual for name in MEDIA_TYPES[1:]),
+        without_visual=sum(kinds[name].without_visual for name in _WITH_FEATURES),
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,

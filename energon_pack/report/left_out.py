@@ -60,4 +60,4 @@ def _medium(reader: Reader, picture: LeftOut) -> Medium:
             problem = f"{picture.part.size / 1e6:,.0f} MB: no picture is made of it"
     except (PackError, Skip, ValueError, OSError) as error:
         problem = str(error)
-    return Medium(picture.part.kind, picture.sample_id, 0, 0, num_tokens=picture.num_tokens, data=data, problem=problem)
+    return Medium(picture.part.kind, picture.sample_id, num_tokens=picture.num_tokens, data=data, problem=problem)

@@ -24,7 +24,7 @@ from energon_pack.templates.trial import Outcome, Trial, further_difference, kin
 
 _NAMES = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
-    MIXED: "images and videos in one sample",
+    MIXED: "media of several kinds in one sample",
     UNEVEN: "videos of several lengths in one sample",
     HEARD: "videos with their sounds",
 }

@@ -139,7 +139,7 @@ class Template(Preparation):
         return Rendered(
             text,
             spans,
-            num_features[IMAGE.kind] + num_features[VIDEO.kind],
+            sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
             self._num_control_tokens(sample.messages, sample.tools),
             bool(sample.tools) and not chat.renderer.shows_tools,
             places,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
@@ -278,7 +278,8 @@ class MemberEncoder:
         split = zip(drafts, tokens, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
         for draft, of, own_ids, own_labels, own_types, media in split:
             given = self._template.rules.token_types(of.ids)
-            own_types = own_types if given is None else torch.tensor(given)
+            if given is not None:  # transformers knows only images, videos and sounds
+                own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(given))
             rows = {name: torch.as_tensor(make([of.ids]))[0] for name, make in self.of_tokens.items()}
             rope, factor = self._rows(own_ids, own_types, media), draft.member.options.weight
             shared_len = draft.member.shared.num_tokens

@@ -124,12 +124,12 @@ def _stated(pack: Pack, name: str, index: int) -> int | None:
 
 def _medium(file: Bytes, part: Part | None, name: str, kind: str, has_picture: bool) -> Medium:
     if part is None:
-        return Medium(kind, name, 0, 0, problem="it is not there")
-    medium = Medium(kind, name, 0, 0, num_bytes=part.size)
+        return Medium(kind, name, problem="it is not there")
+    medium = Medium(kind, name, num_bytes=part.size)
     try:
         found = probe(as_file(Range(file, part.offset, part.size)))
-        medium = replace(medium, kind=found.kind, width=found.width, height=found.height, num_frames=found.num_frames)
-        medium = replace(medium, seconds=found.seconds)
+        size = KINDS[found.kind].size(found)
+        medium = replace(medium, kind=found.kind, size=size, num_frames=found.num_frames)
         if has_picture and KINDS[found.kind].has_picture:
             medium = replace(medium, data=thumbnail(file.read(part.offset, part.size), found.kind))
     except Skip as skip:

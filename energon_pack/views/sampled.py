@@ -39,9 +39,7 @@ def sample_view(
         None,
         turns_of(sample.messages),
         [
-            Medium(
-                part.kind, part.name, medium.width, medium.height, medium.num_frames, part.size, seconds=medium.seconds
-            )
+            Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
             for part, medium in zip(sample.parts, sample.media, strict=True)
         ],
         weight=sample.options.weight,

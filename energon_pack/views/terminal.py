@@ -240,8 +240,7 @@ def _media(media: Sequence[Medium], most: int) -> str:
     words = []
     for medium in media[:most]:
         frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""
-        seconds = f"{medium.seconds:.1f} s" if medium.seconds else "unreadable"
-        words.append(f"{medium.width}×{medium.height}{frames}" if medium.width else seconds)
+        words.append(f"{medium.size}{frames}" if medium.size else "unreadable")
     return ", ".join(words) + (f" +{len(media) - most:,}" if len(media) > most else "")
 
 

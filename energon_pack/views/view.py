@@ -36,21 +36,17 @@ class Medium:
 
     kind: str
     name: str  # name of its part or file
-    width: int  # as shown upright; 0: it is a sound, or can't be read, see `problem`
-    height: int
+    size: str = ""  # as the class of its kind says it: `640×480`; empty: it can't be read, see `problem`
     num_frames: int = 0  # of a video
     num_bytes: int = 0
     num_tokens: int | None = None  # all tokens that stand for it; None: not known without the model's tokenizer
     seen: str | None = None  # how `media.*` changes it; None: unchanged, or not known
     data: bytes | None = None  # a small WebP picture of it; None: not wanted, or it could not be made
     problem: str | None = None  # why it can't be read or shown
-    seconds: float = 0.0  # of a sound
 
     def __str__(self) -> str:
-        if self.seconds:
-            return f"{self.kind} {self.seconds:.1f} s"
         frames = f", {self.num_frames:,} frames" if self.num_frames else ""
-        return f"{self.kind} {self.width}×{self.height}{frames}" if self.width else self.kind
+        return f"{self.kind} {self.size}{frames}" if self.size else self.kind
 
 
 @dataclass(frozen=True)

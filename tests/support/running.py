@@ -40,6 +40,14 @@ def command(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
     )
 
 
+def installed(plugin: str, folder: Path) -> str:
+    """PYTHONPATH: the folder into which an example of recipes/plugins was installed by pip, and the checkout."""
+    target = folder / "site"
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", target)
+    run(sys.executable, "-m", "pip", "install", *options, ROOT / "recipes" / "plugins" / plugin, cwd=folder)
+    return f"{target}:{ROOT}"
+
+
 def command_here(module: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `python -m module ...` in a folder as `command` does, but in this process, which has imported all.
 

@@ -17,7 +17,7 @@ class Image(Medium):
 
     kind, noun, token_type = "image", "an image", 1
     argument, parts = "images", ("image_processor",)
-    tokens_column = "num_visual_tokens"
+    is_visual = True
     fields = ("width", "height")
     has_picture, colour = True, "yellow"
     call_ms = (4.0, 100.0)

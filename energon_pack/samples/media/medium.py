@@ -89,8 +89,8 @@ class Medium(ABC):
     example: ClassVar[Media]
     #: names for it in content parts, beside its own and `…_url`
     other_part_types: ClassVar[tuple[str, ...]] = ()
-    #: the column of lengths that counts the tokens with its features; "": no column of its own
-    tokens_column: ClassVar[str] = ""
+    #: whether the tokens with its features are visual tokens, which `packing.max_visual_tokens` limits
+    is_visual: ClassVar[bool] = False
     #: the fields of `Media` that its length depends on
     fields: ClassVar[tuple[str, ...]]
     #: whether a view has a small picture of it

@@ -19,7 +19,6 @@ class Sound(Medium):
     kind, noun, token_type = "audio", "a sound", 3
     argument, parts = "audio", ("audio_processor", "feature_extractor")
     other_part_types = ("input_audio",)  # OpenAI's
-    tokens_column = "num_audio_tokens"
     colour = "cyan"
     fields = ("num_samples", "rate")
     formats = (

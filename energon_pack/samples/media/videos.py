@@ -20,7 +20,7 @@ class Video(Medium):
 
     kind, noun, token_type = "video", "a video", 2
     argument, parts = "videos", ("video_processor",)
-    tokens_column = "num_visual_tokens"
+    is_visual = True
     fields = ("width", "height", "num_frames", "fps", "frames")
     has_picture, colour = True, "green"
     call_ms = (20.0, 1500.0)
