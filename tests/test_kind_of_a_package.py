@@ -1,5 +1,6 @@
 """A fourth kind of media is one file: point clouds, from a package of their own, which `recipes/plugins` holds."""
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from support.running import ROOT, command, installed, need_torchvision
 from support.samples import picture
 
 Line = dict[str, Any]
-TESTS = ROOT / "tests"
+TESTS, PACKAGE = ROOT / "tests", ROOT / "energon_pack"
+NAMES = {"image", "images", "video", "videos", "audio", "audios"}
+#: the kinds themselves; forms of data, flavours and families of models that have only some kinds; and the demos
+OF_THEIR_OWN = (
+    "samples/media/", "samples/dialects/", "samples/flavors/", "samples/settings.py", "sources/", "templates/families/",
+    "templates/preprocess.py", "templates/trial.py", "dataset/sample_loaders/",
+)  # fmt: skip
 #: number of points of each cloud: a piece of 64 is a token
 POINTS = (10, 64, 65, 1000, 3000, 5, 700, 129)
 ASKS = """
@@ -64,6 +71,17 @@ def test_a_kind_is_known_everywhere_once_it_is_installed(tmp_path: Path) -> None
         "parts": ["s003.c00.ply", "s003.i00.png", "s003.c01.ply"],
         "type": ["cloud", "mix"],
     }
+
+
+def test_no_room_has_a_list_of_kinds() -> None:
+    """A name of a kind in a room's code is a place that the next kind has to be added to."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        if not name.startswith(OF_THEIR_OWN) and {text for text in texts if isinstance(text, str)} & NAMES:
+            found.add(name)
+    assert found == set()
 
 
 def line(asked: str, answer: str = "A chair.", **fields: Any) -> Line:

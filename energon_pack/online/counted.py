@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.skip import Reason
 
 #: counts over all packs that were yielded; `dropped`: members that could not be encoded; `above`: tokens beyond
 #: `max_token_len` in longer packs
-NAMES = ("packs", "samples", "tokens", "images", "dropped", "longest_wait", "above")
+NAMES = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "above")
 _COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
 _MAX_WORKERS = 1024
 

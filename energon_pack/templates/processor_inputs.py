@@ -96,4 +96,6 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
 def _needs_media(processor: Any) -> bool:
     """Tell whether a processor's call refuses a text without media: training then asks its tokenizer."""
     takes = inspect.signature(processor.__call__).parameters
-    return any(name in takes and takes[name].default is inspect.Parameter.empty for name in ("images", "audio"))
+    return any(
+        name in takes and takes[name].default is inspect.Parameter.empty for name in (IMAGE.argument, AUDIO.argument)
+    )

@@ -55,11 +55,11 @@ class Calls:
             return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **given.get("images_kwargs", {})))
         placeholder = self._template.rules.placeholder
         if as_rows and self._template.rules.nests_images and every.of(IMAGE.kind):
-            given["images"] = [images for part in members if (images := part.of(IMAGE.kind))]
+            given[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
         tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
         texts = ["".join(placeholder(kind) for kind in part.order) + tail for part in (members if as_rows else [every])]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
-        if "audio" in given:  # else padding would reach sounds, too
+        if AUDIO.argument in given:  # else padding would reach sounds, too
             padding = {"text_kwargs": padding}
         made = processor(text=texts, return_tensors="pt", **padding, **given)
         found, shape = _tensors(made), made["input_ids"].shape

@@ -148,7 +148,7 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     trees = _shown_trees(model, tree, attention, longest, device, is_trusted) if tree else None
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
-    media = MEDIA_KEYS | _media_of(model)
+    media = MEDIA_KEYS | _media_of(model) | tried
     first = FirstBatch(model, media) if first_batch and not is_trusted else None
     for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
         handle.remove()
@@ -276,8 +276,10 @@ def _hooks(
 
     handles = []
     for module in model.modules():
-        names = [*inspect.signature(module.forward).parameters]
-        if "position_ids" in names and {"input_ids", "inputs_embeds"} & {*names}:
+        takes = inspect.signature(module.forward).parameters
+        names, takes_any = [*takes], any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        takes_positions = "position_ids" in names or (module is model and takes_any)
+        if takes_positions and {"input_ids", "inputs_embeds"} & {*names}:
             handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
             handles.append(module.register_forward_hook(leave, always_call=True))
     return handles

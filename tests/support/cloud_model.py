@@ -57,9 +57,12 @@ def main(dataset: str, processor: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    config.leak = 0.1
+    config.leak = 1.0
+    leaky = CloudModel(config)
     try:
-        guard(CloudModel(config), encoder)
+        guard(leaky, encoder)
+        for _, batch in zip(range(4), loader, strict=False):
+            leaky(**batch.model_inputs(leaky))
         caught = ""
     except ValueError as error:
         caught = str(error)
