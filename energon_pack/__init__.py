@@ -32,7 +32,7 @@ _HOMES = {
     "samplers": "LengthGroupedSampler PackSampler",
     "samples.flavors.base": "MemberInput",
     "samples.flavors.multi_mix_qa": "PackedMultiMixQA",
-    "samples.media.probe": "Media",
+    "samples.media.medium": "Media",
     "samples.options": "options_of",
     "sources.shard": "JsonlShard",
     "steps.journal": "Consumed Journal",

@@ -77,6 +77,7 @@ def test_files_and_names_of_the_package_are_there() -> None:
     assert [name for name in files if not (ROOT / name).is_file()] == []
     dotted = set(re.findall(r"\benergon_pack(?:\.\w+)+", TEXT)) - {
         "energon_pack.json",
+        "energon_pack.kinds",
         "energon_pack.media",
         "energon_pack.executors",
     }  # groups of entry points
