@@ -32,7 +32,7 @@ _HOMES = {
     "samplers": "LengthGroupedSampler PackSampler",
     "samples.flavors.base": "MemberInput",
     "samples.flavors.multi_mix_qa": "PackedMultiMixQA",
-    "samples.media.medium": "Media",
+    "samples.media.medium": "Media MediaFormat Medium",
     "samples.options": "options_of",
     "sources.shard": "JsonlShard",
     "steps.journal": "Consumed Journal",
@@ -86,6 +86,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.samples.flavors.base import MemberInput as MemberInput
     from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
     from energon_pack.samples.media.medium import Media as Media
+    from energon_pack.samples.media.medium import MediaFormat as MediaFormat
+    from energon_pack.samples.media.medium import Medium as Medium
     from energon_pack.samples.options import options_of as options_of
     from energon_pack.sources.shard import JsonlShard as JsonlShard
     from energon_pack.steps.journal import Consumed as Consumed

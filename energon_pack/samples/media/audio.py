@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
-from energon_pack.samples.media.medium import Format
+from energon_pack.samples.media.medium import MediaFormat
 from energon_pack.samples.media.sound_headers import CutShortError, plain_sound
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.skip import Reason, Skip
@@ -25,7 +25,7 @@ _LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, 
 _TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
 
 
-def probe_audio(file: BinaryIO, container: Format) -> tuple[int, int]:
+def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
     """Return how many samples a sound has in each channel, and how many there are in a second.
 
     Raises:
@@ -96,7 +96,7 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
 
 
-def stream_format(head: bytes, file: BinaryIO) -> Format | None:
+def stream_format(head: bytes, file: BinaryIO) -> MediaFormat | None:
     """Return the format of a file; a container of videos may hold only a sound.
 
     Args:
@@ -123,7 +123,7 @@ def _is_cover(stream: Any) -> bool:
     return bool(stream.disposition & type(stream.disposition).attached_pic)
 
 
-def _check_whole(file: BinaryIO, container: Format) -> None:
+def _check_whole(file: BinaryIO, container: MediaFormat) -> None:
     if container.is_whole and not container.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the sound is cut short")
 

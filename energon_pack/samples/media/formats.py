@@ -1,9 +1,9 @@
 """The formats of all media: extensions, and first bytes of files. Each kind of media lists its own."""
 
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.medium import Format
+from energon_pack.samples.media.medium import MediaFormat
 
-FORMATS: tuple[Format, ...] = tuple(format for medium in KINDS.values() for format in medium.formats)
+FORMATS: tuple[MediaFormat, ...] = tuple(format for medium in KINDS.values() for format in medium.formats)
 #: video format → the format of sounds that begin with the same bytes: only the streams tell the two apart
 SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 #: extensions of images, by their content
@@ -16,7 +16,7 @@ VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == VIDEO.kind)
 _IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
 
 
-def format_of(head: bytes) -> Format | None:
+def format_of(head: bytes) -> MediaFormat | None:
     """Return the format of a file that begins with these 16 bytes; None: unknown."""
     return next((format for format in FORMATS if format.magic.match(head)), None)
 

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.medium import Format, Media, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,17 +22,17 @@ class Image(Medium):
     has_picture, colour = True, "yellow"
     call_ms = (4.0, 100.0)
     formats = (
-        Format("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
-        Format("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),
-        Format("image", "gif", begins(rb"GIF8[79]a")),
-        Format("image", "webp", begins(rb"RIFF....WEBP")),
-        Format("image", "bmp", begins(rb"BM")),
-        Format("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
-        Format("image", "avif", begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
+        MediaFormat("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
+        MediaFormat("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),
+        MediaFormat("image", "gif", begins(rb"GIF8[79]a")),
+        MediaFormat("image", "webp", begins(rb"RIFF....WEBP")),
+        MediaFormat("image", "bmp", begins(rb"BM")),
+        MediaFormat("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
+        MediaFormat("image", "avif", begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
     )
     example = Media("image", 640, 480)
 
-    def probe(self, file: BinaryIO, container: Format | None = None) -> Media:
+    def probe(self, file: BinaryIO, container: MediaFormat | None = None) -> Media:
         """Also know formats that only Pillow knows; raises UnidentifiedImageError if it is no image."""
         from energon_pack.samples.media.image import probe_image
 

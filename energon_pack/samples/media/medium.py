@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from energon_pack.samples.media.settings import MediumSettings
 
 
-class Format(NamedTuple):
+class MediaFormat(NamedTuple):
     """A format of images, or a container of videos or sounds."""
 
     kind: str  # of `kinds.KINDS`
@@ -80,7 +80,7 @@ class Medium(ABC):
     #: its number in `mm_token_type_ids`; text is 0
     token_type: ClassVar[int]
     #: its formats: extensions, and first bytes of files
-    formats: ClassVar[tuple[Format, ...]]
+    formats: ClassVar[tuple[MediaFormat, ...]]
     #: the argument of a processor's call that takes it; `…_kwargs` takes its settings
     argument: ClassVar[str]
     #: the attributes of a processor that may hold the part for it
@@ -137,14 +137,14 @@ class Medium(ABC):
     # files and parts of packs
 
     @abstractmethod
-    def probe(self, file: BinaryIO, container: Format) -> Media:
+    def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         """Read everything that lengths depend on, from headers where these tell.
 
         Args:
             container: its format by its first bytes.
 
         Raises:
-            Skip: `unreadable_media`.
+            Exception: it can't be read; the sample is then left out as `unreadable_media`.
         """
 
     def defect(self, data: bytes, medium: Media) -> str:

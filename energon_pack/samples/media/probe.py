@@ -4,6 +4,7 @@ from typing import BinaryIO
 
 from PIL import UnidentifiedImageError
 
+from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.audio import stream_format
 from energon_pack.samples.media.headers import plain_image
@@ -38,4 +39,9 @@ def probe(file: BinaryIO) -> Media:
         container = stream_format(head, file)
         if container is None or container.kind == IMAGE.kind:
             raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
-        return KINDS[container.kind].probe(file, container)
+        try:
+            return KINDS[container.kind].probe(file, container)
+        except (Skip, PackError):
+            raise
+        except Exception as error:  # a class of another package may raise anything, and it costs only its sample
+            raise Skip(Reason.UNREADABLE_MEDIA, short(str(error) or type(error).__name__)) from None

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from energon_pack.samples.media.medium import Format, Media, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
 from energon_pack.samples.media.whole import has_whole_boxes
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ class Sound(Medium):
     colour = "cyan"
     fields = ("num_samples", "rate")
     formats = (
-        Format("audio", "wav", begins(rb"(RIFF|RF64)....WAVE")),
-        Format("audio", "flac", begins(rb"fLaC")),
-        Format("audio", "ogg", begins(rb"OggS"), also=("oga", "opus")),
-        Format("audio", "mp3", begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
-        Format("audio", "aac", begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
-        Format("audio", "aiff", begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
-        Format("audio", "m4a", begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
-        Format("audio", "mka", begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
+        MediaFormat("audio", "wav", begins(rb"(RIFF|RF64)....WAVE")),
+        MediaFormat("audio", "flac", begins(rb"fLaC")),
+        MediaFormat("audio", "ogg", begins(rb"OggS"), also=("oga", "opus")),
+        MediaFormat("audio", "mp3", begins(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")),
+        MediaFormat("audio", "aac", begins(rb"\xff[\xf0\xf1\xf8\xf9]")),
+        MediaFormat("audio", "aiff", begins(rb"FORM....AIF[FC]"), also=("aif", "aifc")),
+        MediaFormat("audio", "m4a", begins(rb"....ftypM4[AB]"), also=("m4b",), is_whole=has_whole_boxes),
+        MediaFormat("audio", "mka", begins(rb"\x1a\x45\xdf\xa3"), also=("weba",)),
     )
     example = Media("audio", num_samples=48_000, rate=_RATE)
 
-    def probe(self, file: BinaryIO, container: Format) -> Media:
+    def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         from energon_pack.samples.media.audio import probe_audio
 
         num_samples, rate = probe_audio(file, container)

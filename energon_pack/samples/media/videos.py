@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.images import drawn_size
-from energon_pack.samples.media.medium import Format, Media, Medium, begins
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
 from energon_pack.samples.media.whole import has_whole_boxes, has_whole_riff
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ class Video(Medium):
     has_picture, colour = True, "green"
     call_ms = (20.0, 1500.0)
     formats = (
-        Format("video", "mp4", begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
-        Format("video", "avi", begins(rb"........AVI "), is_whole=has_whole_riff),
-        Format("video", "mkv", begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
-        Format("video", "ts", begins(rb"G@[\0\x11][\x10-\x1f]")),  # it must begin with a list of its programs
-        Format("video", "flv", begins(rb"FLV\x01")),
-        Format("video", "wmv", begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
-        Format("video", "mpg", begins(rb"\0\0\x01\xba"), also=("mpeg",)),
+        MediaFormat("video", "mp4", begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
+        MediaFormat("video", "avi", begins(rb"........AVI "), is_whole=has_whole_riff),
+        MediaFormat("video", "mkv", begins(rb"\x1a\x45\xdf\xa3"), also=("webm",)),
+        MediaFormat("video", "ts", begins(rb"G@[\0\x11][\x10-\x1f]")),  # it must begin with a list of its programs
+        MediaFormat("video", "flv", begins(rb"FLV\x01")),
+        MediaFormat("video", "wmv", begins(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"), also=("asf",)),
+        MediaFormat("video", "mpg", begins(rb"\0\0\x01\xba"), also=("mpeg",)),
     )
     example = Media("video", 320, 240, "mp4", 30, 10.0)
 
-    def probe(self, file: BinaryIO, container: Format) -> Media:
+    def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         from energon_pack.samples.media.video import probe_video
 
         width, height, num_frames, fps = probe_video(file)

@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from energon_pack.samples.media.medium import Format, Media, Medium, begins
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack import Media, MediaFormat, Medium
 
 _HEADER = re.compile(
     rb"ply\nformat binary_little_endian 1.0\nelement vertex (\d+)\n"
@@ -26,18 +25,18 @@ class Cloud(Medium):
     kind, noun, token_type = "cloud", "a point cloud", 4
     argument, parts = "clouds", ("cloud_processor",)
     is_visual = True  # packing.max_visual_tokens limits its tokens, too
-    formats = (Format("cloud", "ply", begins(rb"ply\n")),)
+    formats = (MediaFormat("cloud", "ply", re.compile(rb"ply\n")),)
     fields = ("num_samples",)
     example = Media("cloud", num_samples=1000)
 
-    def probe(self, file: BinaryIO, container: Format | None = None) -> Media:
+    def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         file.seek(0)
         match = _HEADER.match(file.read(_LONGEST_HEADER))
         if match is None:
-            raise Skip(Reason.UNSUPPORTED_MEDIA, "a .ply file is binary, with x, y and z as floats")
+            raise ValueError("a .ply file that is not binary, with x, y and z as floats")
         number = int(match[1])
         if not number or file.seek(0, 2) != match.end() + number * _POINT_BYTES:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"a point cloud that has not the {number:,} points of its header")
+            raise ValueError(f"a point cloud that has not the {number:,} points of its header")
         return Media(self.kind, extension="ply", num_samples=number)
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
