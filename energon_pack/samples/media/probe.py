@@ -4,7 +4,7 @@ from typing import BinaryIO
 
 from PIL import UnidentifiedImageError
 
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.media.audio import stream_format
 from energon_pack.samples.media.headers import plain_image
@@ -44,4 +44,4 @@ def probe(file: BinaryIO) -> Media:
         except (Skip, PackError):
             raise
         except Exception as error:  # a class of another package may raise anything, and it costs only its sample
-            raise Skip(Reason.UNREADABLE_MEDIA, short(str(error) or type(error).__name__)) from None
+            raise Skip(Reason.UNREADABLE_MEDIA, str(error)[:200] or type(error).__name__) from None
