@@ -56,18 +56,18 @@ def media_arguments(
         settings: by kind.
         nests_images: whether several images are a nested list.
     """
-    by_kind = {kind: media.of(kind) for kind in KINDS}
-    images, clips = by_kind[IMAGE.kind], by_kind[VIDEO.kind]
-    own = {kind: copy.deepcopy(dict(settings.get(kind, {}))) for kind in KINDS}
+    given = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
+    images, clips, sounds = (given.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
+    given |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
+    kinds = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in given}
+    own = {argument: copy.deepcopy(settings.get(kind, {})) for kind, argument in kinds.items()}
     if clips:
-        by_kind[VIDEO.kind] = [clip.frames for clip in clips]
-        own[VIDEO.kind] |= {"do_sample_frames": False, "video_metadata": [clip.metadata for clip in clips]}
+        given[VIDEO.argument] = [clip.frames for clip in clips]
+        metadata = [clip.metadata for clip in clips]
+        own[VIDEO.argument] = {**own[VIDEO.argument], "do_sample_frames": False, "video_metadata": metadata}
     if nests_images and len(images) > 1:
-        by_kind[IMAGE.kind] = [images]
-    given = {KINDS[kind].argument: values for kind, values in by_kind.items() if values}
-    given |= sound_arguments(media.order, [clip.sound for clip in clips], by_kind[AUDIO.kind])
-    given_kinds = [kind for kind in KINDS if KINDS[kind].argument in given and own[kind]]
-    return given | {f"{KINDS[kind].argument}_kwargs": own[kind] for kind in given_kinds}
+        given[IMAGE.argument] = [images]
+    return given | {f"{name}_kwargs": values for name, values in own.items() if values}
 
 
 def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
