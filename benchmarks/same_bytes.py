@@ -63,10 +63,12 @@ def runs() -> dict[str, list[str]]:
             "packing.group_by=none",
             "output.max_shard_packs=3",
         ],
+        "demo-sounds": ["+model=qwen2_audio", "packing.max_token_len=1024"],
     }
     if not REAL.is_dir():
         return found
-    qwen = ["+model=qwen2_5_vl", f"model.processor={REAL}/processors/qwen2_5_vl", "max_skipped=1"]
+    loses = ["max_skipped=1", "packing.max_dropped_tokens=1"]  # else runs that lose much publish nothing to compare
+    qwen = ["+model=qwen2_5_vl", f"model.processor={REAL}/processors/qwen2_5_vl", *loses]
     for folder in sorted((REAL / "wds").iterdir()):
         for flavor in FLAVORS:
             source = [f"source.path={folder}", "packing.max_token_len=4096", f"output.flavor={flavor}"]
@@ -82,7 +84,7 @@ def runs() -> dict[str, list[str]]:
     found["truncate_text"] = [*qwen, text, cut[0], "packing.overlong=truncate_text"]
     found["caps"] = [*qwen, f"source.path={REAL}/wds/image_mathv", "packing.max_images=3", "packing.max_members=9"]
     found["qwen_vl_utils"] = [*qwen, video, "media=qwen_vl_utils"]
-    internvl = ["+model=internvl3", f"model.processor={REAL}/processors/internvl3_hf", "max_skipped=1"]
+    internvl = ["+model=internvl3", f"model.processor={REAL}/processors/internvl3_hf", *loses]
     found["internvl3-video"] = [*internvl, video, "media=uniform"]
     return found
 
