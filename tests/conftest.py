@@ -140,6 +140,9 @@ def bucket(s3: Proxy, request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         s3.fault, s3.pause = lambda request: None, 0.05
         s3.seen = Seen()
         yield Bucket(f"b{zlib.crc32(request.node.nodeid.encode()):08x}", s3)
+    # Each process forked later would renew the clients of all buckets that were: a fifth of a second for each.
+    if clients := sys.modules.get("multistorageclient.shortcuts"):
+        vars(clients)["_STORAGE_CLIENT_CACHE"].clear()
 
 
 @pytest.fixture(scope="session")
