@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,8 +31,6 @@ from support.pages import blocks, commands
 from support.running import REAL, command, need_torchvision
 from support.stores import WHO, Bucket, Proxy, Seen, store_server
 
-_num_modules = [0]
-
 # Shared machines pause at any time: how long an example takes is no failure.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
@@ -39,6 +38,11 @@ settings.load_profile("shared")
 
 #: bytes of memory by which a test may grow before garbage is looked for
 _LARGE_BYTES = 50_000_000
+#: objects that are not frozen, above which looking for garbage among them takes tens of milliseconds
+_MANY_OBJECTS = 30_000
+#: bytes of memory by which tests may grow before garbage is looked for in what is frozen, too
+_LARGE_GROWTH_BYTES = 300_000_000
+_memory_when_frozen = [0]  # bytes
 #: CPU seconds that an ordinary test may take, with its child processes; a longer one says why by `@pytest.mark.long`.
 MOST_CPU_SECONDS = 3.0
 
@@ -159,15 +163,20 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _what_is_imported_is_no_garbage() -> None:
-    """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that is imported."""
-    if len(sys.modules) == _num_modules[-1]:
-        return
-    gc.collect()
-    gc.freeze()
+def _what_lasts_is_no_garbage() -> None:
+    """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that tests import and keep.
+
+    What is frozen is looked at again where memory has grown: a module's fixtures may be garbage by then.
+    """
     if energon := sys.modules.get("megatron.energon.wrappers.gc_dataset"):  # after a loop it would unfreeze everything
         vars(energon)["gc"] = SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int, get_objects=gc.get_objects)
-    _num_modules.append(len(sys.modules))
+    if len(gc.get_objects()) < _MANY_OBJECTS:
+        return
+    if (memory := psutil.Process().memory_info().rss) > _memory_when_frozen[-1] + _LARGE_GROWTH_BYTES:
+        _memory_when_frozen.append(memory)
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +186,16 @@ def _large_garbage_is_collected() -> Iterator[None]:
     yield
     if psutil.Process().memory_info().rss > before + _LARGE_BYTES:
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _no_watchdog_is_left() -> Iterator[None]:
+    """Energon's loaders never end the thread that watches them: a thousand of them wake each second."""
+    yield
+    for thread in threading.enumerate():
+        watchdog = getattr(getattr(thread, "_target", None), "__self__", None)
+        if type(watchdog).__module__ == "megatron.energon.watchdog":
+            watchdog.finish()
 
 
 @pytest.fixture(scope="module")

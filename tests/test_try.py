@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.plan.compare_lens import Choice
-from support.running import command
+from support.running import command_here
 
 
 def tried(folder: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-    return command("-m", "energon_pack.try", *map(str, words), "+model=qwen2_5_vl", cwd=folder)
+    return command_here("energon_pack.try", *words, "+model=qwen2_5_vl", cwd=folder)
 
 
 def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, Path], tmp_path: Path) -> None:

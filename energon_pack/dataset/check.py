@@ -108,7 +108,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # checking needs no accelerator
-        return {pack["__key__"]: pack for pack in get_loader(dataset)}
+        return {pack["__key__"]: pack for pack in get_loader(dataset, watchdog_timeout_seconds=None)}
 
 
 def _crude_yaml(folder: Path) -> str:

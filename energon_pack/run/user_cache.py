@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,7 @@ def keep(kind: str, key: str, value: Any) -> None:
         _log.warning("%s is not kept for the next start: %s", path, error)
 
 
+@cache
 def version_of(package: str) -> str | None:
     """Return the version of a package, as a part of keys; None: it is not installed."""
     try:

@@ -145,7 +145,7 @@ def _members(folder: DatasetFolder, encoder: PackedTaskEncoder) -> list[Encoded]
         limit=_NUM_PACKS,
         task_encoder=Cooked(),
     )
-    members = [member for pack in get_loader(packs) for member in inputs_of(pack)]
+    members = [member for pack in get_loader(packs, watchdog_timeout_seconds=None) for member in inputs_of(pack)]
     members.sort(key=lambda member: member.token_len or 0)
     short = [member for member in members if (member.token_len or 0) <= _MAX_LEN] or members[:2]
     with_media = [member for member in short if any(member.media.values())][:2]

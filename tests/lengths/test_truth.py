@@ -53,7 +53,9 @@ MEDIA: dict[str, dict[str, Any]] = {
     "qwen_vl_utils": {"image": "qwen_vl_utils", "video": "qwen_vl_utils"},
 }
 TABLES = sorted(path.name.removesuffix(".jsonl") for path in REAL.glob("truth/*.jsonl"))
-_FEW = 30  # of each text set in the ordinary run
+#: sets of hundreds of samples, of which the ordinary run compares a few
+_LARGE = ("text_", "image_mathv")
+_FEW = 30
 
 
 def template_of(real: Path, cache: Path, processor: str, route: str, family: str | None = None) -> Template:
@@ -144,14 +146,14 @@ def in_the_ordinary_run(table: str) -> bool:
 )
 @pytest.mark.long("a real tokenizer is read, and real images")
 def test_ids_are_those_of_the_full_processor(real: Path, cache: Path, table: str) -> None:
-    num_compared, differ = differences(real, cache, table, _FEW if table.startswith("text_") else None)
+    num_compared, differ = differences(real, cache, table, _FEW if table.startswith(_LARGE) else None)
     assert differ == {}
     assert num_compared > 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", [table for table in TABLES if table.startswith("text_")])
-def test_ids_of_every_text(real: Path, cache: Path, table: str) -> None:
+@pytest.mark.parametrize("table", [table for table in TABLES if table.startswith(_LARGE)])
+def test_ids_of_every_sample_of_a_large_set(real: Path, cache: Path, table: str) -> None:
     num_compared, differ = differences(real, cache, table, None)
     assert differ == {}
     assert num_compared > 280
