@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
@@ -113,13 +114,19 @@ def template(demo: tuple[Path, Path], cache: Path) -> Template:
 
 
 @pytest.fixture(scope="session")
-def typed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder where README's first command packed the demo, in a process of its own; what it printed is out.txt."""
-    folder = tmp_path_factory.mktemp("docs")
-    (line,) = (line for line in commands(blocks("sh", "README.md")[0]) if " -m energon_pack" in line)
-    result = command(*line.split()[1:], cwd=folder)
-    assert result.returncode == 0, result.stderr
-    (folder / "out.txt").write_text(result.stdout)
+def typed_demo(shared_folder: Path) -> Path:
+    """The folder where README's first command packed the demo, in a process of its own; what it printed is out.txt.
+
+    The first process of tests that asks for it makes it for all.
+    """
+    folder = shared_folder / "docs"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "out.txt").exists():
+            folder.mkdir(exist_ok=True)
+            (line,) = (line for line in commands(blocks("sh", "README.md")[0]) if " -m energon_pack" in line)
+            result = command(*line.split()[1:], cwd=folder)
+            assert (result.returncode, result.stderr) == (0, "")
+            (folder / "out.txt").write_text(result.stdout)
     return folder
 
 
@@ -164,7 +171,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True)
 def _what_lasts_is_no_garbage() -> None:
-    """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that tests import and keep.
+    """Energon looks for garbage with each loader it makes, so with each pack: a second, in all that tests keep.
 
     What is frozen is looked at again where memory has grown: a module's fixtures may be garbage by then.
     """

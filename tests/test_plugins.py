@@ -13,17 +13,20 @@ from energon_pack.samples.flavors import packed_flavor
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.sources.settings import SourceConfig
 from support.packed import files, json_lines, samples
-from support.running import ROOT, command, installed, run_here
+from support.running import ROOT, command, command_here, installed, run_here
 from support.samples import picture
 
 
-def test_a_source_of_another_package(demo: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_source_of_another_package(
+    demo: tuple[Path, Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Found by its name, in a process that has it installed; verify --source reads it again."""
     path = installed("tsv_source", tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tsv").write_text("what is it?\ta cat\ta.png\nand this?\ta dog\nno tab\n")
     (tmp_path / "in/a.png").write_bytes(picture(56, 56, "PNG"))
     own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "output.dir=out", "output.name=packed", "max_skipped=0.5"]
+    own += ["measure.verify=0", f"cache_dir={cache}"]
     source = ["source=jsonl", "source.format=tsv", "source.path=in"]
     result = command("-m", "energon_pack", *own, *source, "executor.num_workers=1", cwd=tmp_path, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
@@ -32,8 +35,8 @@ def test_a_source_of_another_package(demo: tuple[Path, Path], tmp_path: Path) ->
     assert sorted(name for pack in packs for name in pack["_meta"]["sample_ids"]) == ["a.tsv:1", "a.tsv:2"]
     (left_out,) = json_lines(tmp_path / "out/packed/skipped.jsonl")
     assert (left_out["sample_id"], left_out["reason"]) == ("a.tsv:3", "invalid_json")
-    verify = ("-m", "energon_pack.verify", "out/packed", "--source", "--num-workers", "1")
-    verified = command(*verify, cwd=tmp_path, PYTHONPATH=path)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    verified = command_here("energon_pack.verify", "out/packed", "--source", "--num-workers", "1", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -124,8 +124,9 @@ def test_a_blend_is_trained_on_as_a_dataset_is(
 ) -> None:
     blend = tmp_path / "blend.yaml"
     metadataset.main([str(blend), f"{packed}=1", f"{packed}=2"])
-    out = run_main(train_ddp, blend, "--processor", demo[1], "--num-workers", "0", "--max-steps", "2")
-    assert "step 2  loss" in out
+    short = ("--num-workers", "0", "--max-steps", "1", "--dtype", "bfloat16")
+    out = run_main(train_ddp, blend, "--processor", demo[1], *short)
+    assert "step 1  loss" in out
     assert read_manifest(blend) == read_manifest(packed)
 
 
@@ -184,12 +185,15 @@ def test_validation_is_the_part_val_or_another_dataset_or_none(
     assert {str(row) for row in ids(iter(given), 99)} == val
 
 
-@pytest.mark.parametrize("parallel", [slow("ddp"), "fsdp"])
+@pytest.mark.long("two trainings, the second from the checkpoint of the first")
+@pytest.mark.parametrize(
+    ("parallel", "dtype"), [("fsdp", "float32"), slow("fsdp", "bfloat16"), slow("ddp", "bfloat16")]
+)
 def test_one_process_of_the_data_parallel_recipe_goes_on_where_it_was(
-    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str], parallel: str
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path, run_main: Callable[..., str], parallel: str, dtype: str
 ) -> None:
-    """With bfloat16 computation; checkpoints hold model, step and place in the data."""
-    common = [packed, "--processor", demo[1], "--num-workers", "0", "--dtype", "bfloat16", "--val-every", "3"]
+    """Checkpoints hold model, step and place in the data."""
+    common = [packed, "--processor", demo[1], "--num-workers", "0", "--dtype", dtype, "--val-every", "3"]
     common += ["--parallel", parallel]
     common += ["--save", tmp_path / "save", "--ids", tmp_path / "ids"]
     first = run_main(train_ddp, *common, "--max-steps", "3")
