@@ -201,7 +201,7 @@ def _no_watchdog_is_left() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         watchdog = getattr(getattr(thread, "_target", None), "__self__", None)
-        if type(watchdog).__module__ == "megatron.energon.watchdog":
+        if watchdog is not None and type(watchdog).__module__ == "megatron.energon.watchdog":
             watchdog.finish()
 
 

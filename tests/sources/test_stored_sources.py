@@ -107,7 +107,7 @@ def test_parquet_in_a_bucket_is_packed_as_from_disk(config: Make, tmp_path: Path
     pack(replace(run, stage=Stage.lengths))
     measured = bucket.seen().counts
     assert measured["bytes read"] < 1.01 * size + 10_000
-    assert measured["GET"] + measured["HEAD"] < 15  # of 15 MB, with 60 images
+    assert measured["GET"] + measured["HEAD"] < 12  # of 15 MB, with 60 images
     pack(run)
     assert written(tmp_path / "out" / "stored") == written(tmp_path / "out" / "local")
 
