@@ -88,8 +88,9 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("packed/demo*"))
 
 
-@pytest.mark.long("two whole jobs with nothing cached")
-def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("template")
+def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path, cache: Path) -> None:
+    shutil.copytree(cache / "templates", tmp_path / "packed" / ".cache" / "templates")
     code, _, errors = run_here("-m", "+model=qwen2_5_vl", "packing.max_token_len=2048,4096", cwd=tmp_path)
     assert code == 0, errors
     reports = [

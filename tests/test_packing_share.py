@@ -1,6 +1,7 @@
 """packing.share: a pack holds a common beginning of samples once, and each sample trains as if it were alone."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +94,12 @@ def test_references_name_a_picture_once(config: Make, source: Path, demo: tuple[
     assert sum(member.num_images for pack in packs for member in pack.members) == 3
 
 
-def test_the_same_bytes_however_many_measure(config: Make, source: Path, tmp_path: Path) -> None:
+def test_the_same_bytes_however_many_measure(config: Make, source: Path, cache: Path, tmp_path: Path) -> None:
     """Trees are put in an order by hashes of their content, not by who finds them first."""
     one = files(shared(config, source, output__name="one"))
     other = config(source, packing__max_token_len=1024, packing__share=Share.prefix, output__name="two")
     other.executor.num_workers, other.cache_dir = 2, str(tmp_path / "other")
+    shutil.copytree(cache / "templates", tmp_path / "other" / "templates")
     assert files(packed(other)) == one
 
 
