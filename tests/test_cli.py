@@ -256,7 +256,7 @@ def test_every_choice_of_groups_composes() -> None:
 
 
 def test_help_names_what_there_is(tmp_path: Path) -> None:
-    code, out, _ = run_alone("--help", cwd=tmp_path)
+    code, out, _ = run_here("--help", cwd=tmp_path)
     assert code == 0
     for word in (
         "+model=NAME",

@@ -24,7 +24,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import files, lengths, packed, samples
-from support.running import ROOT, command, command_here
+from support.running import ROOT, command_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -276,7 +276,7 @@ def test_damage_is_one_line_and_writes_nothing(
 
 def test_the_command(small: Path, tmp_path: Path) -> None:
     arguments = ("energon_pack.unpack", small, tmp_path / "unpacked", "--max-shard-samples", "11")
-    result = command("-m", *arguments, cwd=ROOT)
+    result = command_here(*arguments, cwd=ROOT)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == f"21 samples unpacked into {tmp_path / 'unpacked'}\n"
     assert len(list((tmp_path / "unpacked").iterdir())) == 2

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from support.packed import demo_config, prepare, train, typed
 from support.packed import packed as pack_of
-from support.running import ROOT, command
+from support.running import ROOT, command_here
 from support.samples import chat, picture, write_tar
 
 
@@ -243,10 +242,10 @@ def rows_of(database: Path, table: str) -> list[tuple[Any, ...]]:
         return sorted(connection.execute(f"SELECT * FROM {table}").fetchall())
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of what Energon's lint calls of its own
 @pytest.mark.parametrize("tool", ["info", "lint"])
 def test_energons_own_tools_work(packed: Path, tool: str) -> None:
-    energon = Path(sys.executable).with_name("energon")
-    result = command(energon, tool, packed, cwd=ROOT)
+    result = command_here("megatron.energon.cli.main", tool, packed, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
     if tool == "info":
