@@ -137,7 +137,7 @@ def referred(config: Make, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "format"), [slow("image_demo", "wds"), ("video_demo", "wds"), ("image_demo", "jsonl")]
+    ("name", "format"), [slow("image_demo", "wds"), slow("video_demo", "wds"), ("image_demo", "jsonl")]
 )
 @pytest.mark.long("real clips and photographs, packed twice")
 def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
