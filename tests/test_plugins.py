@@ -17,6 +17,7 @@ from support.running import ROOT, command, command_here, installed, run_here
 from support.samples import picture
 
 
+@pytest.mark.long("an example that pip installs, and a run in a process of its own")
 def test_a_source_of_another_package(
     demo: tuple[Path, Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
