@@ -116,7 +116,8 @@ class PackEncoder:
             which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
-        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`: see `touch_vision`.
+        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`, if the template takes
+            images: see `touch_vision`.
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
 
@@ -163,7 +164,7 @@ class PackEncoder:
                 raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
-        self._drop, self._dummy = on_bad_member == "drop", dummy_image
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image and "image" in template.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
         self._form = Form(
