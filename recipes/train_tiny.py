@@ -30,7 +30,6 @@ from energon_pack import (
     weighted_loss,
 )
 
-
 _VISION: dict[str, Any] = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128}
 _VISION |= {"num_heads": 4, "fullatt_block_indexes": [0]}
 

@@ -157,6 +157,7 @@ class PackEncoder:
         self.mask = attention_mask or made["mask"]
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
+        self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         planned = made["pad_to_multiple_of"]
         if self.max_token_len is None:  # another tool packed, and planned no multiple
             planned = pad_to_multiple_of or planned
@@ -262,7 +263,7 @@ class PackEncoder:
 
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""
-        return self.members.probe_members()
+        return self.members.probe_members(several_sounds=self._max_audios != 1)
 
     def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
         """Return trees of such members to try a model with; None: the dataset has none."""

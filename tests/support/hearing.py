@@ -31,6 +31,7 @@ class Class:
     hears_several: bool = True  # sounds in one sample
     joins_sounds: bool = True  # of several lengths, in one pack
     hears_videos: bool = False
+    needs: str = "torch"  # a module that its processor imports
 
 
 def text_config(**more: Any) -> Values:
@@ -225,6 +226,34 @@ def _voxtral(token: Token) -> Any:
     )
 
 
+def granite_speech(folder: Path) -> Path:
+    """3 tokens of each 15 pairs of frames."""
+    extractor = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}
+    files: dict[str, Values] = {"preprocessor_config": extractor, "processor_config": {"audio_processor": extractor}}
+    return write_dummy(folder, "GraniteSpeechProcessor", ["<|audio|>"], template_of("", "", "<|audio|>"), files)
+
+
+def _granite_speech(token: Token) -> Any:
+    sounds: Values = {"input_dim": 16, "hidden_dim": 16, "num_layers": 2, "num_heads": 2, "output_dim": 8}
+    queries: Values = {"model_type": "blip_2_qformer", "hidden_size": 16, "encoder_hidden_size": 16}
+    queries |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "initializer_range": 0.2}
+    return tf.GraniteSpeechConfig(
+        text_config=text_config(model_type="granite"), encoder_config=sounds, projector_config=queries,
+        audio_token_index=token("<|audio|>"), has_lora_adapter=False, initializer_range=0.2,
+    )  # fmt: skip
+
+
+def _fun_asr(token: Token) -> Any:
+    sounds = {**_ENCODER, "num_hidden_layers": 3, "num_timestamp_prediction_layers": 1, "num_mel_bins": 8}
+    joint = {**_ENCODER, "hidden_size": 32, "intermediate_size": 8, "projector_hidden_size": 24}
+    config = tf.FunAsrNanoConfig(
+        text_config=text_config(model_type="qwen3"), audio_config={**sounds, "initializer_range": 0.2},
+        adaptor_config=joint, audio_token_id=token("<|object_ref_start|>"), initializer_range=0.2,
+    )  # fmt: skip
+    config.adaptor_config._attn_implementation = "sdpa"  # as `from_pretrained(…, attn_implementation="sdpa")` does
+    return config
+
+
 #: by the name of the model's class
 HEARING = {
     "Qwen2_5OmniThinkerForConditionalGeneration": Class(
@@ -271,5 +300,22 @@ HEARING = {
     "VoxtralForConditionalGeneration": Class(voxtral, _voxtral, has_images=False, has_sounds=True),
     "Phi4MultimodalForCausalLM": Class(
         phi4, _phi4, has_images=False, has_sounds=True, hears_several=False, joins_sounds=False
+    ),
+    "FunAsrNanoForConditionalGeneration": Class(
+        partial(processors.hearing, name="FunAsrNano", extractor="FunAsrNano", token="<|object_ref_start|>"),
+        _fun_asr,
+        has_images=False,
+        has_sounds=True,
+        hears_several=False,
+        needs="torchaudio",
+    ),
+    "GraniteSpeechForConditionalGeneration": Class(
+        granite_speech,
+        _granite_speech,
+        has_images=False,
+        has_sounds=True,
+        hears_several=False,
+        joins_sounds=False,
+        needs="torchaudio",
     ),
 }
