@@ -167,10 +167,12 @@ def _vibevoice_asr(token: Token) -> Any:
 
 
 def _moss(token: Token) -> Any:
-    text = text_config(model_type="qwen3")
     sounds = {**_ENCODER, "num_mel_bins": 8, "initializer_range": 0.2}
     return tf.MossTranscribeDiarizeConfig(
-        text_config=text, audio_config=sounds, audio_token_id=token("<|audio_pad|>"), initializer_range=0.2
+        text_config=text_config(model_type="qwen3"),
+        audio_config=sounds,
+        audio_token_id=token("<|audio_pad|>"),
+        initializer_range=0.2,
     )
 
 
@@ -228,8 +230,8 @@ def _voxtral(token: Token) -> Any:
 
 def granite_speech(folder: Path) -> Path:
     """3 tokens of each 15 pairs of frames."""
-    extractor = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}
-    files: dict[str, Values] = {"preprocessor_config": extractor, "processor_config": {"audio_processor": extractor}}
+    sounds: Values = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}
+    files = {"preprocessor_config": sounds, "processor_config": {"audio_processor": sounds}}
     return write_dummy(folder, "GraniteSpeechProcessor", ["<|audio|>"], template_of("", "", "<|audio|>"), files)
 
 
@@ -250,7 +252,7 @@ def _fun_asr(token: Token) -> Any:
         text_config=text_config(model_type="qwen3"), audio_config={**sounds, "initializer_range": 0.2},
         adaptor_config=joint, audio_token_id=token("<|object_ref_start|>"), initializer_range=0.2,
     )  # fmt: skip
-    config.adaptor_config._attn_implementation = "sdpa"  # as `from_pretrained(…, attn_implementation="sdpa")` does
+    config.adaptor_config._attn_implementation = "sdpa"  # as from_pretrained's `attn_implementation` does
     return config
 
 

@@ -23,18 +23,15 @@ from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
 from energon_pack.pack import pack
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.templates.build import build
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import media_inputs, prepared_media
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import MemberEncoder, sample_of
-from energon_pack.training.proof import kept_proofs, prove, way_out
+from energon_pack.training.members import sample_of
 from support import processors
 from support.hearing import HEARING, QWEN_VISION, VISION, Class, Token, Values, mrope_config, text_config
-from support.models import of_model
 from support.packed import train
 from support.remote import OF_PICTURES, write_remote
 from support.running import need_torchvision
@@ -218,52 +215,6 @@ def test_a_leak_between_sounds_is_caught(tmp_path: Path) -> None:
         batch = next(batch for batch in loader(tmp_path / "packed", encoder) if len(batch["sample_ids"][0]) > 1)
         with pytest.raises(MixingError, match="other pixels move") if leaks else nullcontext():
             model(**batch.model_inputs(model))
-
-
-@pytest.mark.slow
-def test_an_encoder_that_sees_padding_is_refused(tmp_path: Path) -> None:
-    """Beside a longer sound a sound is padded: packs would train other features than the sample alone, and every
-    change of a member would show in itself alone.
-    """
-    one = CLASSES["Qwen3ASRForConditionalGeneration"]
-    folder = one.write(tmp_path / "processor")
-    template = build(of_model("shapes", folder), folder)
-    config = one.config(lambda token: processors.token_id(folder, token))
-
-    class Padded(tf.Qwen3ASRForConditionalGeneration):  # type: ignore[misc]
-        def forward(self, *args: Any, input_features: Any = None, **kwargs: Any) -> Any:
-            if input_features is not None:
-                input_features = input_features + 1e-3 * input_features.shape[-1]
-            return super().forward(*args, input_features=input_features, **kwargs)
-
-    encoder = MemberEncoder(template)
-    assert prove(tf.Qwen3ASRForConditionalGeneration, config, encoder.probe_members())[-1].is_exact
-    members = encoder.probe_members(several_sounds=False)
-    assert prove(Padded, config, members)[-1].is_exact
-    proofs = prove(Padded, config, encoder.probe_members(), "positions")
-    assert not proofs[-1].is_exact
-    out = way_out(Padded, config, encoder.probe_members(), "sdpa", None, proofs)
-    assert out.startswith("packing.max_audios=1 and a pack a batch keep them apart")
-
-
-@pytest.mark.slow
-def test_a_part_without_an_attention_implementation_is_seen(tmp_path: Path) -> None:
-    """Fun-ASR-Nano's adaptor sees padding unless the model is loaded with `attn_implementation`; a small model that was
-    made with it would be shown exact.
-    """
-    pytest.importorskip("torchaudio", reason="torchaudio makes the features of FunAsrNanoForConditionalGeneration")
-    one = CLASSES["FunAsrNanoForConditionalGeneration"]
-    folder = one.write(tmp_path / "processor")
-    members = MemberEncoder(build(of_model("shapes", folder), folder)).probe_members()
-    config = one.config(lambda token: processors.token_id(folder, token))
-    make = tf.FunAsrNanoForConditionalGeneration
-    assert kept_proofs(make(config), members, "positions", "sdpa", None)[-1].is_exact
-    config.adaptor_config._attn_implementation = None
-    model = make(config)
-    proofs = kept_proofs(model, members, "positions", "sdpa", None)
-    assert not proofs[-1].is_exact
-    out = way_out(make, model.config, members, "sdpa", None, proofs)
-    assert out.startswith("attn_implementation='sdpa' keeps them apart")
 
 
 @pytest.mark.parametrize("name", slow_ones(REMOTE))
