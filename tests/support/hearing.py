@@ -256,68 +256,39 @@ def _fun_asr(token: Token) -> Any:
     return config
 
 
+#: classes that take sounds and text; one sound in a sample
+_sounds = partial(Class, has_images=False, has_sounds=True)
+_one_sound = partial(_sounds, hears_several=False)
+_omni = partial(Class, has_videos=True, has_sounds=True, hears_videos=True)
+_processor = partial(partial, processors.hearing)
+
 #: by the name of the model's class
 HEARING = {
-    "Qwen2_5OmniThinkerForConditionalGeneration": Class(
-        processors.qwen2_5_omni, omni.qwen2_5_omni, has_videos=True, has_sounds=True, hears_videos=True
+    "Qwen2_5OmniThinkerForConditionalGeneration": _omni(processors.qwen2_5_omni, omni.qwen2_5_omni),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _omni(processors.qwen3_omni, omni.qwen3_omni),
+    "AudioFlamingo3ForConditionalGeneration": _one_sound(
+        _processor(name="AudioFlamingo3", token="<sound>"), _audio_flamingo
     ),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
-        processors.qwen3_omni, omni.qwen3_omni, has_videos=True, has_sounds=True, hears_videos=True
+    "GlmAsrForConditionalGeneration": _one_sound(_processor(name="GlmAsr", token="<|pad|>"), _glm_asr),
+    "Qwen3ASRForConditionalGeneration": _one_sound(
+        _processor(name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")), _qwen3_asr
     ),
-    "AudioFlamingo3ForConditionalGeneration": Class(
-        partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
-        _audio_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
+    "Qwen2AudioForConditionalGeneration": _sounds(processors.qwen2_audio, _qwen2_audio),
+    "MusicFlamingoForConditionalGeneration": _one_sound(
+        _processor(name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")), _music_flamingo
     ),
-    "GlmAsrForConditionalGeneration": Class(
-        partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
-        _glm_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen3ASRForConditionalGeneration": Class(
-        partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
-        _qwen3_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen2AudioForConditionalGeneration": Class(
-        processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
-    ),
-    "MusicFlamingoForConditionalGeneration": Class(
-        partial(processors.hearing, name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")),
-        _music_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "VibeVoiceAsrForConditionalGeneration": Class(vibevoice_asr, _vibevoice_asr, has_images=False, has_sounds=True),
-    "MossTranscribeDiarizeForConditionalGeneration": Class(moss, _moss, has_images=False, has_sounds=True),
-    "Gemma3nForConditionalGeneration": Class(gemma3n, _gemma3n, has_images=False, has_sounds=True),
-    "Gemma4ForConditionalGeneration": Class(gemma4, _gemma4, has_images=False, has_sounds=True),
-    "VoxtralForConditionalGeneration": Class(voxtral, _voxtral, has_images=False, has_sounds=True),
-    "Phi4MultimodalForCausalLM": Class(
-        phi4, _phi4, has_images=False, has_sounds=True, hears_several=False, joins_sounds=False
-    ),
-    "FunAsrNanoForConditionalGeneration": Class(
-        partial(processors.hearing, name="FunAsrNano", extractor="FunAsrNano", token="<|object_ref_start|>"),
+    "VibeVoiceAsrForConditionalGeneration": _sounds(vibevoice_asr, _vibevoice_asr),
+    "MossTranscribeDiarizeForConditionalGeneration": _sounds(moss, _moss),
+    "Gemma3nForConditionalGeneration": _sounds(gemma3n, _gemma3n),
+    "Gemma4ForConditionalGeneration": _sounds(gemma4, _gemma4),
+    "VoxtralForConditionalGeneration": _sounds(voxtral, _voxtral),
+    "Phi4MultimodalForCausalLM": _one_sound(phi4, _phi4, joins_sounds=False),
+    "FunAsrNanoForConditionalGeneration": _one_sound(
+        _processor(name="FunAsrNano", extractor="FunAsrNano", token="<|object_ref_start|>"),
         _fun_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
         needs="torchaudio",
     ),
-    "GraniteSpeechForConditionalGeneration": Class(
-        granite_speech,
-        _granite_speech,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-        joins_sounds=False,
-        needs="torchaudio",
+    "GraniteSpeechForConditionalGeneration": _one_sound(
+        granite_speech, _granite_speech, joins_sounds=False, needs="torchaudio"
     ),
 }
