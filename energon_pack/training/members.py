@@ -169,7 +169,7 @@ class MemberEncoder:
         """
         members: list[Encoded] = []
         kinds = ["", *(kind for kind in KINDS if kind in self._template.media_tokens)]
-        kinds += [AUDIO.kind] if AUDIO.kind in kinds and several_sounds else []  # longer: beside it, the first is padded
+        kinds += [AUDIO.kind] if AUDIO.kind in kinds and several_sounds else []  # the second pads the first
         kinds += [HEARD] if self._template.rules.hears_videos else []
         for number, kind in enumerate([*kinds, ""]):
             is_second = bool(kind) and kind in kinds[:number]
