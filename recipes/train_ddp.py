@@ -223,9 +223,9 @@ def train(arguments: argparse.Namespace) -> None:
     )
     model: Any
     if arguments.model:
-        from transformers import AutoModelForImageTextToText
+        from transformers import AutoModelForMultimodalLM
 
-        model = AutoModelForImageTextToText.from_pretrained(arguments.model, attn_implementation=arguments.attention)
+        model = AutoModelForMultimodalLM.from_pretrained(arguments.model, attn_implementation=arguments.attention)
     else:
         model = tiny_model(encoder, arguments.attention)
     model = model.to(device).train()

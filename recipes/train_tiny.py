@@ -1,4 +1,4 @@
-"""Train a tiny random Qwen2.5-VL on packs, on a CPU, or a Qwen2-Audio on packs of sounds: plain PyTorch, no trainer.
+"""Train a tiny random Qwen2.5-VL on packs, on a CPU, or a model that hears on sounds: plain PyTorch, no trainer.
 
     python -m energon_pack +model=qwen2_5_vl packing.max_token_len=2048 output.name=demo
     python recipes/train_tiny.py packed/demo --processor packed/.cache/demo/v1/processor
@@ -30,6 +30,9 @@ from energon_pack import (
     weighted_loss,
 )
 
+_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128}
+_VISION |= {"num_heads": 4, "fullatt_block_indexes": [0]}
+
 
 class Unpacked(PackedTaskEncoder):
     """The members of a pack as rows of their own: what training looks like without packing."""
@@ -44,7 +47,9 @@ class Unpacked(PackedTaskEncoder):
 
 
 def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa") -> Any:
-    """A Qwen2.5-VL of four layers that knows the template's tokens; a Qwen2-Audio where the template takes sounds."""
+    """A Qwen2.5-VL of four layers that knows the template's tokens; where the template takes
+    sounds, a Qwen2-Audio, or a Qwen2.5-Omni if it takes images, too.
+    """
     prepare_torchvision()  # a CUDA build of it beside a CPU build of torch stops the import of transformers
     import transformers
 
@@ -58,30 +63,43 @@ def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa"
     text |= {"bos_token_id": None, "eos_token_id": None}  # it is never asked to write
     if "audio" in encoder.template.media_tokens:
         return _tiny_hearing(encoder, text, attention)
-    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
-    vision = {"depth": 1, "hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4}
     kinds: dict[str, Any] = {
         f"{kind}_token_id": encoder.template.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")
     }
     config = transformers.Qwen2_5_VLConfig(
-        text_config=text, vision_config={**vision, "fullatt_block_indexes": [0], "tokens_per_second": 2}, **kinds
+        text_config=_with_rows(text), vision_config={**_VISION, "tokens_per_second": 2}, **kinds
     )
     torch.manual_seed(0)
     return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).train()
 
 
+def _with_rows(text: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a language model with positions of three rows."""
+    return {**text, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}}
+
+
 def _tiny_hearing(encoder: PackedTaskEncoder | PackEncoder, text: dict[str, Any], attention: str) -> Any:
-    """A Qwen2-Audio that hears spectrograms of as many bins as its processor makes."""
+    """A Qwen2-Audio, or the thinker of a Qwen2.5-Omni: spectrograms have as many bins as their processor makes."""
     import transformers
 
-    bins = encoder.template.spec.processor.audio["feature_size"]
-    sounds = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64}
-    kinds: dict[str, Any] = {"audio_token_index": encoder.template.token_id(encoder.template.media_tokens["audio"])}
-    config = transformers.Qwen2AudioConfig(
-        text_config={**text, "model_type": "qwen2"}, audio_config={**sounds, "num_mel_bins": bins}, **kinds
-    )
+    tokens = {kind: encoder.template.token_id(token) for kind, token in encoder.template.media_tokens.items()}
+    audio: dict[str, Any] = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64}
+    audio["num_mel_bins"] = encoder.template.spec.processor.audio["feature_size"]
+    config: Any
+    make: Any = transformers.Qwen2AudioForConditionalGeneration
+    if "image" in tokens:
+        make = transformers.Qwen2_5OmniThinkerForConditionalGeneration
+        ids = {f"{kind}_token_id": token for kind, token in tokens.items()}
+        for kind in ("vision", "audio"):
+            ids |= {f"{kind}_start_token_id": encoder.template.token_id(f"<|{kind}_bos|>")}
+            ids |= {f"{kind}_end_token_id": encoder.template.token_id(f"<|{kind}_eos|>")}
+        audio["output_dim"] = 128
+        config = make.config_class(text_config=_with_rows(text), vision_config=_VISION, audio_config=audio, **ids)
+    else:
+        text = {**text, "model_type": "qwen2"}
+        config = make.config_class(text_config=text, audio_config=audio, audio_token_index=tokens["audio"])
     torch.manual_seed(0)
-    return transformers.Qwen2AudioForConditionalGeneration._from_config(config, attn_implementation=attention).train()
+    return make._from_config(config, attn_implementation=attention).train()
 
 
 def loss_of(model: Any, batch: PackedBatch) -> torch.Tensor:

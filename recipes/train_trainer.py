@@ -135,7 +135,7 @@ def main() -> None:
     else:
         encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, **options)
     found = arguments.resume or arguments.model
-    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(found) if found else tiny_model(encoder)
+    model: Any = transformers.AutoModelForMultimodalLM.from_pretrained(found) if found else tiny_model(encoder)
     guard(model, encoder)  # a model or a batch in which samples would see each other is an error
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers

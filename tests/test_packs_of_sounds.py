@@ -18,6 +18,7 @@ from energon_pack.plan.packs import costs_of_packs
 from energon_pack.simulate import _costs_of_packs
 from energon_pack.sources.demo_sounds import NUM_SAMPLES, make_sounds
 from energon_pack.steps.cost import CostModel
+from energon_pack.task_encoder import PackedTaskEncoder
 from support import processors
 from support.damage import found, lines
 from support.packed import files, json_lines, packed, samples, train
@@ -86,6 +87,15 @@ def test_references_are_read_as_copies(run: Make) -> None:
     assert sum(len(of) for packs in heard[0] for of in packs) == 15
     assert all(list(parts) == ["json"] for parts in samples(referred).values())
     assert lines(found(referred, source=[], lengths=20)) == lines(found(copied, source=[], decode=True)) == ""
+
+
+def test_a_model_without_images_gets_no_dummy(run: Make, made: tuple[Path, Path]) -> None:
+    """Recipes ask for one whatever the model, and Qwen2-Audio has no token for it."""
+    dataset = packed(run())
+    encoder = PackedTaskEncoder(dataset, str(made[1]), dummy_image=True)
+    (pack, *_) = train(dataset)
+    batch = encoder.batch([encoder.encode_sample(pack)])
+    assert not [name for name in batch if name.startswith("dummy_")]
 
 
 def test_bad_sounds_are_in_the_ledger(run: Make) -> None:

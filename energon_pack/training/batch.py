@@ -261,11 +261,26 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """0, by way of the vision tower and the batch's dummy image: added to the loss, every rank takes part in its
-    gradients, and no token ever sees the dummy.
+    gradients, and no token ever sees the dummy. In a model that hears, the parameters of its towers take
+    part whatever the batch holds: packs without sounds give an audio tower no gradients.
 
     Raises:
         ValueError: no part of the model has `get_image_features`.
     """
+    return _touch_dummy(model, batch) + _touch_hearing(model)
+
+
+def _touch_hearing(model: Any) -> Tensor:
+    """0, by way of all parameters outside of the language model's layers and tables, if the model hears."""
+    if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
+        return torch.zeros((), device=next(model.parameters()).device)
+    always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
+    known = {id(parameter) for part in always for parameter in part.parameters()}
+    return torch.stack([own.sum() for own in model.parameters() if id(own) not in known]).sum() * 0.0
+
+
+def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:
+    """0, by way of the vision tower and the batch's dummy image, if it has one."""
     dummy = {name.removeprefix("dummy_"): value for name, value in batch.items() if name.startswith("dummy_")}
     if not dummy:
         return torch.zeros((), device=model.device)

@@ -158,19 +158,27 @@ class MemberEncoder:
             return dict(*parts)
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
-    def probe_members(self) -> list[Encoded]:
+    def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
         """Return short members to try a model with: text, and noise of each kind of media that the processor makes.
+
+        Args:
+            several_sounds: two members have sounds, of two lengths, if this processor can join them.
 
         Raises:
             RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
-        heard = [HEARD] if self._template.rules.hears_videos else []
-        for kind in ("", *(kind for kind in KINDS if kind in self._template.media_tokens), *heard, ""):
+        kinds = ["", *(kind for kind in KINDS if kind in self._template.media_tokens)]
+        kinds += [AUDIO.kind] if AUDIO.kind in kinds and several_sounds else []  # the second pads the first
+        kinds += [HEARD] if self._template.rules.hears_videos else []
+        for number, kind in enumerate([*kinds, ""]):
+            is_second = bool(kind) and kind in kinds[:number]
             try:
-                draft = self._noise(kind, len(members))
+                draft = self._noise(kind, len(members), 2.7 if is_second else 1.2)
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), shares)
+                if is_second:  # packs of some processors have one sound
+                    self.join([*(member.media for member in members), media])
             except RowsError:
                 raise
             except (ImportError, ValueError, Skip) as error:  # training can't use such media here, either
@@ -191,17 +199,18 @@ class MemberEncoder:
         member = Member(ids, labels, types, self._rows(ids, types, given), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
-    def _noise(self, kind: str, number: int) -> "_Draft":
-        """Return a member with one medium of random pixels, or with none.
+    def _noise(self, kind: str, number: int, seconds: float) -> "_Draft":
+        """Return a member with one medium of random pixels or samples, or with none.
 
         Args:
             kind: of `KINDS`; HEARD: a video that is heard, too; empty: none.
+            seconds: of a sound.
         """
         named = VIDEO.kind if kind == HEARD else kind
         asked = f"{f'<{named}>' if named else ''} What is number {number}?"
         answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        own = [noise.one(self._template, kind, number)] if kind else []
+        own = [noise.one(self._template, kind, number, seconds)] if kind else []
         sample = Sample(messages, [medium for medium, _ in own])
         given = Prepared([medium.kind for medium, _ in own], [value for _, value in own])
         return _Draft(MemberInput(f"{named or 'text'} {number}", messages), self._template.render(sample), given)

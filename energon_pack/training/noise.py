@@ -48,18 +48,19 @@ def sound(template: Template, seconds: float) -> Media:
     return Media(AUDIO.kind, num_samples=round(seconds * template.rules.rate), rate=template.rules.rate)
 
 
-def one(template: Template, kind: str, seed: int) -> tuple[Media, Any]:
+def one(template: Template, kind: str, seed: int, seconds: float = 1.2) -> tuple[Media, Any]:
     """Return a small medium as the model sees it, and its random content.
 
     Args:
         kind: of `KINDS`; HEARD: a video that is heard.
+        seconds: of a sound; that of a video is longer.
     """
     if kind == HEARD:
         medium, own = one(template, VIDEO.kind, seed)
         track = sound(template, 2.7)
         heard = own._replace(sound=content(template, track, seed))
         return replace(medium, num_samples=track.num_samples, rate=track.rate), heard
-    known = {IMAGE.kind: image(96, 64), VIDEO.kind: clip(template, 4, 96, 64), AUDIO.kind: sound(template, 1.2)}
+    known = {IMAGE.kind: image(96, 64), VIDEO.kind: clip(template, 4, 96, 64), AUDIO.kind: sound(template, seconds)}
     medium = known.get(kind) or KINDS[kind].drawn(np.random.default_rng(seed))
     return medium, content(template, medium, seed)
 

@@ -116,7 +116,8 @@ class PackEncoder:
             which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
-        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`: see `touch_vision`.
+        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`, if the template takes
+            images: see `touch_vision`.
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
 
@@ -156,6 +157,7 @@ class PackEncoder:
         self.mask = attention_mask or made["mask"]
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
+        self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
         planned = made["pad_to_multiple_of"]
         if self.max_token_len is None:  # another tool packed, and planned no multiple
             planned = pad_to_multiple_of or planned
@@ -163,7 +165,7 @@ class PackEncoder:
                 raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
-        self._drop, self._dummy = on_bad_member == "drop", dummy_image
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image and "image" in template.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
         self._form = Form(
@@ -261,7 +263,7 @@ class PackEncoder:
 
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""
-        return self.members.probe_members()
+        return self.members.probe_members(several_sounds=self._max_audios != 1)
 
     def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
         """Return trees of such members to try a model with; None: the dataset has none."""

@@ -25,7 +25,7 @@ from energon_pack.training.layout import Form, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.own_rope import HEARD, are_heard
-from energon_pack.training.trial_inputs import VALUES
+from energon_pack.training.trial_inputs import VALUES, special_ids
 
 _PAD_TAIL = 3  # tokens behind the last member
 
@@ -148,7 +148,7 @@ def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequen
     apart = max(max(_differences(row, alone)) for row in before)
     tolerance = 5e-2 if model.dtype.itemsize < 4 else 1e-4
     for index in changed:
-        other = _changed(members[index], model.config.get_text_config().vocab_size)
+        other = _changed(members[index], model.config)
         after = _packed(model, [*members[:index], other, *members[index + 1 :]], mask)
         differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
         own = max(row[index] for row in differences)
@@ -222,12 +222,14 @@ def _differences(some: Sequence[Tensor], others: Sequence[Tensor]) -> list[float
     return [float((a.float() - b.float()).abs().max()) for a, b in zip(some, others, strict=True)]
 
 
-def _changed(member: Encoded, vocabulary: int) -> Encoded:
-    tokens = member.tokens
+def _changed(member: Encoded, config: Any) -> Encoded:
+    tokens, vocabulary = member.tokens, config.get_text_config().vocab_size
     words = 10 + (tokens.ids + 7) % max(1, vocabulary - 10) if vocabulary > 20 else (tokens.ids + 7) % vocabulary
     # Special tokens may steer a model (they mark images): only the last words of the text are changed.
-    is_word = tokens.types == 0
-    is_word[: int(tokens.types.nonzero().max()) + 2 if tokens.types.any() else 0] = False
+    of_media = torch.isin(tokens.ids, torch.tensor(special_ids(config, of_media=True)).to(tokens.ids))
+    of_media |= tokens.types != 0  # Granite Speech has no types
+    is_word = ~of_media
+    is_word[: int(of_media.nonzero().max()) + 2 if of_media.any() else 0] = False
     pixels = {
         name: value.flip(0) + 0.5 if value.is_floating_point() and name.startswith(VALUES) else value
         for name, value in member.media.items()

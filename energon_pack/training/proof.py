@@ -24,7 +24,9 @@ from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Finding, probe_all
+from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
+from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of
 
 #: raise it when the same input would give another proof
@@ -212,16 +214,24 @@ def way_out(
 ) -> str:
     """Name a mask or an attention implementation that keeps members apart, after probing it."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
+    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
+    config = copy.deepcopy(config)
+    config._attn_implementation = None  # a name that is given reaches all parts
     for name in dict.fromkeys([attention, *_ATTENTIONS]):
         for mask in _masks_for(make, config):
-            if name == attention and mask in masks:
+            if name == attention and mask in masks and not is_partly_set:
                 continue
             proof = prove(make, config, members, mask, name, longest)[-1]
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                settings += [f"attn_implementation={name!r}"] if name != attention else []
+                settings += [f"attn_implementation={name!r}"] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
+    if len(sounds) > 1:
+        fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
+        if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
+            return f"packing.max_audios=1 and a pack a batch keep them apart: there is one sound ({proof.finding})"
     if not any(proof.finding for proof in seen):
         return "nothing could be tried here: does the encoder's processor go with this model?"
     return "nothing tried here keeps them apart: train this class on unpacked samples"
@@ -237,7 +247,7 @@ def key_of(
 ) -> str:
     """Hash everything that the proof depends on."""
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
-    parts = [
+    content = [
         _VERSION,
         f"{class_of(model).__module__}.{class_of(model).__qualname__}",
         sys.version,
@@ -247,5 +257,6 @@ def key_of(
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
         [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
         [mask, attention, longest, str(device), media],
+        [getattr(part, "_attn_implementation", None) for part in parts(model.config)],
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

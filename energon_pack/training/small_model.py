@@ -76,8 +76,22 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
         return model
     chosen = {"attn_implementation": attention} if attention else {}
     if hasattr(make, "_from_config"):
-        return make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)
+        model = make._from_config(copy.deepcopy(config), dtype=torch.float32, **chosen)
+        _leave_unset(model.config, config)
+        return model
     return make(config)
+
+
+def _leave_unset(config: Any, own: Any) -> None:
+    """Take the attention implementation from parts that have none in the model's own config.
+
+    `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
+    adaptor then sees padding.
+    """
+    chosen = [getattr(part, "_attn_implementation", None) for part in parts(own)]
+    for part, name in zip(parts(config), chosen, strict=False):
+        if chosen[0] and name is None:
+            part._attn_implementation = None
 
 
 def _built(make: Any, config: Any, attention: str | None, device: torch.device) -> Any:

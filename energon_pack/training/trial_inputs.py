@@ -21,8 +21,10 @@ _NOT_TRIED = (
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
 _MEDIUM = re.compile("|".join((*KINDS, "vision", "media", "img", "patch")))
 _TYPES = ("mm_token_type_ids", "token_type_ids")
-#: inputs whose names begin like this hold pixels, features of sounds, or content of another kind
-VALUES = ("pixel_values", "input_features", "input_values", "audio_input_features", *[*KINDS][3:])
+#: inputs whose names begin like this hold features of sounds
+SOUNDS = ("input_features", "input_values", "audio_input_features")
+#: as `SOUNDS`, pixels, or content of another kind
+VALUES = ("pixel_values", *SOUNDS, *[*KINDS][3:])
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
     has_trees = bool(forks_of(starts))
     ends = [_ends_of_branches(row, starts) for row in rows.values() if len(row) > 1]
     middle = [row[(len(row) - 1) // 2] for row in ends]
-    is_word = _is_word(as_is, _special_ids(config))
+    is_word = _is_word(as_is, special_ids(config))
     changed = [member for member in middle if is_word is None or member.of(is_word).any()]
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or other_words is None:
@@ -128,7 +130,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
     return found
 
 
-def _special_ids(config: Any, of_media: bool = False) -> list[int]:
+def special_ids(config: Any, of_media: bool = False) -> list[int]:
     """Return the ids of tokens that a config names."""
     values = [
         value
@@ -193,7 +195,7 @@ def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bo
     if not has_media:
         return True
     known: list[Tensor] = [inputs[name] for name in _TYPES if isinstance(inputs.get(name), Tensor)]
-    media_ids = _special_ids(config, of_media=True)
+    media_ids = special_ids(config, of_media=True)
     if (ids := inputs.get("input_ids")) is not None and media_ids:
         known.append(torch.isin(ids, torch.tensor(media_ids).to(ids)))
     return bool(known) and not any(bool(member.of(one).any()) for one in known)

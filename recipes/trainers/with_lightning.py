@@ -9,7 +9,7 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from energon_pack import PackedDataset, guard
 
@@ -31,8 +31,9 @@ class Packed(LightningModule):
 
     def __init__(self):  # type: ignore[no-untyped-def]
         super().__init__()
-        has_images = hasattr(AutoConfig.from_pretrained(options.model), "vision_config")
-        kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+        config = AutoConfig.from_pretrained(options.model)
+        has_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+        kind = AutoModelForMultimodalLM if has_media else AutoModelForCausalLM
         self.model = kind.from_pretrained(options.model)
         self.packs = PackedDataset(options.dataset, options.model)  # or LazyPackedDataset([…])
         guard(self.model, self.packs.encoder)

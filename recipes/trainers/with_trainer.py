@@ -1,4 +1,4 @@
-"""transformers' Trainer on packs, of text or with images and videos.
+"""transformers' Trainer on packs, of text or with images, videos and sounds.
 
 python recipes/trainers/with_trainer.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
 """
@@ -8,7 +8,7 @@ import sys
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     HfArgumentParser,
     Trainer,
     TrainingArguments,
@@ -22,8 +22,9 @@ parser.set_defaults(remove_unused_columns=False)  # the columns name packs
 parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch_size=1)  # even steps
 (args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
 
-has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
-kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+config = AutoConfig.from_pretrained(name)
+has_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+kind = AutoModelForMultimodalLM if has_media else AutoModelForCausalLM
 model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)

@@ -1,11 +1,11 @@
-"""TRL's SFTTrainer on packs, of text or with images and videos.
+"""TRL's SFTTrainer on packs, of text or with images, videos and sounds.
 
 python recipes/trainers/with_trl.py packed/demo MODEL --output_dir out --max_steps 20 --learning_rate 1e-5
 """
 
 import sys
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, HfArgumentParser
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, AutoTokenizer, HfArgumentParser
 from trl import SFTConfig, SFTTrainer
 
 from energon_pack import PackedDataset, check_trainer, guard
@@ -17,8 +17,9 @@ parser.set_defaults(train_sampling_strategy="sequential", per_device_train_batch
 parser.set_defaults(ddp_find_unused_parameters=True)  # packs of text give the vision tower no gradients
 (args,) = parser.parse_args_into_dataclasses(sys.argv[3:])
 
-has_images = hasattr(AutoConfig.from_pretrained(name), "vision_config")
-kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+config = AutoConfig.from_pretrained(name)
+has_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+kind = AutoModelForMultimodalLM if has_media else AutoModelForCausalLM
 model = kind.from_pretrained(args.resume_from_checkpoint or name)  # the Trainer finds only few weights by their names
 packs = PackedDataset(dataset, name)  # or LazyPackedDataset([…])
 guard(model, packs.encoder)

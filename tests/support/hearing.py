@@ -31,6 +31,7 @@ class Class:
     hears_several: bool = True  # sounds in one sample
     joins_sounds: bool = True  # of several lengths, in one pack
     hears_videos: bool = False
+    needs: str = "torch"  # a module that its processor imports
 
 
 def text_config(**more: Any) -> Values:
@@ -166,10 +167,12 @@ def _vibevoice_asr(token: Token) -> Any:
 
 
 def _moss(token: Token) -> Any:
-    text = text_config(model_type="qwen3")
     sounds = {**_ENCODER, "num_mel_bins": 8, "initializer_range": 0.2}
     return tf.MossTranscribeDiarizeConfig(
-        text_config=text, audio_config=sounds, audio_token_id=token("<|audio_pad|>"), initializer_range=0.2
+        text_config=text_config(model_type="qwen3"),
+        audio_config=sounds,
+        audio_token_id=token("<|audio_pad|>"),
+        initializer_range=0.2,
     )
 
 
@@ -225,51 +228,67 @@ def _voxtral(token: Token) -> Any:
     )
 
 
+def granite_speech(folder: Path) -> Path:
+    """3 tokens of each 15 pairs of frames."""
+    sounds: Values = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}
+    files = {"preprocessor_config": sounds, "processor_config": {"audio_processor": sounds}}
+    return write_dummy(folder, "GraniteSpeechProcessor", ["<|audio|>"], template_of("", "", "<|audio|>"), files)
+
+
+def _granite_speech(token: Token) -> Any:
+    sounds: Values = {"input_dim": 16, "hidden_dim": 16, "num_layers": 2, "num_heads": 2, "output_dim": 8}
+    queries: Values = {"model_type": "blip_2_qformer", "hidden_size": 16, "encoder_hidden_size": 16}
+    queries |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "initializer_range": 0.2}
+    return tf.GraniteSpeechConfig(
+        text_config=text_config(model_type="granite"), encoder_config=sounds, projector_config=queries,
+        audio_token_index=token("<|audio|>"), has_lora_adapter=False, initializer_range=0.2,
+    )  # fmt: skip
+
+
+def _fun_asr(token: Token) -> Any:
+    sounds = {**_ENCODER, "num_hidden_layers": 3, "num_timestamp_prediction_layers": 1, "num_mel_bins": 8}
+    joint = {**_ENCODER, "hidden_size": 32, "intermediate_size": 8, "projector_hidden_size": 24}
+    config = tf.FunAsrNanoConfig(
+        text_config=text_config(model_type="qwen3"), audio_config={**sounds, "initializer_range": 0.2},
+        adaptor_config=joint, audio_token_id=token("<|object_ref_start|>"), initializer_range=0.2,
+    )  # fmt: skip
+    config.adaptor_config._attn_implementation = "sdpa"  # as from_pretrained's `attn_implementation` does
+    return config
+
+
+#: classes that take sounds and text; one sound in a sample
+_sounds = partial(Class, has_images=False, has_sounds=True)
+_one_sound = partial(_sounds, hears_several=False)
+_omni = partial(Class, has_videos=True, has_sounds=True, hears_videos=True)
+_processor = partial(partial, processors.hearing)
+
 #: by the name of the model's class
 HEARING = {
-    "Qwen2_5OmniThinkerForConditionalGeneration": Class(
-        processors.qwen2_5_omni, omni.qwen2_5_omni, has_videos=True, has_sounds=True, hears_videos=True
+    "Qwen2_5OmniThinkerForConditionalGeneration": _omni(processors.qwen2_5_omni, omni.qwen2_5_omni),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": _omni(processors.qwen3_omni, omni.qwen3_omni),
+    "AudioFlamingo3ForConditionalGeneration": _one_sound(
+        _processor(name="AudioFlamingo3", token="<sound>"), _audio_flamingo
     ),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Class(
-        processors.qwen3_omni, omni.qwen3_omni, has_videos=True, has_sounds=True, hears_videos=True
+    "GlmAsrForConditionalGeneration": _one_sound(_processor(name="GlmAsr", token="<|pad|>"), _glm_asr),
+    "Qwen3ASRForConditionalGeneration": _one_sound(
+        _processor(name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")), _qwen3_asr
     ),
-    "AudioFlamingo3ForConditionalGeneration": Class(
-        partial(processors.hearing, name="AudioFlamingo3", token="<sound>"),
-        _audio_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
+    "Qwen2AudioForConditionalGeneration": _sounds(processors.qwen2_audio, _qwen2_audio),
+    "MusicFlamingoForConditionalGeneration": _one_sound(
+        _processor(name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")), _music_flamingo
     ),
-    "GlmAsrForConditionalGeneration": Class(
-        partial(processors.hearing, name="GlmAsr", token="<|pad|>"),
-        _glm_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
+    "VibeVoiceAsrForConditionalGeneration": _sounds(vibevoice_asr, _vibevoice_asr),
+    "MossTranscribeDiarizeForConditionalGeneration": _sounds(moss, _moss),
+    "Gemma3nForConditionalGeneration": _sounds(gemma3n, _gemma3n),
+    "Gemma4ForConditionalGeneration": _sounds(gemma4, _gemma4),
+    "VoxtralForConditionalGeneration": _sounds(voxtral, _voxtral),
+    "Phi4MultimodalForCausalLM": _one_sound(phi4, _phi4, joins_sounds=False),
+    "FunAsrNanoForConditionalGeneration": _one_sound(
+        _processor(name="FunAsrNano", extractor="FunAsrNano", token="<|object_ref_start|>"),
+        _fun_asr,
+        needs="torchaudio",
     ),
-    "Qwen3ASRForConditionalGeneration": Class(
-        partial(processors.hearing, name="Qwen3ASR", extractor="Qwen3ASR", more=("<|abos|>", "<|aeos|>")),
-        _qwen3_asr,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "Qwen2AudioForConditionalGeneration": Class(
-        processors.qwen2_audio, _qwen2_audio, has_images=False, has_sounds=True
-    ),
-    "MusicFlamingoForConditionalGeneration": Class(
-        partial(processors.hearing, name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")),
-        _music_flamingo,
-        has_images=False,
-        has_sounds=True,
-        hears_several=False,
-    ),
-    "VibeVoiceAsrForConditionalGeneration": Class(vibevoice_asr, _vibevoice_asr, has_images=False, has_sounds=True),
-    "MossTranscribeDiarizeForConditionalGeneration": Class(moss, _moss, has_images=False, has_sounds=True),
-    "Gemma3nForConditionalGeneration": Class(gemma3n, _gemma3n, has_images=False, has_sounds=True),
-    "Gemma4ForConditionalGeneration": Class(gemma4, _gemma4, has_images=False, has_sounds=True),
-    "VoxtralForConditionalGeneration": Class(voxtral, _voxtral, has_images=False, has_sounds=True),
-    "Phi4MultimodalForCausalLM": Class(
-        phi4, _phi4, has_images=False, has_sounds=True, hears_several=False, joins_sounds=False
+    "GraniteSpeechForConditionalGeneration": _one_sound(
+        granite_speech, _granite_speech, joins_sounds=False, needs="torchaudio"
     ),
 }

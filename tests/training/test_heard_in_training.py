@@ -92,7 +92,7 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
     """
     make = getattr(tf, name)
     config, members = config_of(name, template), members_of(template)
-    assert [are_heard(member.tokens.types) for member in members] == [False, False, False, False, True, False]
+    assert [are_heard(member.tokens.types) for member in members] == [False, False, False, False, False, True, False]
     proof = prove(make, config, members, "positions")[-1]
     assert proof.is_exact, proof
 

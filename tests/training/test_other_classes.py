@@ -227,6 +227,7 @@ def test_remote_code_comes_in_by_the_same_door(tmp_path: Path, name: str) -> Non
 
 def check(one: Class, make: Any, folder: Path) -> None:
     """Pack, load and train; compare with each sample alone."""
+    pytest.importorskip(one.needs, reason=f"{one.needs} makes the features of {make.__name__}")
     processor = one.write(folder / "processor")
     model_config = ModelConfig("auto", "auto", processor=str(processor), trust_remote_code=one.runs_code)
     config = PackConfig(model=replace(model_config, mask=Mask.positions, rope=Rope.auto, add_special_tokens=None))

@@ -19,10 +19,13 @@ from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError
 from energon_pack.training.members import MemberEncoder
 from energon_pack.training.rope import Rope
+from support import processors
+from support.hearing import HEARING
 from support.marks import slow
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import picture, video
+from support.tiny import tf
 
 
 def num_patches(media: dict[str, Any], name: str) -> int:
@@ -117,6 +120,9 @@ def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.
     assert MemberEncoder(template).encode(member).tokens.types.unique().tolist() == [2]
 
 
+HEARS = {name.partition("For")[0]: name for name in HEARING}
+
+
 @pytest.mark.parametrize("name", ["pixel_values", "pixel_values_images"])
 def test_a_dummy_image_goes_through_the_part_that_takes_it(name: str) -> None:
     """Janus has the method in an inner part, VideoLLaMA3 names all of it there alone."""
@@ -140,6 +146,23 @@ def test_a_dummy_image_goes_through_the_part_that_takes_it(name: str) -> None:
     assert model.inner.weight.grad is not None
     with pytest.raises(ValueError, match="Linear has no get_image_features for a dummy image"):
         touch_vision(torch.nn.Linear(1, 1), {f"dummy_{name}": torch.ones(1, 3)})
+
+
+@pytest.mark.parametrize("name", [name if name == "Qwen2Audio" else slow(name) for name in HEARS])
+def test_texts_take_all_towers_along(tmp_path: Path, name: str) -> None:
+    """A rank whose packs have no sounds would have no gradients for the encoder of sounds: DDP and FSDP stop there.
+    Qwen2.5-Omni has weights that no pack uses.
+    """
+    one = HEARING[HEARS[name]]
+    pytest.importorskip(one.needs, reason=f"{one.needs} makes the features of {name}")
+    folder = one.write(tmp_path / "processor")
+    model = getattr(tf, HEARS[name])(one.config(lambda token: processors.token_id(folder, token))).float()
+    ids = torch.arange(10, 20)[None]
+    touched = touch_vision(model, {})
+    assert float(touched.detach()) == 0.0
+    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    (out.logits.sum() + touched).backward()
+    assert [name for name, own in model.named_parameters() if own.requires_grad and own.grad is None] == []
 
 
 def test_a_family_of_rules_loads_no_processor_for_texts(real: Path) -> None:
