@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from energon_pack.samples.media.opus import num_samples
-from energon_pack.samples.media.sound_mp4 import aac_in_mp4
-from energon_pack.samples.media.sound_webm import opus_in_webm
+from energon_pack.samples.media.sound_mp4 import aac_in_mp4, pictures_in_mp4
+from energon_pack.samples.media.sound_webm import pictures_in_webm, sound_in_webm
 
 _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
@@ -27,6 +27,13 @@ class CutShortError(ValueError):
     """A file ends earlier than its header promises."""
 
 
+def plain_pictures(file: BinaryIO, extension: str) -> bool | None:
+    """Tell whether a container of videos has pictures that are no cover; None: its tables do not say it plainly."""
+    with suppress(struct.error, IndexError):
+        return {"mp4": pictures_in_mp4, "mkv": pictures_in_webm}[extension](file)
+    return None
+
+
 def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     """Return number of samples and rate of a sound; None: decode it.
 
@@ -36,7 +43,7 @@ def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     Raises:
         CutShortError: the file holds less than its header says.
     """
-    whole = {"m4a": aac_in_mp4, "mka": opus_in_webm}.get(extension)
+    whole = {"m4a": aac_in_mp4, "mka": sound_in_webm}.get(extension)
     if whole is not None:  # a damaged file is decoded, and the decoder says what is wrong
         with suppress(struct.error, IndexError):
             return whole(file)

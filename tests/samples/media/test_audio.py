@@ -93,6 +93,22 @@ def test_channels_are_heard_alike() -> None:
     assert decode_audio(file.getvalue(), 16_000).tolist() == [0.25, -0.5]
 
 
+@pytest.mark.parametrize(("container", "codec"), [("ipod", "aac"), ("ogg", "libopus"), ("matroska", "aac")])
+def test_eight_channels(container: str, codec: str) -> None:
+    """Were their planes read as those of a stereo sound are, the process would end without a word."""
+    file, values = io.BytesIO(), np.random.default_rng(0).integers(-9000, 9000, (9600, 8)).astype(np.int16)
+    with av.open(file, "w", format=container) as writer:
+        stream: Any = writer.add_stream(codec, rate=48_000, layout="7.1")
+        frame = av.AudioFrame.from_ndarray(values.reshape(1, -1), format="s16", layout="7.1")
+        frame.sample_rate, frame.pts, frame.time_base = 48_000, 0, Fraction(1, 48_000)
+        writer.mux(stream.encode(frame))
+        writer.mux(stream.encode(None))
+    found = probe(io.BytesIO(file.getvalue()))
+    samples = decode_audio(file.getvalue(), 48_000)
+    assert len(samples) == found.num_samples >= 9600
+    assert 0.01 < samples.std() < 0.2
+
+
 def test_what_has_pictures_is_a_video() -> None:
     """An mp4 and an mkv may hold a sound alone: only their streams tell."""
     assert probe(io.BytesIO(video())).kind == "video"
