@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.sound_headers import CutShortError, plain_pictures, plain_sound
+from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound
+from energon_pack.samples.media.sound_mp3 import CutShortError
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.skip import Reason, Skip
 
@@ -52,7 +53,7 @@ def probe_track(file: BinaryIO) -> tuple[int, int] | None:
         return _checked(*plain)
     file.seek(0)
     try:
-        with _av().open(file, mode="r") as container:
+        with _av().open(file, mode="r", metadata_errors="replace") as container:
             is_silent = not container.streams.audio
     except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
@@ -121,7 +122,7 @@ def _has_video(file: BinaryIO, extension: str) -> bool:
         return has_pictures
     file.seek(0)
     try:
-        with _av().open(file, mode="r") as container:
+        with _av().open(file, mode="r", metadata_errors="replace") as container:
             streams = container.streams
             return not streams.audio or any(not _is_cover(stream) for stream in streams.video)
     except Exception:  # damaged bytes make FFmpeg raise anything; what reads the video says what is wrong
@@ -168,7 +169,7 @@ def _pieces(av: Any, file: BinaryIO) -> Iterator[tuple[Samples, int]]:
 
 @contextmanager
 def _opened(av: Any, file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-    with av.open(file, mode="r") as container:
+    with av.open(file, mode="r", metadata_errors="replace") as container:
         if not container.streams.audio:
             raise UndecodableError("there is no sound in it")
         yield container, container.streams.audio[0]

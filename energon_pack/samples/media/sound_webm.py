@@ -1,16 +1,17 @@
-"""Reads a WebM or Matroska: whether it has pictures, and how many samples PyAV decodes of its Opus or AAC.
+"""Reads a WebM or Matroska: whether it has pictures, and how many samples PyAV decodes of its Opus, Vorbis or AAC.
 
 The packets are counted, less the samples that the file says to leave out at both ends.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import BinaryIO
 
 from energon_pack.samples.media.aac import FRAME, plain_rate
 from energon_pack.samples.media.opus import RATE, num_samples
+from energon_pack.samples.media.vorbis import Blocks
 
 _ROOT, _SEGMENT, _TRACKS, _TRACK = 0, 0x18538067, 0x1654AE6B, 0xAE
 _CLUSTER, _GROUP, _SIMPLE, _BLOCK, _DISCARD = 0x1F43B675, 0xA0, 0xA3, 0xA1, 0x75A2
@@ -41,6 +42,7 @@ _KNOWN = {
 }
 _BLOCKS = frozenset((_SIMPLE, _BLOCK))
 _LACED = 0x06
+_MOST_DELAY = 8192  # samples, of Vorbis
 _WINDOW, _HEAD = 1 << 16, 32  # bytes that are read at once, and that hold the first bytes of an element
 _LARGEST = 1 << 20  # bytes of the list of tracks
 
@@ -67,10 +69,16 @@ def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:
     if len(sounds) != 1 or len(numbers) != len(tracks):
         return None
     (sound,) = sounds
-    own, private, is_opus = sound[_NUMBER][0] | 0x80, sound.get(_PRIVATE, b""), sound[_CODEC] == b"A_OPUS"
-    if not is_opus and sound[_CODEC] != b"A_AAC":
+    own, private, codec = sound[_NUMBER][0] | 0x80, sound.get(_PRIVATE, b""), sound[_CODEC]
+    rate: int = 0
+    measure: Callable[[bytes, int], int] = _aac_samples
+    if codec == b"A_OPUS":
+        rate, measure = RATE, num_samples
+    elif codec == b"A_VORBIS":
+        blocks = Blocks(*_vorbis_headers(private))
+        rate, measure = blocks.rate, blocks.num_samples
+    elif codec != b"A_AAC":
         return None
-    rate = RATE if is_opus else 0
     total = discarded = last = owner = 0
     for name, place, size, window, begin in _elements(file):
         if name in _BLOCKS:
@@ -79,7 +87,7 @@ def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:
                 if discarded or window[begin + 3] & _LACED or size < 6:
                     return None
                 rate = rate or plain_rate(private, partial(_read, file, place + 4, size - 4))
-                last = num_samples(window, begin + 4) if is_opus else FRAME
+                last = measure(window, begin + 4)
                 total += last
             elif owner not in numbers:
                 return None
@@ -89,11 +97,14 @@ def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:
             discarded = _samples(int.from_bytes(window[begin : begin + size], "big", signed=True), rate)
         elif name == _DISCARD and not owner:
             return None
-    skipped = _samples(int.from_bytes(sound.get(_DELAY, b""), "big"), rate)
-    if is_opus and struct.unpack("<H", private[10:12]) != (skipped,):
+    delay = _samples(int.from_bytes(sound.get(_DELAY, b""), "big"), rate)
+    if codec == b"A_VORBIS" and delay > _MOST_DELAY:
+        return None
+    skipped = 0 if codec == b"A_VORBIS" else delay  # it is left out of the first packet: Vorbis has no samples there
+    if codec == b"A_OPUS" and struct.unpack("<H", private[10:12]) != (skipped,):
         return None
     heard = dict(_inside(sound.get(_HEARD, b""), _HEARD))
-    if not is_opus and heard.get(_RATE) != struct.pack(">d", rate):
+    if codec != b"A_OPUS" and heard.get(_RATE) != struct.pack(">d", rate):
         return None
     return (total - skipped - discarded, rate) if rate and total - last >= skipped and last >= discarded >= 0 else None
 
@@ -102,6 +113,24 @@ def _kind(track: dict[int, bytes]) -> bytes | None:
     """Return the kind of a track whose encoder FFmpeg knows."""
     kind, codec = track.get(_KIND), track.get(_CODEC, b"")
     return kind if kind == _TEXT or codec.startswith(_KNOWN.get(kind or b"", ())) else None
+
+
+def _aac_samples(data: bytes, place: int) -> int:
+    return FRAME
+
+
+def _vorbis_headers(private: bytes) -> tuple[bytes, bytes]:
+    """Return the first and the third of the three headers of Vorbis; the sizes of two are said, in steps of 255."""
+    position, sizes = 1, [0, 0]
+    for index in range(2):
+        while private[position] == 255:
+            sizes[index] += 255
+            position += 1
+        sizes[index] += private[position]
+        position += 1
+    if private[0] != 2:
+        raise IndexError("not three headers")
+    return private[position : position + sizes[0]], private[position + sum(sizes) :]
 
 
 def _samples(nanoseconds: int, rate: int) -> int:

@@ -54,6 +54,8 @@ KINDS = [
     ("mp3", "libmp3lame", 48_000, "mp3", True),
     ("ipod", "aac", 44_100, "m4a", True),
     ("mp4", "aac", 16_000, "m4a", True),
+    ("mov", "aac", 44_100, "m4a", True),
+    ("matroska", "aac", 22_050, "mka", True),
     ("adts", "aac", 16_000, "aac", False),
 ]
 
@@ -205,7 +207,9 @@ def test_ten_hours_that_are_only_declared() -> None:
             assert probe(io.BytesIO(data)).num_samples == len(decode_audio(data, 16_000)) < 20_000
     opus = encoded(9000, 16_000, "ogg", "libopus")
     page = opus.rindex(b"OggS") + 6
-    with pytest.raises(Skip, match="more than 4"):
+    with pytest.raises(
+        Skip, match="not a readable sound"
+    ):  # the checksum of the page is wrong, and no other has an end
         probe(io.BytesIO(opus[:page] + struct.pack("<q", 10 * 3600 * 48_000) + opus[page + 8 :]))
     wav = sound(800)
     with pytest.raises(Skip, match="promises 1,152,000,000 bytes, 1,600 are there"):
