@@ -9,7 +9,7 @@ def _frame(kind: int) -> int:
 
 
 #: samples of a packet by its first byte; 0: the second byte has the number of frames
-_SAMPLES = tuple(_frame(first >> 3) * (1, 2, 2, 0)[first & 3] for first in range(256))
+SAMPLES = tuple(_frame(first >> 3) * (1, 2, 2, 0)[first & 3] for first in range(256))
 
 
 def num_samples(data: bytes, position: int = 0) -> int:
@@ -19,4 +19,4 @@ def num_samples(data: bytes, position: int = 0) -> int:
         IndexError: the packet ends too early.
     """
     first = data[position]
-    return _SAMPLES[first] or _frame(first >> 3) * (data[position + 1] & 63)
+    return SAMPLES[first] or _frame(first >> 3) * (data[position + 1] & 63)

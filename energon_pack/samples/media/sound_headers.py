@@ -7,7 +7,11 @@ Vorbis, AAC in an mp4, or Opus, Vorbis or AAC in a WebM or Matroska. All other s
 import os
 import struct
 from contextlib import suppress
+from functools import cache
 from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from energon_pack.samples.media.sound_mp3 import CutShortError, mp3
 from energon_pack.samples.media.sound_mp4 import aac_in_mp4, pictures_in_mp4
@@ -18,6 +22,7 @@ _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
 _MOST_CHUNKS = 1000
 _FLAC_SIZES = (0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_PERIOD = 32_767  # powers of x
 _FLAC_TAIL = 1 << 15  # bytes in which the last frame begins if the header does not tell the size of frames
 
 
@@ -138,7 +143,7 @@ def _ends_with(tail: bytes, total: int, block: int) -> bool:
         if size_code in (6, 7):
             size = int.from_bytes(tail[position : position + size_code - 5], "big") + 1
         if found == number and size == last + 1:
-            return _crc16(tail[begin:]) == 0
+            return _is_checked(tail[begin:])
     return False
 
 
@@ -158,22 +163,16 @@ def _coded_number(data: bytes, position: int) -> tuple[int, int]:
     return value, position + length
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        rest = value << 8
-        for _ in range(8):
-            rest = (rest << 1) ^ 0x8005 if rest & 0x8000 else rest << 1
-        table.append(rest & 0xFFFF)
-    return table
+@cache
+def _powers() -> npt.NDArray[np.uint16]:
+    """Return the remainders of the powers of x in FLAC's checksum, [32767]: after so many, they repeat."""
+    powers = [1]
+    while len(powers) < _PERIOD:
+        powers.append((powers[-1] << 1 & 0xFFFF) ^ (0x8005 if powers[-1] & 0x8000 else 0))
+    return np.array(powers, np.uint16)
 
 
-_CRC = _crc_table()
-
-
-def _crc16(data: bytes) -> int:
-    """Return FLAC's checksum of a frame; it is 0 if the frame ends with its own right checksum."""
-    rest = 0
-    for byte in data:
-        rest = (rest << 8 & 0xFFFF) ^ _CRC[rest >> 8 ^ byte]
-    return rest
+def _is_checked(frame: bytes) -> bool:
+    """Tell whether a frame of FLAC ends with its own right checksum: then its bits, as a polynomial, leave no rest."""
+    bits = np.unpackbits(np.frombuffer(frame, np.uint8))[::-1]
+    return not np.bitwise_xor.reduce(_powers()[np.flatnonzero(bits) % _PERIOD])

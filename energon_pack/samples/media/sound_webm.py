@@ -5,12 +5,12 @@ The packets are counted, less the samples that the file says to leave out at bot
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import BinaryIO
 
 from energon_pack.samples.media.aac import FRAME, plain_rate
-from energon_pack.samples.media.opus import RATE, num_samples
+from energon_pack.samples.media.opus import RATE, SAMPLES, num_samples
 from energon_pack.samples.media.vorbis import Blocks
 
 _ROOT, _SEGMENT, _TRACKS, _TRACK = 0, 0x18538067, 0x1654AE6B, 0xAE
@@ -71,12 +71,13 @@ def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:
     (sound,) = sounds
     own, private, codec = sound[_NUMBER][0] | 0x80, sound.get(_PRIVATE, b""), sound[_CODEC]
     rate: int = 0
-    measure: Callable[[bytes, int], int] = _aac_samples
+    known: Sequence[int] = (FRAME,) * 256  # samples of a packet by its first byte; 0: `measure` it
+    measure: Callable[[bytes, int], int] = num_samples
     if codec == b"A_OPUS":
-        rate, measure = RATE, num_samples
+        rate, known = RATE, SAMPLES
     elif codec == b"A_VORBIS":
         blocks = Blocks(*_vorbis_headers(private))
-        rate, measure = blocks.rate, blocks.num_samples
+        rate, known, measure = blocks.rate, (0,) * 256, blocks.num_samples
     elif codec != b"A_AAC":
         return None
     total = discarded = last = owner = 0
@@ -87,7 +88,7 @@ def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:
                 if discarded or window[begin + 3] & _LACED or size < 6:
                     return None
                 rate = rate or plain_rate(private, partial(_read, file, place + 4, size - 4))
-                last = measure(window, begin + 4)
+                last = known[window[begin + 4]] or measure(window, begin + 4)
                 total += last
             elif owner not in numbers:
                 return None
@@ -113,10 +114,6 @@ def _kind(track: dict[int, bytes]) -> bytes | None:
     """Return the kind of a track whose encoder FFmpeg knows."""
     kind, codec = track.get(_KIND), track.get(_CODEC, b"")
     return kind if kind == _TEXT or codec.startswith(_KNOWN.get(kind or b"", ())) else None
-
-
-def _aac_samples(data: bytes, place: int) -> int:
-    return FRAME
 
 
 def _vorbis_headers(private: bytes) -> tuple[bytes, bytes]:
@@ -181,14 +178,17 @@ def _elements(file: BinaryIO) -> Iterator[tuple[int, int, int, bytes, int]]:
         if position > last:
             window, base = _read(file, position, _WINDOW), position
             last = end if base + len(window) == end else base + len(window) - _HEAD
-        start = position - base
-        if window[start] == _SIMPLE and 0x40 <= window[start + 1] < 0x7F:  # most elements: the same, faster
+        start, rest = position - base, upto - base
+        stop = min(rest, last - base) if allowed is in_cluster else 0
+        while start < stop and window[start] == _SIMPLE and 0x40 <= window[start + 1] < 0x7F:  # the same, faster
             size = (window[start + 1] & 0x3F) << 8 | window[start + 2]
-            position += 3 + size
-            if position <= upto and allowed is in_cluster:
-                yield _SIMPLE, position - size, size, window, start + 3
-                continue
-            position -= 3 + size
+            if start + 3 + size > rest:
+                break
+            start += 3 + size
+            yield _SIMPLE, base + start - size, size, window, start - size
+        if base + start > position:
+            position = base + start
+            continue
         name, size, begin = _name_and_size(window, start)
         if is_endless and name not in allowed and name in levels[-1][0]:
             allowed, upto, is_endless = levels.pop()
