@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import struct
 from collections.abc import Callable
 from fractions import Fraction
@@ -153,12 +154,39 @@ def test_packets_that_are_not_there() -> None:
 def test_tracks_that_are_not_plain() -> None:
     """Packets with compressed beginnings, a codec that FFmpeg does not know, packets of no track, chapters."""
     webm, clip = encoded("webm", "libopus", 48_000), video_with_sound(format="matroska", codec="libopus", rate=48_000)
-    assert counted(webm.replace(b"\x23\xe3\x83", b"\x6d\x80\x81"), "mka") is None or b"\x23\xe3\x83" not in webm
+    mkv = encoded("matroska", "aac", 44_100)
+    compressed = mkv.replace(b"\x55\xee\x81\x00", b"\x6d\x80\x81\x00")
+    assert compressed != mkv
+    assert (counted(mkv, "mka") is None, counted(compressed, "mka")) == (False, None)
     assert plain_pictures(io.BytesIO(webm.replace(b"A_OPUS", b"A_LUTE")), "mkv") is None
     assert plain_pictures(io.BytesIO(clip.replace(b"V_MPEG4", b"V_LUTES")), "mkv") is None
     number = clip.index(b"\xd7\x81") + 2
     assert counted(clip[:number] + b"\x09" + clip[number + 1 :], "mka") is None
     assert plain_pictures(io.BytesIO(video_with_sound().replace(b"vmhd", b"chap")), "mp4") is None
+
+
+@pytest.mark.parametrize("name", ["ogg opus", "ogg vorbis"])
+def test_pages_that_say_other_lengths(name: str) -> None:
+    """With the right checksum, too: a stream that was cut out of another, and an end that is before its last packet."""
+    data = clip(name)
+    pages = [found.start() for found in re.finditer(b"OggS", data)]
+    assert len(pages) > 3
+    for page, more in ((pages[-2], 1), (pages[-1], 100_000), (pages[-1], -20_000)):
+        end = next((other for other in pages if other > page), len(data))
+        whole = bytearray(data[page:end])
+        whole[6:14] = struct.pack("<q", struct.unpack("<q", whole[6:14])[0] + more)
+        whole[22:26] = bytes(4)
+        whole[22:26] = struct.pack("<I", ogg_checksum(whole))
+        assert counted(data[:page] + whole + data[end:], "ogg") is None
+
+
+def ogg_checksum(data: bytes) -> int:
+    rest = 0
+    for byte in data:
+        rest ^= byte << 24
+        for _ in range(8):
+            rest = (rest << 1 ^ 0x04C11DB7 if rest & 0x80000000 else rest << 1) & 0xFFFFFFFF
+    return rest
 
 
 def test_an_end_that_ffmpeg_does_not_believe() -> None:
