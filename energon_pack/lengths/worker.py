@@ -43,7 +43,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 17
+LENGTHS_VERSION = 18
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 

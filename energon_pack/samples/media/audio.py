@@ -15,13 +15,15 @@ import numpy.typing as npt
 
 from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.sound_headers import CutShortError, plain_sound
+from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound
+from energon_pack.samples.media.sound_mp3 import CutShortError
 from energon_pack.samples.media.video import UndecodableError
 from energon_pack.samples.skip import Reason, Skip
 
 Samples = npt.NDArray[np.float32]
 
 _LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
+_MOST_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
 _TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
 
 
@@ -43,10 +45,15 @@ def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
-    """Decode the first sound of a video; return what `probe_audio` returns. None: the video has no sound."""
+    """Return what `probe_audio` returns, for the first sound of a video; None: the video has no sound."""
+    file.seek(0)
+    found = format_of(file.read(16))
+    plain = plain_sound(file, SOUNDS_LIKE.get(found.extension, "")) if found else None
+    if plain is not None:
+        return _checked(*plain)
     file.seek(0)
     try:
-        with _av().open(file, mode="r") as container:
+        with _av().open(file, mode="r", metadata_errors="replace") as container:
             is_silent = not container.streams.audio
     except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
@@ -103,16 +110,19 @@ def stream_format(head: bytes, file: BinaryIO) -> MediaFormat | None:
         head: the first 16 bytes of the file.
     """
     found = format_of(head)
-    if found is None or found.extension not in SOUNDS_LIKE or _has_video(file):
+    if found is None or found.extension not in SOUNDS_LIKE or _has_video(file, found.extension):
         return found
     return next(format for format in FORMATS if format.extension == SOUNDS_LIKE[found.extension])
 
 
-def _has_video(file: BinaryIO) -> bool:
+def _has_video(file: BinaryIO, extension: str) -> bool:
     """Tell whether a container has a stream of pictures; a cover does not count."""
+    has_pictures = plain_pictures(file, extension)
+    if has_pictures is not None:
+        return has_pictures
     file.seek(0)
     try:
-        with _av().open(file, mode="r") as container:
+        with _av().open(file, mode="r", metadata_errors="replace") as container:
             streams = container.streams
             return not streams.audio or any(not _is_cover(stream) for stream in streams.video)
     except Exception:  # damaged bytes make FFmpeg raise anything; what reads the video says what is wrong
@@ -159,7 +169,7 @@ def _pieces(av: Any, file: BinaryIO) -> Iterator[tuple[Samples, int]]:
 
 @contextmanager
 def _opened(av: Any, file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-    with av.open(file, mode="r") as container:
+    with av.open(file, mode="r", metadata_errors="replace") as container:
         if not container.streams.audio:
             raise UndecodableError("there is no sound in it")
         yield container, container.streams.audio[0]
@@ -168,6 +178,9 @@ def _opened(av: Any, file: BinaryIO) -> Iterator[tuple[Any, Any]]:
 def _mean(av: Any, frame: Any) -> Samples:
     """Return the mean of a frame's channels, float32 [n]."""
     name = frame.format.name
+    if frame.format.is_planar and frame.layout.nb_channels > _MOST_PLANES:
+        packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout, rate=frame.sample_rate)
+        (frame,) = packed.resample(frame)
     values = frame.to_ndarray()
     if not frame.format.is_planar:
         values = values.reshape(-1, frame.layout.nb_channels).T

@@ -1,30 +1,36 @@
 """Reads the number of samples of plain sounds from their headers: PyAV's result, many times faster.
 
-A plain sound is whole, and is a WAV or AIFF of integers, a FLAC, an Ogg with one whole stream of Opus, an MP3 whose
-first frame has LAME's counts, AAC in an mp4, or Opus in a WebM. All other sounds are decoded.
+A plain sound is whole, and is a WAV or AIFF of integers, a FLAC, an MP3, an Ogg with one whole stream of Opus or
+Vorbis, AAC in an mp4, or Opus, Vorbis or AAC in a WebM or Matroska. All other sounds are decoded.
 """
 
 import os
 import struct
 from contextlib import suppress
+from functools import cache
 from typing import BinaryIO
 
-from energon_pack.samples.media.opus import num_samples
-from energon_pack.samples.media.sound_mp4 import aac_in_mp4
-from energon_pack.samples.media.sound_webm import opus_in_webm
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.samples.media.sound_mp3 import CutShortError, mp3
+from energon_pack.samples.media.sound_mp4 import aac_in_mp4, pictures_in_mp4
+from energon_pack.samples.media.sound_ogg import sound_in_ogg
+from energon_pack.samples.media.sound_webm import pictures_in_webm, sound_in_webm
 
 _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
 _MOST_CHUNKS = 1000
 _FLAC_SIZES = (0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_PERIOD = 32_767  # powers of x
 _FLAC_TAIL = 1 << 15  # bytes in which the last frame begins if the header does not tell the size of frames
 
-_CONTINUED, _FIRST_PAGE, _LAST_PAGE = 1, 2, 4  # flags of a page of Ogg
-_MP3_DELAY = 529  # samples of the decoder itself
 
-
-class CutShortError(ValueError):
-    """A file ends earlier than its header promises."""
+def plain_pictures(file: BinaryIO, extension: str) -> bool | None:
+    """Tell whether a container of videos has pictures that are no cover; None: its tables do not say it plainly."""
+    with suppress(struct.error, IndexError):
+        return {"mp4": pictures_in_mp4, "mkv": pictures_in_webm}[extension](file)
+    return None
 
 
 def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
@@ -36,12 +42,12 @@ def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     Raises:
         CutShortError: the file holds less than its header says.
     """
-    whole = {"m4a": aac_in_mp4, "mka": opus_in_webm}.get(extension)
+    whole = {"m4a": aac_in_mp4, "mka": sound_in_webm, "ogg": sound_in_ogg}.get(extension)
     if whole is not None:  # a damaged file is decoded, and the decoder says what is wrong
         with suppress(struct.error, IndexError):
             return whole(file)
         return None
-    read = {"wav": _wav, "aiff": _aiff, "flac": _flac, "ogg": _opus, "mp3": _mp3}.get(extension)
+    read = {"wav": _wav, "aiff": _aiff, "flac": _flac, "mp3": mp3}.get(extension)
     if read is None:
         return None
     end = file.seek(0, os.SEEK_END)
@@ -126,82 +132,6 @@ def _flac(file: BinaryIO, end: int) -> tuple[int, int] | None:
     return None
 
 
-def _opus(file: BinaryIO, end: int) -> tuple[int, int] | None:
-    position = number = 0
-    skipped = first = last = serial = -1
-    is_last = False
-    while position + 27 <= end:
-        file.seek(position)
-        head = file.read(27)
-        if head[:4] != b"OggS":
-            return None
-        flags, granule, stream = head[5], *struct.unpack("<qI", head[6:18])
-        lengths = file.read(head[26])
-        if number == 0:
-            info = file.read(19)
-            if info[:8] != b"OpusHead" or info[8] > 15:
-                return None
-            skipped, serial = struct.unpack("<H", info[10:12])[0], stream
-        elif stream != serial or flags & _FIRST_PAGE or is_last:
-            return None
-        elif number > 1 and granule >= 0 and first < 0:
-            first = _opus_samples(file.read(sum(lengths)), lengths)
-            if flags & _CONTINUED or (granule != first and not flags & _LAST_PAGE):
-                return None  # it does not begin at 0: it was cut out of another sound
-        position += 27 + len(lengths) + sum(lengths)
-        last = granule if granule >= 0 else last
-        number += 1
-        is_last = bool(flags & _LAST_PAGE)
-    if position != end or number < 3 or not is_last or not last - skipped >= 0:
-        return None
-    return last - skipped, 48_000
-
-
-def _opus_samples(data: bytes, lengths: bytes) -> int:
-    """Count the samples of a page's packets from the first bytes of each."""
-    total = position = size = 0
-    for length in lengths:
-        size += length
-        if length < 255:
-            if size:
-                total += num_samples(data, position)
-            position, size = position + size, 0
-    return total
-
-
-def _mp3(file: BinaryIO, end: int) -> tuple[int, int] | None:
-    file.seek(0)
-    head = file.read(10)
-    start = 0
-    if head[:3] == b"ID3":
-        start = 10 + sum(byte << shift for byte, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
-    file.seek(start)
-    frame = file.read(192)
-    if len(frame) < 192 or frame[0] != 0xFF or frame[1] & 0xE6 != 0xE2 or frame[2] & 0x0C == 0x0C:
-        return None
-    version = frame[1] >> 3 & 3  # 3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5
-    is_mono = frame[3] >> 6 == 3
-    begin = 4 + ((17 if is_mono else 32) if version == 3 else (9 if is_mono else 17))
-    rate = (44_100, 48_000, 32_000)[frame[2] >> 2 & 3] >> {3: 0, 2: 1, 0: 2}.get(version, 0)
-    name, flags = struct.unpack(">4sI", frame[begin : begin + 8])
-    if version == 1 or name not in (b"Xing", b"Info") or flags & 3 != 3:
-        return None
-    frames, size = struct.unpack(">II", frame[begin + 8 : begin + 16])
-    tag = begin + 16 + 100 * bool(flags & 4) + 4 * bool(flags & 8)
-    file.seek(start + tag)
-    tail = file.read(24)
-    if tail[:4] not in (b"LAME", b"Lavf", b"Lavc"):
-        return None
-    delay, padding = tail[21] << 4 | tail[22] >> 4, (tail[22] & 15) << 8 | tail[23]
-    file.seek(max(0, end - 128))
-    here = end - start - (128 if file.read(3) == b"TAG" else 0)
-    if here < size:
-        raise CutShortError(f"its header promises {size:,} bytes, {here:,} are there")
-    if here != size or delay + padding < 2 * _MP3_DELAY or padding < _MP3_DELAY:
-        return None
-    return frames * (1152 if version == 3 else 576) - delay - padding, rate
-
-
 def _ends_with(tail: bytes, total: int, block: int) -> bool:
     """Tell whether the last whole frame in these bytes ends after `total` samples."""
     number, last = divmod(total - 1, block)
@@ -213,7 +143,7 @@ def _ends_with(tail: bytes, total: int, block: int) -> bool:
         if size_code in (6, 7):
             size = int.from_bytes(tail[position : position + size_code - 5], "big") + 1
         if found == number and size == last + 1:
-            return _crc16(tail[begin:]) == 0
+            return _is_checked(tail[begin:])
     return False
 
 
@@ -233,22 +163,16 @@ def _coded_number(data: bytes, position: int) -> tuple[int, int]:
     return value, position + length
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for value in range(256):
-        rest = value << 8
-        for _ in range(8):
-            rest = (rest << 1) ^ 0x8005 if rest & 0x8000 else rest << 1
-        table.append(rest & 0xFFFF)
-    return table
+@cache
+def _powers() -> npt.NDArray[np.uint16]:
+    """Return the remainders of the powers of x in FLAC's checksum, [32767]: after so many, they repeat."""
+    powers = [1]
+    while len(powers) < _PERIOD:
+        powers.append((powers[-1] << 1 & 0xFFFF) ^ (0x8005 if powers[-1] & 0x8000 else 0))
+    return np.array(powers, np.uint16)
 
 
-_CRC = _crc_table()
-
-
-def _crc16(data: bytes) -> int:
-    """Return FLAC's checksum of a frame; it is 0 if the frame ends with its own right checksum."""
-    rest = 0
-    for byte in data:
-        rest = (rest << 8 & 0xFFFF) ^ _CRC[rest >> 8 ^ byte]
-    return rest
+def _is_checked(frame: bytes) -> bool:
+    """Tell whether a frame of FLAC ends with its own right checksum: then its bits, as a polynomial, leave no rest."""
+    bits = np.unpackbits(np.frombuffer(frame, np.uint8))[::-1]
+    return not np.bitwise_xor.reduce(_powers()[np.flatnonzero(bits) % _PERIOD])

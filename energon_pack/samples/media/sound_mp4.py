@@ -1,4 +1,4 @@
-"""Reads the number of samples of AAC in an mp4 from its tables: as many as PyAV decodes, many times faster.
+"""Reads the tables of an mp4: whether it has pictures, and how many samples PyAV decodes of its AAC.
 
 The decoder gives 1,024 samples for each packet, and leaves out the samples before the edit begins.
 """
@@ -6,42 +6,92 @@ The decoder gives 1,024 samples for each packet, and leaves out the samples befo
 import os
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO
+from functools import partial
+from itertools import accumulate
+from typing import BinaryIO, NamedTuple
 
-_FRAME = 1024
+from energon_pack.samples.media.aac import FRAME, plain_rate
+
 _LARGEST = 1 << 24  # bytes of `moov`
-_RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8000, 7350)
-_NO_SBR = b"\x56\xe5\x00"  # the end of a configuration that says that the rate is not doubled
+_PLAIN = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide"))  # the outermost boxes of a plain mp4
+_PICTURES, _SOUND = b"vide", b"soun"  # kinds of tracks
+
+
+class _Packets(NamedTuple):
+    number: int  # at least one
+    place: int  # of the first
+    size: int  # of the first, in bytes
+
+
+def pictures_in_mp4(file: BinaryIO) -> bool | None:
+    """Tell whether some track has pictures; None: the tables do not say it plainly.
+
+    Raises:
+        struct.error, IndexError: a table is damaged.
+    """
+    moov = _moov(file)
+    if moov is None or b"chap" in moov:  # pictures of chapters are covers
+        return None
+    kinds = {_kind(track) for track in _tracks(moov)}
+    return True if _PICTURES in kinds else False if kinds == {_SOUND} else None
 
 
 def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:
-    """Return number of samples and rate; None: decode it.
+    """Return number of samples and rate of the only sound; None: decode it.
 
     Raises:
-        struct.error, IndexError: a table ends too early.
+        struct.error, IndexError: a table is damaged.
     """
-    boxes = _moov(file)
-    if boxes is None or b"iTunSMPB" in boxes:  # with this tag FFmpeg leaves out other samples
+    moov = _moov(file)
+    if moov is None or b"iTunSMPB" in moov:  # with this tag FFmpeg leaves out other samples
         return None
-    tracks = [box for name, box in _boxes(boxes) if name == b"trak"]
-    if len(tracks) != 1 or any(name == b"mvex" for name, _ in _boxes(boxes)):
+    end = file.seek(0, os.SEEK_END)
+    tables: dict[bytes, list[tuple[bytes, bytes, _Packets]]] = {}
+    for track in _tracks(moov):
+        table = _find(_find(_find(track, b"mdia"), b"minf"), b"stbl")
+        packets = _packets(table, end)
+        if packets is None:
+            return None
+        tables.setdefault(_kind(track), []).append((track, table, packets))
+    if len(tables.get(_SOUND, ())) != 1 or _find(moov, b"mvex"):
         return None
-    movie, track = _find(boxes, b"mvhd"), tracks[0]
-    media = _find(track, b"mdia")
-    table = _find(_find(media, b"minf"), b"stbl")
-    described = _find(table, b"stsd")
-    times, sizes, edits = _find(table, b"stts"), _find(table, b"stsz"), _find(_find(track, b"edts"), b"elst")
-    rate = _timescale(_find(media, b"mdhd"))
-    if rate != _plain_aac(described) or not times or len(sizes) < 12:
-        return None
-    same, number = struct.unpack(">II", sizes[4:12])
+    ((track, table, packets),) = tables[_SOUND]
+    rate, times = _timescale(_find(_find(track, b"mdia"), b"mdhd")), _find(table, b"stts")
     counts = [struct.unpack(">II", times[start : start + 8]) for start in range(8, len(times) - 7, 8)]
-    if same or len(sizes) < 12 + 4 * number or sum(count for count, _ in counts) != number or number < 2:
+    if packets.number < 2 or sum(count for count, _ in counts) != packets.number or _find(table, b"ctts"):
         return None
-    if any(length != _FRAME for _, length in counts[:-1]) or not (counts[-1][1] == _FRAME or counts[-1][0] == 1):
+    if any(length != FRAME for _, length in counts[:-1]) or not (counts[-1][1] == FRAME or counts[-1][0] == 1):
         return None
-    begin = _begin(edits, _timescale(movie), rate, number)
-    return None if begin is None else (number * _FRAME - begin, rate)
+    edits = _find(_find(track, b"edts"), b"elst")
+    begin = _begin(edits, _timescale(_find(moov, b"mvhd")), rate, packets.number)
+    config = _configuration(_find(table, b"stsd"))
+    if begin is None or plain_rate(config, partial(_read, file, packets.place, packets.size)) != rate:
+        return None
+    return packets.number * FRAME - begin, rate
+
+
+def _packets(table: bytes, end: int) -> _Packets | None:
+    """Return the packets of a track; None: the tables contradict each other, or some packet is not within the file."""
+    sizes, runs, wide = _find(table, b"stsz"), _find(table, b"stsc"), _find(table, b"co64")
+    same, number = struct.unpack(">II", sizes[4:12])
+    each = (same,) * number if same and number * same <= end else struct.unpack(f">{number}I", sizes[12:])
+    places = wide or _find(table, b"stco")
+    num_chunks = struct.unpack(">I", places[4:8])[0]
+    begins = struct.unpack(f">{num_chunks}{'Q' if wide else 'I'}", places[8:])
+    steps = list(struct.iter_unpack(">III", runs[8:]))
+    firsts = [first for first, _, _ in steps] + [num_chunks + 1]
+    if not all(each) or firsts[0] != 1 or any(kind != 1 for _, _, kind in steps):
+        return None
+    if firsts != sorted(set(firsts)) or struct.unpack(">I", runs[4:8]) != (len(steps),):
+        return None
+    upto = list(accumulate(each, initial=0))
+    packet = 0
+    for (first, count, _), after in zip(steps, firsts[1:], strict=True):
+        for begin in begins[first - 1 : after - 1]:
+            packet += count
+            if packet > number or begin + upto[packet] - upto[packet - count] > end:
+                return None
+    return _Packets(number, begins[0], each[0]) if packet == number else None
 
 
 def _begin(edits: bytes, movie_rate: int, rate: int, number: int) -> int | None:
@@ -51,28 +101,32 @@ def _begin(edits: bytes, movie_rate: int, rate: int, number: int) -> int | None:
     if edits[0] or struct.unpack(">I", edits[4:8]) != (1,):
         return None
     duration, begin, speed = struct.unpack(">IiI", edits[8:20])
-    if begin < 0 or begin > 4 * _FRAME or speed != 1 << 16 or not movie_rate:
+    if begin < 0 or begin > 4 * FRAME or speed != 1 << 16 or not movie_rate:
         return None
-    return begin if begin + duration * rate / movie_rate > (number - 1) * _FRAME + 1 else None
+    return begin if begin + duration * rate / movie_rate > (number - 1) * FRAME + 1 else None
 
 
-def _plain_aac(described: bytes) -> int:
-    """Return the rate of AAC-LC if frames have 1,024 samples and the rate is surely not doubled; 0: anything else."""
+def _configuration(described: bytes) -> bytes:
+    """Return the configuration of AAC; empty: anything else."""
     if described[4:8] != b"\0\0\0\1" or described[12:16] != b"mp4a":
-        return 0
-    place = described.find(b"esds")
-    place = described.find(b"\x05", described.find(b"\x04", place) + 13) if place > 0 else -1
-    if place < 0:
-        return 0
-    place += 1
-    while described[place] & 0x80:
+        return b""
+    version = int.from_bytes(described[24:26], "big")  # 1: a description of QuickTime
+    if version > 1:
+        return b""
+    inside = _find(described[60:], b"wave") if version else described[44:]
+    stream = _descriptor(_find(inside, b"esds")[4:], 3)
+    decoder = _descriptor(stream[3:], 4) if not stream[2] >> 5 else b""
+    return _descriptor(decoder[13:], 5) if decoder[:1] == b"\x40" else b""
+
+
+def _descriptor(data: bytes, name: int) -> bytes:
+    """Return the content of the descriptor that begins `data`; empty: it has another name."""
+    size, place = 0, 1
+    while True:
+        size = size << 7 | data[place] & 0x7F
         place += 1
-    config = described[place + 1 : place + 1 + described[place]]
-    first, second = config[0], config[1]
-    index = (first & 7) << 1 | second >> 7
-    if first >> 3 != 2 or index >= len(_RATES) or second & 7 or config[2:] != _NO_SBR:
-        return 0
-    return _RATES[index]
+        if data[place - 1] < 0x80:
+            return data[place : place + size] if data[0] == name else b""
 
 
 def _timescale(header: bytes) -> int:
@@ -80,29 +134,52 @@ def _timescale(header: bytes) -> int:
     return int(struct.unpack(">I", header[place : place + 4])[0])
 
 
+def _tracks(moov: bytes) -> list[bytes]:
+    return [box for name, box in _boxes(moov) if name == b"trak"]
+
+
+def _kind(track: bytes) -> bytes:
+    return _find(_find(track, b"mdia"), b"hdlr")[8:12]
+
+
 def _moov(file: BinaryIO) -> bytes | None:
-    end, position = file.seek(0, os.SEEK_END), 0
+    """Return the content of the only `moov`; None: there is none, it is too large, or there are unknown boxes."""
+    end, position, moov = file.seek(0, os.SEEK_END), 0, None
     while position + 8 <= end:
-        file.seek(position)
-        size, name = struct.unpack(">I4s", file.read(8))
-        if name == b"moof" or size < 8:
+        head = _read(file, position, 16)
+        size, name = struct.unpack(">I4s", head[:8])
+        begin = position + (16 if size == 1 else 8)
+        size = int.from_bytes(head[8:16], "big") if size == 1 else size or end - position
+        if name not in _PLAIN or (name == b"moov" and (moov is not None or size > _LARGEST)) or position + size < begin:
             return None
         if name == b"moov":
-            return file.read(size - 8) if size <= _LARGEST else None
+            moov = _read(file, begin, position + size - begin)
         position += size
-    return None
+    return moov if position == end else None
+
+
+def _read(file: BinaryIO, place: int, size: int) -> bytes:
+    file.seek(place)
+    return file.read(size)
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     position = 0
     while position + 8 <= len(data):
         size, name = struct.unpack(">I4s", data[position : position + 8])
-        if size < 8:
-            return
+        if size < 8 or position + size > len(data):
+            raise IndexError(f"a box of {size} bytes, {len(data) - position} are there")
         yield name, data[position + 8 : position + size]
         position += size
 
 
 def _find(data: bytes, name: bytes) -> bytes:
-    """Return the content of the first box with a name; empty: there is no such box."""
-    return next((box for other, box in _boxes(data) if other == name), b"")
+    """Return the content of the only box with a name; empty: there is no such box.
+
+    Raises:
+        IndexError: there are several.
+    """
+    boxes = [box for other, box in _boxes(data) if other == name]
+    if len(boxes) > 1:
+        raise IndexError(f"{len(boxes)} boxes {name!r}")
+    return boxes[0] if boxes else b""

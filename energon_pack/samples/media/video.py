@@ -32,7 +32,7 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     file.seek(0)
     try:
-        with av.open(file, mode="r") as container:
+        with av.open(file, mode="r", metadata_errors="replace") as container:
             stream = container.streams.video[0]
             num_frames = _num_shown(container, stream)
             rate = stream.average_rate or stream.guessed_rate
@@ -121,7 +121,7 @@ def frame_times(data: bytes) -> list[float]:
 @contextmanager
 def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
     """Open a video; the context gives its frames in the order they are shown."""
-    with av.open(io.BytesIO(data), mode="r") as container:
+    with av.open(io.BytesIO(data), mode="r", metadata_errors="replace") as container:
         stream = container.streams.video[0]
         stream.thread_type = _thread_type(av)
         yield container.decode(stream)
