@@ -31,17 +31,16 @@ def probe(file: BinaryIO) -> Media:
     Raises:
         Skip: `unreadable_media`.
     """
+    head = file.read(16)
+    container = stream_format(head, file)
     try:
-        return IMAGE.probe(file)
-    except UnidentifiedImageError:
-        file.seek(0)
-        head = file.read(16)
-        container = stream_format(head, file)
-        if container is None or container.kind == IMAGE.kind:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
-        try:
+        if container is not None and container.kind != IMAGE.kind:
             return KINDS[container.kind].probe(file, container)
-        except (Skip, PackError):
-            raise
-        except Exception as error:  # a class of another package may raise anything, and it costs only its sample
-            raise Skip(Reason.UNREADABLE_MEDIA, str(error)[:200] or type(error).__name__) from None
+        file.seek(0)
+        return IMAGE.probe(file)  # Pillow tries all of its formats, which takes as long as the header of a sound
+    except UnidentifiedImageError:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
+    except (Skip, PackError):
+        raise
+    except Exception as error:  # a class of another package may raise anything, and it costs only its sample
+        raise Skip(Reason.UNREADABLE_MEDIA, str(error)[:200] or type(error).__name__) from None

@@ -140,14 +140,15 @@ class Shapes(MediaRules):
         if len(media) > 1 and len(kinds) == 1 and self._are_independent(*kinds):
             each = [self._known_or_asked([medium], [own]) for medium, own in zip(media, chosen, strict=True)]
             return [answer for answers, _ in each for answer in answers], each[-1][1]
-        key = tuple(media), chosen
-        if key not in self._known:
-            try:
-                is_sound = [medium.kind for medium in media] == [AUDIO.kind]
-                self._remember(key, self._steps(media[0].num_samples) if is_sound else self._ask(*key))
-            except Exception as error:  # the processor refuses the sample
-                raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
-        return self._known[key]
+        try:
+            if len(media) == 1 and kinds == {AUDIO.kind}:  # lengths differ, so it would fill the memory to keep each
+                return self._steps(media[0].num_samples)
+            key = tuple(media), chosen
+            if key not in self._known:
+                self._remember(key, self._ask(*key))
+            return self._known[key]
+        except Exception as error:  # the processor refuses the sample
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
 
     @cached_property
     def _steps(self) -> Steps[_Answers]:
