@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.template import Template
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
@@ -165,7 +166,7 @@ class PackEncoder:
                 raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
-        self._drop, self._dummy = on_bad_member == "drop", dummy_image and "image" in template.media_tokens
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in template.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
         self._form = Form(
