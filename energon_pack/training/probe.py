@@ -147,18 +147,36 @@ def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequen
     alone = [plain_logits(model, member) for member in members]
     apart = max(max(_differences(row, alone)) for row in before)
     tolerance = 5e-2 if model.dtype.itemsize < 4 else 1e-4
+    by_other_row = _moved_by_other_row(model, members, mask, before)
     for index in changed:
         other = _changed(members[index], model.config)
         after = _packed(model, [*members[:index], other, *members[index + 1 :]], mask)
         differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
         own = max(row[index] for row in differences)
         others = max(difference for row in differences for i, difference in enumerate(row) if i != index)
-        yield Finding(others, own, apart, tolerance)
+        yield Finding(max(others, by_other_row), own, apart, tolerance)
 
 
-def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions") -> dict[str, Any]:
-    """Return the inputs of a forward of these members: two packs, or one if the mask is `hybrid`."""
-    rows = [members] if mask == "hybrid" else [members, members[::-1]]
+def _moved_by_other_row(model: Any, members: Sequence[Encoded], mask: str, before: Sequence[Sequence[Tensor]]) -> float:
+    """Return how far other media in the first row move the logits of the second; 0 if there is one row, or no media.
+
+    Both rows have the same media, so an encoder that mixes the media of a batch by a mean would show nowhere else.
+    """
+    if len(before) < 2 or not any(member.media for member in members):
+        return 0.0
+    other = [replace(member, media=_other_media(member)) for member in members]
+    return max(_differences(before[1], _packed(model, members, mask, other)[1]))
+
+
+def probe_inputs(
+    model: Any, members: Sequence[Encoded], mask: str = "positions", first: Sequence[Encoded] | None = None
+) -> dict[str, Any]:
+    """Return the inputs of a forward of these members: two packs, or one if the mask is `hybrid`.
+
+    Args:
+        first: the members of the first pack, if they are others.
+    """
+    rows = [first or members] if mask == "hybrid" else [first or members, members[::-1]]
     width = sum(len(member.tokens) for member in members) + _PAD_TAIL
     form = Form(rope=has_rope_rows(model), width=width)
     batch = PackedBatch(neat([[member.tokens for member in row] for row in rows], form))
@@ -173,9 +191,11 @@ def probe_inputs(model: Any, members: Sequence[Encoded], mask: str = "positions"
     return inputs
 
 
-def _packed(model: Any, members: Sequence[Encoded], mask: str) -> list[list[Tensor]]:
-    """Return for each pack the logits of its members, in the order of `members`."""
-    inputs = probe_inputs(model, members, mask)
+def _packed(
+    model: Any, members: Sequence[Encoded], mask: str, first: Sequence[Encoded] | None = None
+) -> list[list[Tensor]]:
+    """Return for each pack the logits of its members, in the order of `members`; `first` as in `probe_inputs`."""
+    inputs = probe_inputs(model, members, mask, first)
     check_inputs(inputs, getattr(model.config, "_attn_implementation", None))
     with _as_run(model):
         logits = model(**inputs).logits.detach()
@@ -230,8 +250,13 @@ def _changed(member: Encoded, config: Any) -> Encoded:
     of_media |= tokens.types != 0  # Granite Speech has no types
     is_word = ~of_media
     is_word[: int(of_media.nonzero().max()) + 2 if of_media.any() else 0] = False
-    pixels = {
+    tokens = replace(tokens, ids=torch.where(is_word, words, tokens.ids))
+    return replace(member, tokens=tokens, media=_other_media(member))
+
+
+def _other_media(member: Encoded) -> dict[str, Tensor]:
+    """Return the media of a member with other pixels and features."""
+    return {
         name: value.flip(0) + 0.5 if value.is_floating_point() and name.startswith(VALUES) else value
         for name, value in member.media.items()
     }
-    return replace(member, tokens=replace(tokens, ids=torch.where(is_word, words, tokens.ids)), media=pixels)

@@ -16,7 +16,7 @@ from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink
 from energon_pack.training.small_model import small_model
 from energon_pack.training.token_sizes import SMALL
-from support.tiny import TEXT, make_batch, make_model, text_members, tf
+from support.tiny import TEXT, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {
     # hands its positions on to its mask
@@ -236,6 +236,21 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     guard(make_model("qwen2")).remove()
     assert "is not kept for the next start" in caplog.text
+
+
+def test_an_encoder_that_mixes_images_of_a_batch_is_caught() -> None:
+    """Both rows had the same images, so a mean over them showed nothing, and only the first batch was refused."""
+
+    class Leaky(tf.Qwen2_5_VLForConditionalGeneration):
+        def __init__(self, config: Any):
+            super().__init__(config)
+            self.model.visual.merger.register_forward_hook(lambda _, __, out: out + 0.1 * out.mean(0))
+
+    model = make_model("qwen2_5_vl")
+    members = make_members("qwen2_5_vl", model)
+    shown = prove(type(model), model.config, members, "positions")[-1]
+    assert shown.is_exact, shown
+    assert not prove(Leaky, model.config, members, "positions")[-1].is_exact
 
 
 def test_a_class_that_leaks_is_refused_unless_it_is_trusted(proofs: Path, caplog: pytest.LogCaptureFixture) -> None:
