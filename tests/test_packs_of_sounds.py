@@ -66,7 +66,8 @@ def run(made: tuple[Path, Path], cache: Path, tmp_path: Path) -> Make:
     return config
 
 
-@pytest.mark.parametrize("media", [MediaIn.copy, pytest.param(MediaIn.reference, marks=pytest.mark.slow)])
+@pytest.mark.slow  # images take the same way in test_pack.py
+@pytest.mark.parametrize("media", [*MediaIn])
 def test_the_same_bytes_from_everywhere(
     run: Make, made: tuple[Path, Path], bucket: Bucket, tmp_path: Path, media: MediaIn
 ) -> None:
