@@ -2,12 +2,19 @@
 
 import ast
 import json
+import re
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tomllib
 
+from energon_pack.errors import PackError
+from energon_pack.samples.media.kinds import _with_added
+from energon_pack.samples.media.medium import Media, MediaFormat
+from energon_pack.samples.media.sounds import Sound
 from support.clouds import ply, write_clouds
 from support.packed import json_lines, samples
 from support.running import ROOT, command, installed, need_torchvision
@@ -71,6 +78,35 @@ def test_a_kind_is_known_everywhere_once_it_is_installed(tmp_path: Path) -> None
         "parts": ["s003.c00.ply", "s003.i00.png", "s003.c01.ply"],
         "type": ["cloud", "mix"],
     }
+
+
+def ours(**attributes: Any) -> Any:
+    """A class of a kind that is right but for these attributes."""
+    own = {"kind": "cloud", "noun": "a cloud", "token_type": 4, "argument": "clouds", "parts": ("cloud_processor",)}
+    own |= {"formats": (MediaFormat("cloud", "ply", re.compile(b"ply")),), "fields": ("num_samples",)}
+    return type("Cloud", (Sound,), {**own, "example": Media("cloud"), **attributes})()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"kind": "image"}, "kind = 'image' is an image's"),
+        ({"kind": "imu"}, "letter = 'i' is an image's"),
+        ({"kind": "mix"}, "kind = 'mix': lower-case letters and digits, not text or mix"),
+        ({"noun": "cloud"}, "noun is a noun with its article"),
+        ({"token_type": 2}, "token_type = 2: a number above 3"),
+        ({"argument": "images"}, "argument = 'images' is an image's"),
+        ({"formats": (MediaFormat("cloud", "jpg", re.compile(b"x")),)}, "the extension jpg is another kind's"),
+        ({"fields": ()}, "noun is a noun with its article, and formats, fields and parts are not empty"),
+    ],
+)
+def test_a_kind_that_can_not_join_is_refused(attributes: dict[str, Any], said: str) -> None:
+    """Two kinds with one letter packed images that training then took for others."""
+    point: Any = SimpleNamespace(name="cloud", value="package:Cloud", load=lambda: partial(ours, **attributes))
+    with pytest.raises(PackError, match=re.escape(f"(cloud = package:Cloud): {said}")):
+        _with_added([point])
+    right: Any = SimpleNamespace(name="cloud", value="package:Cloud", load=lambda: ours)
+    assert [*_with_added([right])] == ["image", "video", "audio", "cloud"]
 
 
 def test_no_room_has_a_list_of_kinds() -> None:

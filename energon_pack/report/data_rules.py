@@ -25,7 +25,7 @@ _HELP = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
     Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
-    Reason.PLACEHOLDER_MISMATCH: "as many <image> and <video> in the text as there are media",
+    Reason.PLACEHOLDER_MISMATCH: "as many placeholders (<image>, <video>, <audio>) in the text as there are media",
     Reason.PREFERENCE_DATA: "source.take=chosen",
     Reason.NO_MESSAGES: "which field holds the turns: source.…",
     Reason.DUPLICATE_KEY: "a name of its own for each sample",

@@ -17,6 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once, write_whole
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose import Choice, Tried, choose
@@ -197,5 +198,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     how["processor"] = place
     how |= {"media": asdict(settings.media), "labels": plain(settings.labels)}
     versions = {name: version_of(name) for name in _PACKAGES}
-    digest.update(json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION], sort_keys=True, default=str).encode())
+    digest.update(
+        json.dumps([how, versions, RULES_VERSION, _SAVED_VERSION, *ADDED], sort_keys=True, default=str).encode()
+    )
     return digest.hexdigest()[:16]

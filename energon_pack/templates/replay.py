@@ -247,6 +247,8 @@ def _from_json(value: dict[str, Any]) -> Measured:
 def _media(numbers: list[Any]) -> Media:
     said = dict(numbers[-1]) if isinstance(numbers[-1], dict) else {}
     sound = {name: said.pop(name) for name in _OF_SOUND if name in said}
+    if numbers[0] not in KINDS:
+        raise ValueError(f"a medium of the kind {numbers[0]!r}: the package that adds this kind is not installed")
     kind, *told = (number for number in numbers if not isinstance(number, dict))
     values: dict[str, Any] = dict(zip(KINDS[kind].fields, told, strict=False))
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -20,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
@@ -334,6 +334,7 @@ class Template(Preparation):
             "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
             "rules": str(rules_version(spec.chat_template)),
             **({} if spec.shortcut else NO_SHORTCUT),
+            **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in self.media_tokens]) else {}),
         }
 
     @property

@@ -260,9 +260,9 @@ def _refuse_cut(batch: Mapping[str, Any]) -> None:
 
 
 def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
-    """0, by way of the vision tower and the batch's dummy image: added to the loss, every rank takes part in its
-    gradients, and no token ever sees the dummy. In a model that hears, the parameters of its towers take
-    part whatever the batch holds: packs without sounds give an audio tower no gradients.
+    """Return 0, computed from the vision tower and the batch's dummy image: with it in the loss, each rank has
+    gradients for this tower, and no token sees the dummy. In a model that hears, it is computed from all other towers,
+    too, because a pack without sounds gives them no gradients.
 
     Raises:
         ValueError: no part of the model has `get_image_features`.
@@ -275,8 +275,11 @@ def _touch_hearing(model: Any) -> Tensor:
     if not (hasattr(model, "get_audio_features") or hasattr(getattr(model, "config", None), "audio_config")):
         return torch.zeros((), device=next(model.parameters()).device)
     always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
-    known = {id(parameter) for part in always for parameter in part.parameters()}
-    return torch.stack([own.sum() for own in model.parameters() if id(own) not in known]).sum() * 0.0
+    known = {id(parameter) for part in always if part is not None for parameter in part.parameters()}
+    trained = [own for own in model.parameters() if own.requires_grad and id(own) not in known]
+    if not trained:
+        return torch.zeros((), device=next(model.parameters()).device)
+    return torch.stack([(own * 0.0).sum() for own in trained]).sum()  # in float16 a sum of weights may be infinite
 
 
 def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:

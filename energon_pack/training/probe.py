@@ -25,7 +25,7 @@ from energon_pack.training.layout import Form, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.members import Encoded
 from energon_pack.training.own_rope import HEARD, are_heard
-from energon_pack.training.trial_inputs import VALUES, special_ids
+from energon_pack.training.trial_inputs import is_content, special_ids
 
 _PAD_TAIL = 3  # tokens behind the last member
 
@@ -147,25 +147,31 @@ def _findings(model: Any, members: Sequence[Encoded], mask: str, changed: Sequen
     alone = [plain_logits(model, member) for member in members]
     apart = max(max(_differences(row, alone)) for row in before)
     tolerance = 5e-2 if model.dtype.itemsize < 4 else 1e-4
-    by_other_row = _moved_by_other_row(model, members, mask, before)
+    by_media = _moved_by_media(model, members, mask, before)
     for index in changed:
         other = _changed(members[index], model.config)
         after = _packed(model, [*members[:index], other, *members[index + 1 :]], mask)
         differences = [_differences(some, others) for some, others in zip(before, after, strict=True)]
         own = max(row[index] for row in differences)
         others = max(difference for row in differences for i, difference in enumerate(row) if i != index)
-        yield Finding(max(others, by_other_row), own, apart, tolerance)
+        yield Finding(max(others, by_media), own, apart, tolerance)
 
 
-def _moved_by_other_row(model: Any, members: Sequence[Encoded], mask: str, before: Sequence[Sequence[Tensor]]) -> float:
-    """Return how far other media in the first row move the logits of the second; 0 if there is one row, or no media.
+def _moved_by_media(model: Any, members: Sequence[Encoded], mask: str, before: Sequence[Sequence[Tensor]]) -> float:
+    """Return how far the media of other members move logits: of a second row, or in one row of members behind them.
 
-    Both rows have the same media, so an encoder that mixes the media of a batch by a mean would show nowhere else.
+    Elsewhere all rows have the same media, so a mean over the media of a batch is the same as over one row.
     """
-    if len(before) < 2 or not any(member.media for member in members):
+    others = [replace(member, media=_other_media(member)) for member in members]
+    with_media = [number for number, member in enumerate(members) if member.media]
+    if not with_media:
         return 0.0
-    other = [replace(member, media=_other_media(member)) for member in members]
-    return max(_differences(before[1], _packed(model, members, mask, other)[1]))
+    if len(before) > 1:
+        return max(_differences(before[1], _packed(model, members, mask, others)[1]))
+    same, changed = (
+        _packed(model, [*members, *(each[number] for number in with_media)], mask)[0] for each in (members, others)
+    )
+    return max(_differences(same[: len(members)], changed[: len(members)]))
 
 
 def probe_inputs(
@@ -257,6 +263,6 @@ def _changed(member: Encoded, config: Any) -> Encoded:
 def _other_media(member: Encoded) -> dict[str, Tensor]:
     """Return the media of a member with other pixels and features."""
     return {
-        name: value.flip(0) + 0.5 if value.is_floating_point() and name.startswith(VALUES) else value
+        name: value.flip(0) + 0.5 if value.is_floating_point() and is_content(name) else value
         for name, value in member.media.items()
     }

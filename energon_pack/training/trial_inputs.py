@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.training.inputs import forks_of, mask_of, text_row
+from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.sizes import parts
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
@@ -19,12 +20,12 @@ _NOT_TRIED = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
 )  # fmt: skip
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
-_MEDIUM = re.compile("|".join((*KINDS, "vision", "media", "img", "patch")))
+_MEDIUM = re.compile("|".join((*map(re.escape, KINDS), "vision", "media", "img", "patch")))
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 #: inputs whose names begin like this hold features of sounds
 SOUNDS = ("input_features", "input_values", "audio_input_features")
-#: as `SOUNDS`, pixels, or content of another kind
-VALUES = ("pixel_values", *SOUNDS, *[*KINDS][3:])
+#: as `SOUNDS`, or pixels
+_VALUES = ("pixel_values", *SOUNDS)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,14 @@ def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
     return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
 
 
+def is_content(name: str) -> bool:
+    """Say whether an input of floats holds pixels, or what else a model sees or hears: not sizes, rates or masks.
+
+    Inputs for kinds that packages add may have any name.
+    """
+    return name.startswith(_VALUES) or (bool(ADDED) and name not in MEDIA_KEYS)
+
+
 def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
     """Return the ids [B, S], or the embeddings [B, S, width]."""
     tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
@@ -179,7 +188,7 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
 def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """Change the first image, clip or sound, which belongs to one member; None: there is none."""
     for name, value in media.items():
-        if value.is_floating_point() and value.numel() and ("pixel" in name or name.startswith(VALUES)):
+        if value.is_floating_point() and value.numel() and ("pixel" in name or is_content(name)):
             kind = VIDEO.kind if VIDEO.kind in name else IMAGE.kind if "pixel" in name else AUDIO.kind
             grid = media.get(f"{kind}_grid_thw")
             rows = 1 if grid is None or value.dim() > 2 else int(grid[0].prod())

@@ -250,7 +250,8 @@ def test_an_encoder_that_mixes_images_of_a_batch_is_caught() -> None:
     members = make_members("qwen2_5_vl", model)
     shown = prove(type(model), model.config, members, "positions")[-1]
     assert shown.is_exact, shown
-    assert not prove(Leaky, model.config, members, "positions")[-1].is_exact
+    for mask in ("positions", "hybrid"):
+        assert not prove(Leaky, model.config, members, mask)[-1].is_exact
 
 
 def test_a_class_that_leaks_is_refused_unless_it_is_trusted(proofs: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,10 @@
 An installed package adds a kind with an entry point of `energon_pack.kinds` that names a subclass of `Medium`.
 """
 
-from collections.abc import Iterator
-from importlib.metadata import entry_points
+import re
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.images import Image
@@ -13,19 +15,57 @@ from energon_pack.samples.media.sounds import Sound
 from energon_pack.samples.media.videos import Video
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
+OURS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
+_TAKEN = ("text", "mix")  # what a sample may be beside a kind
 
 
-def _added() -> Iterator[Medium]:
-    """Yield the kinds that installed packages add, in the order of their names; raises PackError."""
-    for point in sorted(entry_points(group="energon_pack.kinds"), key=lambda point: point.name):
+def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
+    """Return our kinds, and those that installed packages add, in the order of their names.
+
+    Raises:
+        PackError: a package can't be imported, or its kind lacks something or has what another kind has.
+    """
+    kinds = {medium.kind: medium for medium in OURS}
+    for point in sorted(points, key=lambda point: point.name):
         try:
-            yield point.load()()
-        except Exception as error:  # importing foreign code may fail in any way
-            raise PackError(f"energon_pack.kinds: {point.name} ({point.value}): {one_line(error)}") from None
+            medium = point.load()()
+            why_not = _defect(medium, kinds.values())
+        except Exception as error:  # foreign code may fail in any way
+            why_not = one_line(error)
+        if why_not:
+            raise PackError(f"a kind of media that a package adds ({point.name} = {point.value}): {why_not}")
+        kinds[medium.kind] = medium
+    return kinds
 
 
+def _defect(medium: Any, others: Iterable[Medium]) -> str:
+    """Say why a kind can't join others; empty: it can.
+
+    Raises:
+        AttributeError: it lacks an attribute that every kind has.
+    """
+    if not isinstance(medium, Medium):
+        return f"{type(medium).__name__} is no energon_pack.Medium"
+    if not _KIND.fullmatch(medium.kind) or medium.kind in _TAKEN:
+        return f"kind = {medium.kind!r}: lower-case letters and digits, not {' or '.join(_TAKEN)}"
+    if " " not in medium.noun or not medium.formats or not medium.fields or not medium.parts:
+        return "noun is a noun with its article, and formats, fields and parts are not empty"
+    if medium.token_type <= AUDIO.token_type:
+        return f"token_type = {medium.token_type}: a number above {AUDIO.token_type}"
+    for what in ("kind", "letter", "token_type", "argument"):
+        if other := next((each for each in others if getattr(each, what) == getattr(medium, what)), None):
+            return f"{what} = {getattr(medium, what)!r} is {other.noun}'s"
+    taken = {name for each in others for own in each.formats for name in (own.extension, *own.also)}
+    if used := next((own.extension for own in medium.formats if {own.extension, *own.also} & taken), None):
+        return f"the extension {used} is another kind's"
+    return "" if medium.example.kind == medium.kind else f"example is {medium.example!r}"
+
+
+_KIND = re.compile("[a-z][a-z0-9]*")
 #: all kinds by name, in the order of every list of kinds
-KINDS: dict[str, Medium] = {medium.kind: medium for medium in (IMAGE, VIDEO, AUDIO, *_added())}
+KINDS = _with_added(entry_points(group="energon_pack.kinds"))
+#: names and versions of the kinds that packages add; caches and fingerprints hold them
+ADDED = tuple((kind, medium.version) for kind, medium in KINDS.items() if medium not in OURS)
 #: what a sample may be by its media, `mix` with several kinds; reports and plans know them by their places here
 MEDIA_TYPES = ("text", IMAGE.kind, VIDEO.kind, "mix", *[*KINDS][2:])
 #: type of a content part → the kind of the medium that it stands for

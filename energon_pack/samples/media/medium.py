@@ -83,7 +83,7 @@ class Medium(ABC):
     formats: ClassVar[tuple[MediaFormat, ...]]
     #: the argument of a processor's call that takes it; `…_kwargs` takes its settings
     argument: ClassVar[str]
-    #: the attributes of a processor that may hold the part for it
+    #: the attribute of a processor that holds its part for this kind (`image_processor`), or several names for it
     parts: ClassVar[tuple[str, ...]]
     #: an ordinary one, with which a processor is asked for its tokens
     example: ClassVar[Media]
@@ -93,6 +93,8 @@ class Medium(ABC):
     is_visual: ClassVar[bool] = False
     #: the fields of `Media` that its length depends on
     fields: ClassVar[tuple[str, ...]]
+    #: raise it when the same file gets another size: lengths are then measured anew
+    version: ClassVar[int] = 1
     #: whether a view has a small picture of it
     has_picture: ClassVar[bool] = False
     #: its colour in a terminal
@@ -102,6 +104,7 @@ class Medium(ABC):
 
     @property
     def plural(self) -> str:
+        """The field of a record that lists its media of this kind: the kind with an s."""
         return f"{self.kind}s"
 
     @property
@@ -131,7 +134,7 @@ class Medium(ABC):
 
     @property
     def column(self) -> str:
-        """The name of their count: a column of the lengths, and a field of a member."""
+        """The name of the number of its media in a sample: `num_images`."""
         return f"num_{self.plural}"
 
     # files and parts of packs
@@ -156,7 +159,7 @@ class Medium(ABC):
         raise NotImplementedError(self.kind)
 
     def loaded(self, value: Any, name: str) -> Any:
-        """Return what training gets for a part of a pack: the bytes of its file, or what Energon's decoder made.
+        """Return what a pack's sample holds for a part: the bytes of its file, or what Energon's decoder made of them.
 
         Args:
             value: the bytes or the decoded medium; None: the part is missing.
@@ -193,7 +196,7 @@ class Medium(ABC):
         """Return a random medium of a size, in the form in which it is decoded."""
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        """Return the size of a medium after `decoded`; the settings of `media` change images and videos, too."""
+        """Return the size of a medium after `decoded`. A template itself does this for images and videos."""
         return medium
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:

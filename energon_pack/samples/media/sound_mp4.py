@@ -101,7 +101,7 @@ def _begin(edits: bytes, movie_rate: int, rate: int, number: int) -> int | None:
     if edits[0] or struct.unpack(">I", edits[4:8]) != (1,):
         return None
     duration, begin, speed = struct.unpack(">IiI", edits[8:20])
-    if begin < 0 or begin > 4 * FRAME or speed != 1 << 16 or not movie_rate:
+    if begin < 0 or begin > min(4, max(number - 2, 0)) * FRAME or speed != 1 << 16 or not movie_rate:
         return None
     return begin if begin + duration * rate / movie_rate > (number - 1) * FRAME + 1 else None
 
