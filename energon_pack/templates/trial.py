@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
@@ -46,7 +46,7 @@ _LISTS: list[tuple[str, ...]] = [
     *[(HEARD,)] * 3,
     (HEARD, HEARD),
     ("audio", HEARD, "image"),
-    *[kinds for kind in [*KINDS][3:] for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
+    *[kinds for kind, _ in ADDED for kinds in (*[(kind,)] * 10, *[(kind,) * 2] * 4, (kind, "image", kind))],
 ]
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance

@@ -3,14 +3,12 @@
 A cloud is cut into pieces of 64 points, and each piece is a token.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from support.processors import change, write_tokenizer
-from support.remote import CODE, OF_TENSORS
+from support.processors import write_tokenizer
+from support.remote import CODE, OF_TENSORS, add_code
 
 CLOUDS = (
     CODE.format(images=OF_TENSORS)
@@ -63,13 +61,7 @@ def write_clouds(folder: Path) -> Path:
     folder.mkdir(parents=True)
     write_tokenizer(folder, "TinyProcessor", ["<image>", "<cloud>"], {})
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "processing_tiny.py").write_text(CLOUDS)
-    auto = {"AutoProcessor": "processing_tiny.TinyProcessor", "AutoImageProcessor": "processing_tiny.TinyImages"}
-    own: dict[str, Any] = {"processor_class": "TinyProcessor", "auto_map": auto}
-    (folder / "processor_config.json").write_text(json.dumps(own))
-    (folder / "preprocessor_config.json").write_text(json.dumps({**own, "image_processor_type": "TinyImages"}))
-    change(folder / "tokenizer_config.json", processor_class="TinyProcessor")
-    return folder
+    return add_code(folder, CLOUDS)
 
 
 def ply(num_points: int, seed: int = 0) -> bytes:

@@ -65,7 +65,12 @@ OF_PICTURES = """\
 def write_remote(folder: Path, images: str = OF_TENSORS, code: str = CODE) -> Path:
     """The folder of a processor whose class stands in a file of its own."""
     llava_next(folder)
-    (folder / "processing_tiny.py").write_text(code.format(images=images))
+    return add_code(folder, code.format(images=images))
+
+
+def add_code(folder: Path, code: str) -> Path:
+    """Put the code of a `TinyProcessor` into a processor's folder, and name it in the settings."""
+    (folder / "processing_tiny.py").write_text(code)
     auto = {"AutoProcessor": "processing_tiny.TinyProcessor", "AutoImageProcessor": "processing_tiny.TinyImages"}
     own: dict[str, Any] = {"processor_class": "TinyProcessor", "auto_map": auto}
     (folder / "processor_config.json").write_text(json.dumps(own))

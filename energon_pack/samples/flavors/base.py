@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import Schema
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
 
@@ -88,13 +88,13 @@ def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, A
     name = {kind: medium.plural if plural else kind for kind, medium in KINDS.items()}
     fields = {name[kind]: by_kind[kind] for kind in (IMAGE.kind, VIDEO.kind)}
     fields |= {name[kind]: by_kind[kind] for kind in (AUDIO.kind,) if _has_media(by_kind[kind])}
-    others = {kind: by_kind[kind] for kind in [*KINDS][3:] if _has_media(by_kind[kind])}
+    others = {kind: by_kind[kind] for kind, _ in ADDED if _has_media(by_kind[kind])}
     return {**fields, **({"others": others} if others else {})}
 
 
 def _has_media(media: Any) -> bool:
     """Tell whether there are media of a kind: in a list, or in a list for each member."""
-    return any(bool(own) if isinstance(own, list) else True for own in media or ())
+    return any(not isinstance(own, list) or own for own in media or ())
 
 
 class Flavor(ABC):

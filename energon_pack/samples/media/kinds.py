@@ -16,6 +16,7 @@ from energon_pack.samples.media.videos import Video
 
 IMAGE, VIDEO, AUDIO = Image(), Video(), Sound()
 OURS: tuple[Medium, ...] = (IMAGE, VIDEO, AUDIO)
+_KIND = re.compile("[a-z][a-z0-9]*")
 _TAKEN = ("text", "mix")  # what a sample may be beside a kind
 
 
@@ -61,7 +62,6 @@ def _defect(medium: Any, others: Iterable[Medium]) -> str:
     return "" if medium.example.kind == medium.kind else f"example is {medium.example!r}"
 
 
-_KIND = re.compile("[a-z][a-z0-9]*")
 #: all kinds by name, in the order of every list of kinds
 KINDS = _with_added(entry_points(group="energon_pack.kinds"))
 #: names and versions of the kinds that packages add; caches and fingerprints hold them

@@ -56,18 +56,18 @@ def media_arguments(
         settings: by kind.
         nests_images: whether several images are a nested list.
     """
-    given = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
-    images, clips, sounds = (given.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
-    given |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
-    kinds = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in given}
-    own = {argument: copy.deepcopy(settings.get(kind, {})) for kind, argument in kinds.items()}
+    arguments = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
+    images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
+    arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
+    names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}
+    own = {name: copy.deepcopy(settings.get(kind, {})) for kind, name in names.items()}
     if clips:
-        given[VIDEO.argument] = [clip.frames for clip in clips]
+        arguments[VIDEO.argument] = [clip.frames for clip in clips]
         metadata = [clip.metadata for clip in clips]
         own[VIDEO.argument] = {**own[VIDEO.argument], "do_sample_frames": False, "video_metadata": metadata}
     if nests_images and len(images) > 1:
-        given[IMAGE.argument] = [images]
-    return given | {f"{name}_kwargs": values for name, values in own.items() if values}
+        arguments[IMAGE.argument] = [images]
+    return arguments | {f"{name}_kwargs": values for name, values in own.items() if values}
 
 
 def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:

@@ -70,8 +70,8 @@ class Asking:
         text = _BETWEEN + "".join(one + _BETWEEN for one in asked)
         values = [self._value(medium, chosen) for medium, chosen in zip(media, frames, strict=True)]
         prepared = Prepared([medium.kind for medium in media], values)
-        given = media_arguments(prepared, self._settings, self.nests_images)
-        first, *written = self._written([text], given).split(_BETWEEN)
+        arguments = media_arguments(prepared, self._settings, self.nests_images)
+        first, *written = self._written([text], arguments).split(_BETWEEN)
         if len(written) != len(media) + 1:
             raise NotImplementedError("what it writes for media is not where their placeholders are")
         return [_inside(one, *edges) for one, edges in zip(written, around, strict=False)], (first, written[-1])
