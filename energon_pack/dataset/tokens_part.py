@@ -1,0 +1,123 @@
+"""The tokens of a pack on disk: what a model is fed, what is trained, and what each medium becomes. Numpy alone reads it.
+
+    b"EPK3" │ the number of entries of each column, uint32 │ the columns, one behind the other, little-endian
+
+A column without entries has its default everywhere: nothing is shared, all weights are 1, there are no media. Nothing is
+compressed, because the bytes of zlib differ between its builds: an id takes 2.25 bytes, 16 bits and a bit in each plane
+of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+#: the name of the part: neither webdataset nor Energon decodes it
+TOKENS = "tokens"
+MAGIC = b"EPK3"
+#: type of each column, by what an entry is of
+COLUMNS = {
+    # a member: its tokens; how many of them it shares with the member before; its weight; its media; those it shares
+    "length": "u4", "shared_len": "u4", "factor": "f4", "num_media": "u2", "num_shared_media": "u2",
+    # an id: its low 16 bits; the planes of its higher bits; an id that is repeated, by its place, and how often more
+    "low": "u2", "high": "u1", "repeated": "u4", "num_more": "u4",
+    # a trained span of one weight, in tokens of the pack, within a member
+    "start": "u4", "end": "u4", "weight": "f4",
+    # a medium: number of its kind; parts that it is made of, more than one for a list of frames; tokens that hold its
+    # features; what is done to its pixels; their size then; samples of a sound
+    "kind": "u1", "num_parts": "u2", "num_features": "u4", "operation": "u1",
+    "width": "u4", "height": "u4", "num_samples": "u4",
+    # a video: its chosen frames, all its frames, frames a second; and a chosen frame
+    "num_frames": "u4", "num_in_source": "u4", "fps": "f8", "frame": "u4",
+    # a run of one value in the rows of a model's further inputs for each token
+    "value": "i4", "num_values": "u4",
+}  # fmt: skip
+#: an id is kept once if it comes at least so often in a row
+_LEAST_RUN = 4
+_HEADER = len(MAGIC) + 4 * len(COLUMNS)
+
+
+class TokensDamaged(ValueError):
+    """The tokens of a pack are cut or of another format."""
+
+
+@dataclass(frozen=True)
+class PackTokens:
+    """The columns of a pack's tokens, by name: see `COLUMNS`; an absent column is empty."""
+
+    columns: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        found = self.columns.get(name)
+        return np.zeros(0, COLUMNS[name]) if found is None else found
+
+    def of_each(self, name: str, number: int, default: float = 0) -> Array:
+        """Return the entries of a column with a default."""
+        column = self[name]
+        return column if len(column) else np.full(number, default, COLUMNS[name])
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The ids of all members, one behind the other: int64 [tokens]."""
+        low, planes = self["low"], self["high"]
+        ids = low.astype(np.int64)
+        for bit, plane in enumerate(planes.reshape(-1, -(-len(low) // 8)) if len(planes) else (), 16):
+            ids |= np.unpackbits(plane, count=len(ids)).astype(np.int64) << bit
+        if not len(self["repeated"]):
+            return ids
+        times = np.ones(len(ids), np.int64)
+        times[self["repeated"]] += self["num_more"]
+        return np.repeat(ids, times)
+
+    def to_bytes(self) -> bytes:
+        """Return the part."""
+        columns = [np.ascontiguousarray(self[name], np.dtype(kind).newbyteorder("<")) for name, kind in COLUMNS.items()]
+        counts = np.array([len(column) for column in columns], "<u4")
+        return b"".join([MAGIC, counts.tobytes(), *(column.tobytes() for column in columns)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "PackTokens":
+        """Read a part.
+
+        Raises:
+            TokensDamaged: it is cut, too long, or none of this format.
+        """
+        if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER:
+            raise TokensDamaged(f"no tokens of format 3 ({len(data)} bytes that begin with {data[:4]!r}): pack again")
+        counts = np.frombuffer(data, "<u4", len(COLUMNS), len(MAGIC)).tolist()
+        sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMNS.values(), strict=True)]
+        if _HEADER + sum(sizes) != len(data):
+            raise TokensDamaged(f"tokens of {_HEADER + sum(sizes):,} bytes by their header, and {len(data):,} are there")
+        columns, place = {}, _HEADER
+        for (name, kind), count, size in zip(COLUMNS.items(), counts, sizes, strict=True):
+            if count:
+                columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
+            place += size
+        return cls(columns)
+
+
+def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
+    """Return the columns that hold some ids, all of them below 2³¹."""
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1]) if len(ids) else np.zeros(0, np.int64)
+    times = np.diff(np.append(starts, len(ids)))
+    is_run = times >= _LEAST_RUN
+    kept = np.repeat(~is_run, times)
+    kept[starts] = True
+    once = ids[kept]
+    num_planes = max(0, int(once.max(initial=0)).bit_length() - 16)
+    planes = [np.packbits((once >> bit & 1).astype(np.uint8)) for bit in range(16, 16 + num_planes)]
+    return {
+        "low": (once & 0xFFFF).astype(np.uint16),
+        "high": np.concatenate([np.zeros(0, np.uint8), *planes]),
+        "repeated": (np.cumsum(kept) - 1)[starts[is_run]],
+        "num_more": times[is_run] - 1,
+    }
+
+
+def without_default(values: Sequence[float], default: float = 0) -> Sequence[float]:
+    """Return the entries of a column; none if all are the default."""
+    return values if any(value != default for value in values) else ()
