@@ -91,7 +91,9 @@ class PackTokens:
         counts = np.frombuffer(data, "<u4", len(COLUMNS), len(MAGIC)).tolist()
         sizes = [count * np.dtype(kind).itemsize for count, kind in zip(counts, COLUMNS.values(), strict=True)]
         if _HEADER + sum(sizes) != len(data):
-            raise TokensDamaged(f"tokens of {_HEADER + sum(sizes):,} bytes by their header, and {len(data):,} are there")
+            raise TokensDamaged(
+                f"tokens of {_HEADER + sum(sizes):,} bytes by their header, and {len(data):,} are there"
+            )
         columns, place = {}, _HEADER
         for (name, kind), count, size in zip(COLUMNS.items(), counts, sizes, strict=True):
             if count:
