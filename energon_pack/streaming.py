@@ -72,7 +72,8 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         #: makes packs and batches; pass it to `guard`
         self.encoder = PackEncoder(begun.made, begun.template, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
-        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop)
+        of_labels = self.config.labels.untrained
+        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
         self._datasets = begun.datasets
         rank, world_size = ranks_here(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs

@@ -306,4 +306,5 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
         raise UndecodableError(one_line(error, 160)) from None
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
     given = media_inputs(template, prepared_media(template, sample.media, opened))
-    return len(full_ids(processor, template, asked, given))
+    first, end = asked.options.token_range or (0, None)
+    return len(full_ids(processor, template, asked, given)[first:end])

@@ -236,6 +236,8 @@ def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
         row.token_len, row.num_supervised = token_len, num_supervised
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
+        if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:
+            row.reason, row.detail = Reason.BAD_MESSAGE.value, f"token_range {tokens} ends behind its last token"
     if weighted := [item for item in waiting if item.weighted]:
         texts = [replace(item.rendered, spans=item.weighted, weights=()) for item in weighted]
         for item, (_, num_weighted) in zip(weighted, template.count(texts, engine), strict=True):

@@ -33,7 +33,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
-_VERSION = 1
+_VERSION = 2
 
 
 def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
@@ -141,4 +141,4 @@ def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
         row = whole.measured(cut, part, rendered, *of_tokens)
         kinds = [medium.kind for medium, _ in lists_of_frames(part.media)] if part.media else []
         rows.append(replace(row, does_not_fit=do_not_fit(part.messages, part.tools, kinds)))
-    return rows
+    return whole.trained(rows)

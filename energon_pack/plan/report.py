@@ -77,6 +77,7 @@ class Report:
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
     samples_cut: int  # packed as their parts
+    samples_cut_off: int  # of these, samples whose parts lack some of their tokens; each is in skipped.jsonl
     parts: int  # members of packs: whole samples, and parts of cut samples
     skipped_by_reason: dict[str, int]
     packs: int
@@ -86,7 +87,7 @@ class Report:
     max_token_len: int
     tokens: int  # in packs
     tokens_left_out: int  # tokens of measured samples that are in no pack
-    tokens_left_out_by_reason: dict[str, int]
+    tokens_left_out_by_reason: dict[str, int]  # `cut_off`: of samples whose other tokens are packed
     num_supervised: int  # trained tokens in packs
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
@@ -120,7 +121,7 @@ class Report:
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Return the share of all tokens that the plan left out for this reason."""
+        """Return the share of all tokens that are in no pack for this reason."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,6 +173,7 @@ def summarize(
         samples_packed=num_packed,
         samples_skipped=reasons.total(),
         samples_cut=found.num_cut,
+        samples_cut_off=found.num_cut_off,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
@@ -180,12 +182,13 @@ def summarize(
         fill=_fill(tokens, packs.room.sum()),
         max_token_len=capacity,
         tokens=tokens,
-        tokens_left_out=int(found.tokens_left_out.sum()),
+        tokens_left_out=int(found.tokens_left_out.sum()) + found.tokens_cut_off,
         tokens_left_out_by_reason={
             reason.value: int(found.tokens_left_out[code])
             for code, reason in enumerate(LEFT_OUT)
             if reason is not None and found.left_out[code]
-        },
+        }
+        | ({Reason.CUT_OFF.value: found.tokens_cut_off} if found.num_cut_off else {}),
         num_supervised=packs.num_supervised,
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
@@ -321,6 +324,10 @@ def _of_parts(report: Report) -> Iterator[str]:
         yield said_of(report.expanded, report.shared is not None)
     elif report.samples_cut:
         yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
+    if number := report.samples_cut_off:
+        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
+        of_all = f"{amount(tokens, 'token')}, {report.dropped_share(Reason.CUT_OFF.value):.2%} of all"
+        yield f"cut off: {of_all}, of {amount(number, 'sample')}"
 
 
 def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:

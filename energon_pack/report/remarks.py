@@ -14,6 +14,8 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "media": data_rules.no_media,
     "sources": data_rules.folders,
     "overlong samples": plan_rules.overlong,
+    "samples that are cut": plan_rules.cut_off,
+    "samples without training": plan_rules.untrained,
     "limits": plan_rules.over_cap,
     "flavour": plan_rules.not_in_flavor,
     "trained tokens": data_rules.trained,

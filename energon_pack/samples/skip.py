@@ -6,7 +6,7 @@ from energon_pack.errors import without_passwords
 
 
 class Reason(str, Enum):
-    """The reason why a sample is in no pack; its value stands in `skipped.jsonl`."""
+    """The reason why a sample is in no pack, or some of its tokens (`CUT_OFF`); its value stands in `skipped.jsonl`."""
 
     MISSING_JSON = "missing_json"
     INVALID_JSON = "invalid_json"
@@ -27,6 +27,8 @@ class Reason(str, Enum):
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"
+    NOTHING_TRAINED = "nothing_trained"
+    CUT_OFF = "cut_off"
     NOT_IN_FLAVOR = "not_in_flavor"
     NOT_CHOSEN = "not_chosen"
     LEFT_OUT_BY_MAP = "left_out_by_map"
@@ -37,9 +39,13 @@ class Reason(str, Enum):
     def is_policy(self) -> bool:
         """Tell whether the settings chose it, not a fault of the data: then it does not count for `max_skipped`."""
         return self in (
-            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP,
-            Reason.NOT_DRAWN,
+            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED, Reason.CUT_OFF, Reason.NOT_IN_FLAVOR,
+            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN,
         )  # fmt: skip
+
+
+#: the detail of a sample that `Reason.NOTHING_TRAINED` leaves out
+NOTHING_TRAINED = "none of its tokens is trained"
 
 
 class Skip(Exception):

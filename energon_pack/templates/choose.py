@@ -53,6 +53,8 @@ class Choice:
     tried: list[Tried] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
+    #: whether the chat template writes a token that ends an answer
+    ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
         """Return the lines that a run prints about it before samples are measured.
@@ -71,6 +73,9 @@ class Choice:
         elif asked in AUTO:
             counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
+        if not self.ends_answers:
+            what = "the chat template writes no token that ends an answer: the model is never trained to stop"
+            lines.append(f"{what} (model.chat_template)")
         return lines
 
 

@@ -31,7 +31,7 @@ from energon_pack.templates.template import Template
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 5  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 6  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -73,6 +73,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
     def make(built: Path) -> None:
         template, choice = _chosen(settings, folder)
+        choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
         write_whole(built / _CHOICE, json.dumps(asdict(choice)).encode())
         _built.clear()

@@ -66,6 +66,14 @@ class Expand(str, Enum):
     pairs = "pairs"
 
 
+class Untrained(str, Enum):
+    """What happens to a sample of which nothing is trained."""
+
+    drop = "drop"
+    #: it shares a pack with samples that are trained
+    keep = "keep"
+
+
 @dataclass
 class ModelConfig:
     """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
@@ -197,6 +205,10 @@ class LabelsConfig(Labels):
     window_images: int | None = None
     #: the text in place of an older image
     window_text: str = "[image]"
+    #: a sample of which nothing is trained goes into the ledger (drop), or into a pack with others
+    untrained: Untrained = Untrained.drop
+    #: whether the token that ends an answer is trained after a text that `packing.overlong=truncate_text` cut
+    cut_end: bool = True
 
     @property
     def of_text(self) -> Labels:

@@ -49,7 +49,7 @@ from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
+from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, within_range, without_first
 
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
@@ -147,6 +147,7 @@ class Template(Preparation):
             labels.think in (Think.train, Think.mask_empty)
             and chat.renderer.leaves_out_reasoning(messages, sample.tools),
             num_features[AUDIO.kind],
+            sample.options.token_range,
         )
 
     def _trained(
@@ -222,7 +223,8 @@ class Template(Preparation):
         """
         located = self.located([(item.text, item.spans) for item in rendered])
         pairs = zip(rendered, located, strict=True)
-        return [Tokens(ids, *without_first(ranges, item.weights)) for item, (ids, ranges) in pairs]
+        within = [(item, *within_range(ids, ranges, item.token_range)) for item, (ids, ranges) in pairs]
+        return [Tokens(ids, *without_first(ranges, item.weights)) for item, ids, ranges in within]
 
     def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
         """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
@@ -270,6 +272,11 @@ class Template(Preparation):
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return sorted({end for _, end in encoding.offsets if end})
 
+    def token_places(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each token of a whole text, as `tokenize` makes them."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=self.spec.add_special_tokens)
+        return [*encoding.offsets]
+
     def messages(self, sample: Sample) -> list[Message]:
         """Return the conversation in the form that the chat template takes."""
         return self._as_the_template_takes_them(as_seen(sample))
@@ -303,6 +310,7 @@ class Template(Preparation):
             CountingError: an engine that is set by name can't be used.
         """
         counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
+        counted = [None if item.token_range else counts for item, counts in zip(rendered, counted, strict=True)]
         unsure = [i for i, counts in enumerate(counted) if counts is None]
         tokens = dict(zip(unsure, self.tokenize([rendered[i] for i in unsure]), strict=True))
         return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
@@ -345,6 +353,11 @@ class Template(Preparation):
     def fingerprint(self) -> str:
         """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
         return self.identity.fingerprint
+
+    @property
+    def ends_answers(self) -> bool:
+        """Whether the chat template writes a token that ends an answer."""
+        return self._chat.ends_answers
 
     @property
     def is_misread(self) -> bool:

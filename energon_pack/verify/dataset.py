@@ -211,18 +211,24 @@ def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
 
 
 class Ledger:
-    """skipped.jsonl: the samples it names, and what is wrong with it."""
+    """skipped.jsonl: the samples it names, and what is wrong with it.
+
+    A sample that is `cut_off` is packed, and counts for nothing but the check of its line.
+    """
 
     def __init__(self, folder: DatasetFolder):
         self._folder = folder
         self.reasons: Counter[str] = Counter()
         self.defects: list[str] = []
-        samples, alone = [], []
+        samples, alone, cut_off = [], [], []
         try:
             for number, entry in self._entries():
                 sample, reason = at(entry, "sample_id"), at(entry, "reason")
                 if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
                     self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
+                    continue
+                if reason == Reason.CUT_OFF:
+                    cut_off.append(hashed(sample))
                     continue
                 self.reasons[reason] += 1
                 samples.append(hashed(sample))
@@ -232,6 +238,7 @@ class Ledger:
             self.defects.append(f"it can't be read: {error.strerror or error}")
         #: all samples that it names, and samples that can be in no pack
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+        self._cut_off = np.array(cut_off, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
         with self._folder.open(LEDGER) as ledger:
@@ -245,10 +252,12 @@ class Ledger:
         yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
 
     def check(self, packed: Hashes) -> Iterator[str]:
-        """Check that its lines are entries, and that no entry names a packed sample."""
+        """Check that its lines are entries, and that no entry names a packed sample but one that was cut."""
         yield from self.defects
         both = np.intersect1d(self.in_no_pack, packed)
         yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
+        lost = np.setdiff1d(self._cut_off, packed)
+        yield from (f"{sample} is in no pack" for sample in (named(lost, self.names()) if len(lost) else ()))
 
 
 def totals(

@@ -36,6 +36,7 @@ _MOST_SHAPES = 10_000
 _MOST_VARIANTS = 100
 _ALL = Labels()
 _THINK = ThinkMarks("<think>", "</think>")
+_PROBE = "energon_pack_probe"
 
 
 class Marked(NamedTuple):
@@ -147,6 +148,16 @@ class ChatTemplate:
         if not first:  # the header contains it
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
+
+    @cached_property
+    def ends_answers(self) -> bool:
+        """Whether a special token stands behind an answer; a template that refuses the question counts as yes."""
+        question: Message = {"role": "user", "content": "a"}
+        answer: Message = {"role": "assistant", "content": _PROBE}
+        try:
+            return bool(self._special.first(self.render([question, answer] * 2, None).partition(_PROBE)[2]))
+        except Skip:
+            return True
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """Return the text around the texts of such conversations, including marks."""
