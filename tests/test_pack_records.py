@@ -145,6 +145,7 @@ def test_documents_are_packed_raw_cut_and_verified(demo: tuple[Path, Path], tmp_
         {"messages": [QUESTION, ANSWER]},
     ]
     settings = {"packing__max_token_len": "128", "packing__overlong": "truncate_text", "measure__verify": "1"}
+    settings |= {"packing__max_dropped_tokens": "1"}
     code, said = pack_lines(tmp_path, demo[1], *lines, **settings)
     assert code == 0, said
     template, packed = load_template(of_model("qwen_vl", demo[1])), members(tmp_path)

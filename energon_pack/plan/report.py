@@ -77,7 +77,6 @@ class Report:
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
     samples_cut: int  # packed as their parts
-    samples_cut_off: int  # of these, samples whose parts lack some of their tokens; each is in skipped.jsonl
     parts: int  # members of packs: whole samples, and parts of cut samples
     skipped_by_reason: dict[str, int]
     packs: int
@@ -111,6 +110,7 @@ class Report:
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
+    samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
 
     @property

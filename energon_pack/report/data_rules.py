@@ -11,6 +11,7 @@ from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
+_UNTRAINED = 0.001  # share of the samples
 _AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
 _OF_FOLDER = 0.5  # share of a folder's samples
 _OF_MEDIUM = 0.1  # share of the samples of a medium
@@ -117,6 +118,9 @@ def trained(figures: Figures) -> Iterator[Remark]:
         yield Remark(Grade.look, what, "most of each step is context: answers may have been taken for prompts", knob)
     elif share > _MANY_TRAINED:
         yield Remark(Grade.look, what, "prompts may have been taken for answers", knob)
+    if trained and source.untrained > _UNTRAINED * source.measured:
+        what = f"{part(source.untrained, source.measured)} have no token that is trained on"
+        yield Remark(Grade.look, what, "they cost time and teach nothing", "labels.train_on, the roles of the turns")
 
 
 def weights(figures: Figures) -> Iterator[Remark]:

@@ -75,15 +75,11 @@ def cut_off(figures: Figures) -> Iterator[Remark]:
 
 
 def untrained(figures: Figures) -> Iterator[Remark]:
-    """Tell how many samples have nothing to train, and whether they are packed."""
-    out, source = figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value, 0), figures.source
-    knob = "labels.train_on, the roles and weights of the turns"
-    if out:
-        why = "they are in no pack: alone, their loss is that of no token, which is nan"
-        yield Remark(Grade.look, f"{part(out, source.samples)} have no token that is trained on", why, knob)
-    if source.untrained > out:
-        what = f"{part(source.untrained - out, source.measured)} have no token that is trained on, and are packed"
-        yield Remark(Grade.look, what, "they cost time and teach nothing", f"labels.untrained=drop, {knob}")
+    """Tell how many samples are left out because nothing of them is trained."""
+    if num := figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value):
+        what = f"{part(num, figures.source.samples)} are in no pack, for none of their tokens is trained"
+        knob = "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others"
+        yield Remark(Grade.look, what, "they would cost time and teach nothing", knob)
 
 
 def over_cap(figures: Figures) -> Iterator[Remark]:

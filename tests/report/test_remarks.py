@@ -65,6 +65,18 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "samples that teach nothing": (
         figures({"untrained": 50}), ("look", "50 of 1,000 samples (5.00%) have no token that is trained on"),
     ),
+    "samples left out because nothing of them is trained": (
+        figures(report={"skipped_by_reason": {"nothing_trained": 50}}),
+        ("look", "50 of 1,000 samples (5.00%) are in no pack, for none of their tokens is trained"),
+    ),
+    "texts that are cut off": (
+        figures(
+            report={"samples_cut_off": 1, "tokens": 1024, "tokens_left_out": 3072,
+                    "tokens_left_out_by_reason": {"cut_off": 3072}},
+            loss=Loss(0, 0, "text", 0, is_too_much=True),
+        ),
+        ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
+    ),
     "placeholders put in": (
         figures({"notes": {"placeholders_put_in": 7}}),
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
