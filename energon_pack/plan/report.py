@@ -301,7 +301,7 @@ def print_plan(report: Report) -> None:
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
-    for line in _of_parts(report):
+    for line in lines_of_parts(report):
         out.print(line, soft_wrap=True)
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
@@ -319,7 +319,8 @@ def print_plan(report: Report) -> None:
         out.print(f"tokens of a sample: {lens}")
 
 
-def _of_parts(report: Report) -> Iterator[str]:
+def lines_of_parts(report: Report) -> Iterator[str]:
+    """Yield what became of samples that were expanded or cut, in a line each."""
     if report.expanded:
         yield said_of(report.expanded, report.shared is not None)
     elif report.samples_cut:
