@@ -15,7 +15,7 @@ def packs(plan: PackPlan) -> list[list[int]]:
 
 
 def items(lens: Any, media: Any = None, **columns: Any) -> Items:
-    """Items with these lengths, of one medium and one shard unless given; all tokens are trained, if `num_supervised` is not."""
+    """Items with these lengths, of one medium and one shard unless given, trained whole unless told otherwise."""
     zeros = np.zeros(len(lens), np.int64)
     columns = {"num_supervised": lens, **columns, "token_len": lens, "media": zeros if media is None else media}
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
