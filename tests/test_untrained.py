@@ -131,7 +131,9 @@ def test_a_pack_of_which_nothing_is_trained_is_none() -> None:
         None,
     ]
     assert plan.lower_bound == 2
-    alone = plan_packs(items([20], num_supervised=[0]), PackingConfig(10, hard_limit=30, overlong=Overlong.own_pack))
+    alone = plan_packs(
+        items([20], num_supervised=[0]), PackingConfig(max_token_len=10, hard_limit=30, overlong=Overlong.own_pack)
+    )
     assert alone.num_packs == 0
     shared = plan_packs(items([4] * 10, num_supervised=[1, 0] * 5), PackingConfig(max_token_len=8))
     for epoch in range(20):

@@ -24,7 +24,7 @@ from energon_pack.run.console import console
 from energon_pack.samples.flavors import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
@@ -34,7 +34,7 @@ from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.wds import damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import TemplateSettings
+from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
 from energon_pack.views.sampled import sample_view
 from energon_pack.views.terminal import print_next, print_sample
@@ -141,7 +141,9 @@ def _judged(
     if too_much := caps.exceeded(counts, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if not view.num_supervised:
-        remarks.append("none of its tokens is trained on")
+        if config.labels.untrained is Untrained.drop:
+            return replace(view, refused=f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}"), remarks
+        remarks.append(NOTHING_TRAINED)
     return view, remarks
 
 

@@ -64,30 +64,37 @@ def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
 
 
 def _part(whole: Whole, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
-    """Return the row of a part: the shortest text around it in which its tokens come out alike.
+    """Return the row of a part.
 
     Args:
         span: the characters of the part.
         number: of its first token in the whole text.
         ids: its tokens.
     """
-    for first, last in _windows(span, len(text)):
-        cut = Cut("", 0, 1, last - first, "", "tokens", first_character=first, first_token=0, end_token=_ALL)
-        [window] = whole.template.tokenize([whole.rendered(cut)[1]])
-        start = number if last - first == len(text) else next(_places_in(window.ids, ids), None)
-        if start is not None and text[first:last].strip():
-            break
-    cut = cut._replace(first_token=start, end_token=start + len(ids))
+    first, last, start = _window(whole, text, span, ids) or (0, len(text), number)
+    cut = _cut(first, last, start, start + len(ids))
     part, rendered = whole.rendered(cut)
     [counts] = whole.template.count([rendered], whole.engine)
     num_bytes = num_tar_bytes([len(text[first:last].encode())])
     return replace(whole.measured(cut, part, rendered, *counts), num_bytes=num_bytes)
 
 
-def _windows(span: tuple[int, int], num_characters: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of characters around a part; the last one is the whole text."""
-    for around in (*_AROUND, num_characters):
-        yield max(0, span[0] - around), min(num_characters, span[1] + around)
+def _window(whole: Whole, text: str, span: tuple[int, int], ids: list[int]) -> tuple[int, int, int] | None:
+    """Return the shortest range of characters around a part in which its tokens come out alike, and the number of the
+    first of them there; None: none that is tried.
+    """
+    for around in _AROUND:
+        first, last = max(0, span[0] - around), min(len(text), span[1] + around)
+        [window] = whole.template.tokenize([whole.rendered(_cut(first, last, 0, _ALL))[1]])
+        start = next(_places_in(window.ids, ids), None)
+        if start is not None and text[first:last].strip():
+            return first, last, start
+    return None
+
+
+def _cut(first: int, last: int, first_token: int, end_token: int) -> Cut:
+    of_text = {"first_character": first, "first_token": first_token, "end_token": end_token}
+    return Cut("", 0, 1, last - first, "", "tokens")._replace(**of_text)
 
 
 def _places_in(window: list[int], ids: list[int]) -> Iterator[int]:

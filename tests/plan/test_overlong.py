@@ -254,9 +254,9 @@ def test_a_beginning_without_the_last_answer_trains_no_other(config: Make, tmp_p
 def test_a_part_of_which_nothing_is_trained_is_none(config: Make, tmp_path: Path) -> None:
     """Its tokens are counted and named, and the other parts are numbered without it."""
     words = "one two three four five six seven eight nine ten " * 8
-    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i} {words}"} for i in range(8)]
-    turns[3]["loss"] = False
-    members = {"talk.json": json.dumps({"messages": turns}).encode(), "short.json": chat("a", "b")}
+    messages = [{**message, "content": f"{i} {words}"} for i, message in enumerate(turns("uauauaua"))]
+    messages[3]["loss"] = False
+    members = {"talk.json": json.dumps({"messages": messages}).encode(), "short.json": chat("a", "b")}
     source = write_tar(tmp_path / "source" / "0.tar", members).parent
     run = config(source, packing__max_token_len=640, packing__overlong=Overlong.split_turns)
     figures = pack(run)
