@@ -93,8 +93,8 @@ def _window(whole: Whole, text: str, span: tuple[int, int], ids: list[int]) -> t
 
 
 def _cut(first: int, last: int, first_token: int, end_token: int) -> Cut:
-    of_text = {"first_character": first, "first_token": first_token, "end_token": end_token}
-    return Cut("", 0, 1, last - first, "", "tokens")._replace(**of_text)
+    whole = Cut("", 0, 1, last - first, "", "tokens")
+    return whole._replace(first_character=first, first_token=first_token, end_token=end_token)
 
 
 def _places_in(window: list[int], ids: list[int]) -> Iterator[int]:

@@ -151,13 +151,14 @@ class ChatTemplate:
 
     @cached_property
     def ends_answers(self) -> bool:
-        """Whether a special token stands behind an answer; a template that refuses the question counts as yes."""
+        """Whether a special token stands behind an answer; a template that does not show it counts as yes."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:
-            return bool(self._special.first(self.render([question, answer] * 2, None).partition(_PROBE)[2]))
+            _, is_shown, rest = self.render([question, answer] * 2, None).partition(_PROBE)
         except Skip:
             return True
+        return not is_shown or bool(self._special.first(rest))
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """Return the text around the texts of such conversations, including marks."""

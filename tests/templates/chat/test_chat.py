@@ -10,6 +10,7 @@ import pytest
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.choose import Choice
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 
 CHATML = (
@@ -73,6 +74,28 @@ def test_each_answer_and_its_end(source: str, expected: list[str]) -> None:
 def test_the_last_answer_alone(source: str) -> None:
     assert len(trained(source, turns("a", "b", "c", "d"), last_only=True)) == 1
     assert trained(source, turns("a", "b", "c", "d", weight=0), last_only=True) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CHATML, True),
+        (GEMMA, True),
+        (PARTS_ONLY, True),
+        (BARE, False),
+        ("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}", False),  # alpaca's marks
+        ("{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' }}{{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}</s>{% endfor %}", False),  # this tokenizer has no such token
+        ("{{ raise_exception('no') }}", True),
+    ],
+)
+def test_whether_a_token_ends_an_answer(source: str, expected: bool) -> None:
+    """Where none does, the model is never trained to stop: a run says so in a line."""
+    assert ChatTemplate(source, {}, SPECIAL).ends_answers is expected
+    lines = Choice("text", ends_answers=expected).lines("text")
+    assert [line.partition(":")[0] for line in lines] == ["the chat template writes no token that ends an answer"] * (
+        not expected
+    )
 
 
 def test_reasoning_and_tool_calls_are_the_models_own() -> None:
