@@ -59,7 +59,8 @@ def read(real: Path, tmp_path: Path) -> Callable[[str, Path], Any]:
         script, out = ROOT / "tests" / "support" / "read_as_stack.py", tmp_path / f"{stack}.json"
         code = os.pathsep.join(map(str, paths[stack]))
         variables = {**os.environ, "PYTHONPATH": code, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        arguments = [python_of("loongforge"), script, stack, real / "processors/qwen2_5_vl", "qwen2-vl", out, folder]
+        where: list[str | Path] = [real / "processors/qwen2_5_vl", "qwen2-vl", out, folder]
+        arguments = [python_of("loongforge"), script, stack, *where]
         done = subprocess.run(arguments, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(out.read_text())[str(folder)]

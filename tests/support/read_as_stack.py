@@ -48,7 +48,7 @@ def main(stack: str, processor: str, chat_template: str, out: str, *folders: str
     for name, value in {**MEGATRON, "image_resolution": 1_000_000}.items():  # by default both shrink larger images
         setattr(args, name, value)
     importlib.import_module("megatron.training.global_vars").set_args(args)
-    alone()
+    alone(Path(out).absolute().parent)
     getattr(importlib.import_module(f"{package}.utils.global_vars"), f"set_{prefix}_extra_global_vars")(args)
     provider = importlib.import_module(f"{package}.data.multimodal.dataloader_provider")
     results = {}
@@ -58,12 +58,12 @@ def main(stack: str, processor: str, chat_template: str, out: str, *folders: str
     Path(out).write_text(json.dumps(results))
 
 
-def alone() -> None:
-    """Make the groups of Megatron's parallel state, of this process alone."""
+def alone(folder: Path) -> None:
+    """Make the groups of Megatron's parallel state, of this process alone; a file in the folder is theirs."""
     import torch
     from megatron.core import parallel_state
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
 
 
