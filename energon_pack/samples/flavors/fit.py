@@ -12,6 +12,7 @@ from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
+from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import MediaPart, Message
 from energon_pack.samples.weights import turn_weight
 
@@ -80,9 +81,9 @@ def _media_unread(sample: Content) -> str | None:
     texts = [message["content"] for message in sample.messages]
     if number := next((str(i) for i, text in enumerate(texts) if not isinstance(text, str)), None):
         return f"message {number} spells a placeholder that is text"
-    for medium in (IMAGE, VIDEO):
-        if sum(text.count(medium.placeholder) for text in texts) != kinds.count(medium.kind):
-            return f"its text spells {medium.placeholder}"
+    for kind in (IMAGE.kind, VIDEO.kind):
+        if sum(text.count(PLACEHOLDERS[kind]) for text in texts if "<" in text) != kinds.count(kind):
+            return f"its text spells {PLACEHOLDERS[kind]}"
     return None
 
 
@@ -101,7 +102,7 @@ def _turns_unread(messages: Sequence[Message]) -> str | None:
 
 def _options_unread(fields: Mapping[str, Any]) -> str | None:
     options = options_of(fields)
-    if replace(options, media=tuple(filter(None, options.media))) != NO_OPTIONS:
+    if options is not NO_OPTIONS and replace(options, media=tuple(filter(None, options.media))) != NO_OPTIONS:
         return ", ".join(option_fields(fields))
     return "video_frames" if fields.get("video_frames") is not None else None
 
