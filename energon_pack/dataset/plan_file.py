@@ -60,8 +60,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
                 detail = detail or NOTHING_TRAINED
             elif reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                what = detail if item in refused else row["does_not_fit"][flavor.form]
-                detail = f"output.flavor={flavor.name} has no place for it: {what}"
+                what = detail if item in refused else flavor.unfit(row["does_not_fit"])
+                detail = f"{flavor.holder} has no place for it: {what}"
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row

@@ -21,7 +21,7 @@ from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.run.console import console
-from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
@@ -133,8 +133,8 @@ def _judged(
         if config.source.control_tokens is ControlTokens.skip:
             return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
     counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form]:
-        what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor.name} has no place for it: {unfit}"
+    if unfit := flavor.unfit(do_not_fit(sample)):
+        what = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
         return replace(view, refused=what), remarks
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")

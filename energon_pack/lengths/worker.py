@@ -16,8 +16,7 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.cut import CUT_TYPE, with_cuts
-from energon_pack.samples.flavors import do_not_fit
-from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
@@ -205,13 +204,12 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        row.does_not_fit = do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)
         return None
     for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
-    kinds = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
-    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning

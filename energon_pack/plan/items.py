@@ -357,7 +357,8 @@ class Lengths:
 
     def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
         """Return the part of each row that packs of this flavor have no place for; null: it fits."""
-        return pc.struct_field(table["does_not_fit"], self.flavor.form)
+        answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
+        return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
     def largest(self, samples: Ints) -> dict[str, Ints]:
         """Return the largest counts of `caps` that each sample, or one of its parts, has.

@@ -32,6 +32,7 @@ from energon_pack.plan.trees import Trees, find_trees, with_own_counts
 from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.topology import stream
@@ -249,6 +250,18 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
                 f"output.splits.{name}={share:g}: of {amount(len(plan.items), 'sample')} none is in it; a larger share,"
                 " or another seed"
             )
+
+
+def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
+    """Raise PackError if packs for another stack's class hold images and videos: its encoder refuses each of them."""
+    if not lengths.flavor.gives or not plan.num_packs:
+        return
+    num = int((media_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
+    if num:
+        raise PackError(
+            f"{amount(num, 'pack')} of {plan.num_packs:,} would hold images and videos, and the class of"
+            " output.sample_type takes packs of one of them: packing.group_by=media"
+        )
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:

@@ -17,7 +17,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import draw
 from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.plan import check_splits, plan_packs, share
+from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
@@ -51,6 +51,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         lengths, trees = share(lengths, packing)
         plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
+        check_kinds(lengths, plan)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)

@@ -16,8 +16,9 @@ from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replay
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import FORMS, packed_flavor, why_unknown
-from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
 from energon_pack.verify.packs import samples_of
@@ -134,7 +135,14 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield from _sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
-    for name, expected in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
+    stack = sample_type if isinstance(sample_type, str) else None
+    forms = [form for form in STACKS if stack and form.name == name] or [flavor]
+    wanted = [dataset_yamls(form, which, stack) for form in forms]
+    yield from min((list(_changed_yamls(folder, yamls)) for yamls in wanted), key=len)
+
+
+def _changed_yamls(folder: DatasetFolder, wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, expected in wanted.items():
         try:
             found = _load(folder, name)
         except (OSError, ValueError) as error:
@@ -143,10 +151,10 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, expected))
 
 
-def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
+def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]:
     """Check that sample_loader.py, which Energon runs, is the one that packing wrote."""
     try:
-        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS.get(flavor.name, ())):
+        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") != sample_loader_py(flavor):
             yield f"{SAMPLE_LOADER} is not what packing writes"
     except OSError as error:
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"

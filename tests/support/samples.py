@@ -6,6 +6,7 @@ import os
 import random
 import tarfile
 import wave
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.sample import MediaPart
+from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.tar import tar_header
 
 
@@ -100,6 +104,18 @@ def npy(t: int, num: int = 4) -> bytes:
     file = io.BytesIO()
     np.save(file, np.full((num, 3), t))
     return file.getvalue()
+
+
+def read(
+    messages: Sequence[Any],
+    tools: list[Any] | None = None,
+    parts: Sequence[tuple[str, str]] = (),
+    media: Sequence[Media] = (),
+    **fields: Any,
+) -> ReadSample:
+    """A sample as it is read, with media of these kinds and extensions; `media` as a model sees them."""
+    named = [MediaPart(f"{number}.{ext}", 0, 0, kind, ext) for number, (kind, ext) in enumerate(parts)]
+    return ReadSample(b"", [*messages], [*messages], tools, fields, named, [], [], False, [*media])
 
 
 def chat(*texts: str, **fields: Any) -> bytes:
