@@ -9,10 +9,10 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.templates.build import build, has_media
+from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
-from energon_pack.templates.folder import named_processor
+from energon_pack.templates.folder import has_media, named_processor
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.quiet import errors_only

@@ -34,6 +34,14 @@ class TemplateSpec:
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
     date: str = DATE  # the ISO date that the chat template writes
     shortcut: bool = True  # whether one rendering may serve all conversations of a shape
+    tool_template: str = ""  # the chat template of conversations with tools; empty: the same
+    sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
+    asks_special_tokens: bool = False  # `add_special_tokens` is as the processor has it by itself
+
+    @property
+    def chat_templates(self) -> list[str]:
+        """Return the chat templates that conversations are rendered with."""
+        return [self.chat_template, *filter(None, [self.tool_template])]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from energon_pack.templates.template import Template
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 5  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 6  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -145,7 +145,7 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]
 def date_of(folder: str) -> str | None:
     """Return the date that the template writes into texts; None: it writes none."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    return str(values["date"]) if writes_date(values["chat_template"]) else None
+    return str(values["date"]) if writes_date(values["chat_template"], values["tool_template"]) else None
 
 
 def identity_of(folder: str) -> Identity:
@@ -192,7 +192,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     """
     digest = hashlib.sha256()
     for path in settings_files(folder):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
     how["processor"] = place

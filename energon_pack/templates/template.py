@@ -67,14 +67,19 @@ class Template(Preparation):
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
+        self._tool_chat = self._chat
+        if spec.tool_template:
+            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, False, needs_tools=True)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
         others = [*rules.feature_tokens.values(), *rules.marks]
-        self._frames = Frames(self._chat, self.media_tokens, others, special)
-        self._raw = RawTexts(self._chat, self._frames, tokenizer, spec)
+        self._frames = {
+            chat: Frames(chat, self.media_tokens, others, special) for chat in (self._chat, self._tool_chat)
+        }
+        self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
@@ -98,12 +103,13 @@ class Template(Preparation):
             waiting[media.kind].append((number, *expanded))
         places = [(0, 0)] * len(expansions)
         messages = self._as_the_template_takes_them(sample)
-        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
+        chat, frames = self._chat_for(sample)
+        leaves_out_tools = bool(sample.tools)
         if is_document(messages):
             marked, weights = self._raw.marked(messages[0])
         else:
-            refuse_left_out(chat.renderer, messages, sample.tools)
             marked, weights = chat.render_marked(messages, sample.tools, labels)
+            leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
 
         pieces = ["" if marked.startswith(before) else before]  # do not write a first token twice
         spans: list[tuple[int, int]] = []
@@ -133,7 +139,8 @@ class Template(Preparation):
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         text = "".join(pieces)
-        spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]], labels)
+        media = [place for place in places if place[1]]
+        spans, weights = self._trained(chat, frames, text, spans, weights, media, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -141,7 +148,7 @@ class Template(Preparation):
             spans,
             sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
             self._num_control_tokens(sample.messages, sample.tools),
-            bool(sample.tools) and not chat.renderer.shows_tools,
+            leaves_out_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
             labels.think in (Think.train, Think.mask_empty)
@@ -152,6 +159,7 @@ class Template(Preparation):
     def _trained(
         self,
         chat: ChatTemplate,
+        frames: Frames,
         text: str,
         spans: Sequence[tuple[int, int]],
         weights: Sequence[float],
@@ -160,12 +168,12 @@ class Template(Preparation):
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
-        if trains_whole_turns and not self._frames.are_near(text, spans, media):
+        if trains_whole_turns and not frames.are_near(text, spans, media):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
             trained = chat.adjusted(text, trained, labels)
-        trained = self._frames.untrained(text, trained, sorted(media))
+        trained = frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
     def _labels(self, sample: Sample) -> Labels:
@@ -251,6 +259,13 @@ class Template(Preparation):
         names = {**rules.media_tokens, **rules.feature_tokens}.values()
         return frozenset(number for name in names if (number := self.token_id(name)) is not None)
 
+    def num_waiting(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Count the tokens that wait for features of images and videos, and of sounds."""
+        tokens = {**self.rules.media_tokens, **self.rules.feature_tokens}
+        visual = {self.token_id(token) for kind, token in tokens.items() if KINDS[kind].is_visual}
+        sounds = {self.token_id(token) for kind, token in tokens.items() if kind == AUDIO.kind}
+        return sum(number in visual for number in ids), sum(number in sounds for number in ids)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the package `tokenizers`; callers must not change it."""
@@ -276,11 +291,17 @@ class Template(Preparation):
 
     def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
+        chat, frames = self._chat_for(sample)
         if self._labels(sample).think is Think.drop_history:
-            messages = self._chat.without_thoughts(messages)
+            messages = chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
-            messages = list(map(self._frames.with_all_media, messages))
-        return self._chat.renderer.as_it_wants(messages)
+            messages = list(map(frames.with_all_media, messages))
+        return chat.renderer.as_it_wants(messages)
+
+    def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, Frames]:
+        """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
+        chat = self._tool_chat if sample.tools else self._chat
+        return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
 
     def shows(self, kind: str) -> bool:
         """Say whether the chat template writes the token of a medium; a template that refuses the question counts as
@@ -325,14 +346,14 @@ class Template(Preparation):
         spec = self.spec
         ends = [] if spec.document_end is None else [spec.document_end]
         thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
-        chat: list[Any] = [*ends, *thoughts, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs]
+        chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
         chat.append(spec.add_special_tokens)
-        chat += [spec.date] if writes_date(spec.chat_template) else []
+        chat += [spec.date] if writes_date(*spec.chat_templates) else []
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),
             "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
-            "rules": str(rules_version(spec.chat_template)),
+            "rules": str(rules_version("".join(spec.chat_templates))),
             **({} if spec.shortcut else NO_SHORTCUT),
             **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in self.media_tokens]) else {}),
         }
@@ -363,8 +384,7 @@ class Template(Preparation):
         Raises:
             Skip: the template refuses the conversation.
         """
-        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
-        return chat.render(self.messages(sample), sample.tools)
+        return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
         """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""

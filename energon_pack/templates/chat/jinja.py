@@ -90,9 +90,9 @@ def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
     return jinja
 
 
-def writes_date(source: str) -> bool:
-    """Say whether a template may write the date."""
-    return "strftime_now" in source
+def writes_date(*sources: str) -> bool:
+    """Say whether one of these templates may write the date."""
+    return any("strftime_now" in source for source in sources)
 
 
 def strings_in(source: str) -> set[str]:
