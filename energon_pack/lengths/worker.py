@@ -1,7 +1,7 @@
 """Measures a slice of samples in a worker: reads JSON and headers of media, renders the chat template, counts."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -215,7 +215,16 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
+    if unread := _unread(sample, template.variables):
+        row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return rendered
+
+
+def _unread(sample: ReadSample, variables: Collection[str]) -> list[str]:
+    """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
+    said = sample.options.chat_template_kwargs
+    left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
+    return [*left, *(f"chat_template_kwargs.{key}" for key in said if key not in variables)]
 
 
 def leave_out(row: LengthsRow, skip: Skip) -> None:

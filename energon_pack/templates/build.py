@@ -96,7 +96,6 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         date=model.date,
         tool_template=tool_template,
         sets_template=model.chat_template is not None,
-        asks_special_tokens=model.add_special_tokens is None,
     )
     rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")
@@ -116,9 +115,13 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
             raise PackError(_no_token(token, model.template, class_of(folder), where))
-    if model.add_special_tokens is None and files.is_processor and _adds_its_own(template, files.tokenizer):
-        return Template(replace(spec, add_special_tokens=True), rules, template.tokenizer)
-    return template
+    if unread := [name for name in model.chat_template_kwargs if name not in template.variables]:
+        named = ", ".join(sorted(template.variables)) or "none"
+        raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
+    if files.is_processor and _adds_its_own(template, files.tokenizer):
+        adds = model.add_special_tokens is not False
+        spec = replace(spec, add_special_tokens=adds, own_special_tokens=True)
+    return template if spec is template.spec else Template(spec, rules, template.tokenizer)
 
 
 @lru_cache(maxsize=1)

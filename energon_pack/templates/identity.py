@@ -36,7 +36,7 @@ class TemplateSpec:
     shortcut: bool = True  # whether one rendering may serve all conversations of a shape
     tool_template: str = ""  # the chat template of conversations with tools; empty: the same
     sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
-    asks_special_tokens: bool = False  # `add_special_tokens` is as the processor has it by itself
+    own_special_tokens: bool = False  # whether the tokenizer adds its own in the processor's call by itself
 
     @property
     def chat_templates(self) -> list[str]:

@@ -77,7 +77,7 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     text = template.raw_text(sample)
     if text is None:
         text = chat_text(processor, template, sample)
-        if spec.asks_special_tokens:
+        if spec.add_special_tokens == spec.own_special_tokens:
             adds = _special_tokens(processor, tokenizer, text)
     if tokenizer is processor or (not media and _needs_media(processor)):
         ids: list[int] = tokenizer(text, **adds)["input_ids"]
