@@ -176,7 +176,7 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
 
 
 def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """16 YAMLs said false: 29 tokens for the 30 of `apply_chat_template(tokenize=True)`, and the audit was told so, too.
+    """16 YAMLs said false: 29 tokens for the 30 of `apply_chat_template(tokenize=True)`, and the audit was told so.
 
     A tokenizer alone adds none there.
     """
