@@ -76,6 +76,8 @@ class ModelConfig:
     template: str = _MISSING
     #: the published processor
     hub_id: str | None = None
+    #: the class of the published processor; transformers' other classes are refused; None: any
+    processor_class: str | None = None
     #: folder or hub id of the processor; None: `hub_id`
     processor: str | None = None
     #: revision of the hub id; None: the newest
