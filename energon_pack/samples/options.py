@@ -65,5 +65,5 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     if not isinstance(hears, bool):
         raise Skip(Reason.BAD_MESSAGE, f"use_audio_in_video is {str(hears)[:40]!r}, not true or false")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
-    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
+    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS and item is not None}
     return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears)

@@ -76,8 +76,6 @@ class ModelConfig:
     template: str = _MISSING
     #: the published processor
     hub_id: str | None = None
-    #: the class of the published processor; transformers' other classes are refused; None: any
-    processor_class: str | None = None
     #: folder or hub id of the processor; None: `hub_id`
     processor: str | None = None
     #: revision of the hub id; None: the newest
@@ -108,6 +106,8 @@ class ModelConfig:
     mask: Mask = Mask.positions
     #: the kind of positions in a batch
     rope: Rope = Rope.none
+    #: the class of the published processor; transformers' other classes are refused; None: any
+    processor_class: str | None = None
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:
