@@ -51,9 +51,7 @@ class Shapes(MediaRules):
         self.full = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
-        resizes = processor.video.get("do_resize")  # from the processor's settings: the default of a call may differ
         video = {"return_metadata": True}  # some classes read it when they write times
-        video |= {} if resizes is None else {"do_resize": resizes}
         chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in SAMPLING}
         extractor = part_of(full, AUDIO.kind)
         self.rate = 0 if extractor is None else extractor.sampling_rate
