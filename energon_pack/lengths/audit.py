@@ -41,7 +41,7 @@ from energon_pack.templates.processor_inputs import full_ids, media_inputs, prep
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
-from energon_pack.templates.trial import told_apart
+from energon_pack.templates.trial import num_waiting, told_apart
 
 _KNOWN = "known.json"
 _WHY_NOT = "not_asked.txt"  # the reason why the installed packages do not let the full processor read media
@@ -292,7 +292,7 @@ def _difference(
         return f"{len(ids)} tokens {where}, {row.token_len} as measured"
     if ids != made:
         return f"other tokens: {told_apart(made, ids)}"
-    num_visual, _ = template.num_waiting(ids)
+    num_visual, _ = num_waiting(template, ids)
     if num_visual != row.num_visual_tokens:
         return f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
     return ""

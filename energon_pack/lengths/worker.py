@@ -217,7 +217,7 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
-    if unread := _unread(sample, template.variables):
+    if unread := _unread(sample, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return rendered
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from energon_pack.samples.settings import Nulls
+from energon_pack.samples.skip import Reason, Skip
 
 _TOOLS = ("tools", "functions")
 #: keys whose values an author may mean to hold null: arguments of a call, and values in a schema
@@ -29,12 +30,20 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
 
     Args:
         setting: what becomes of them; None: those of a table go.
+
+    Raises:
+        Skip: `invalid_json`: it is nested too deeply.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
-    if not lists or setting is Nulls.keep or (setting is None and not are_of_a_table(record)):
+    if not lists or setting is Nulls.keep:
         return None
-    changed = {key: without_nulls(value) if key in _TOOLS else _inside(value) for key, value in lists.items()}
-    return None if changed == lists else {**record, **changed}
+    try:
+        if setting is None and not are_of_a_table(record):
+            return None
+        changed = {key: without_nulls(value) if key in _TOOLS else _inside(value) for key, value in lists.items()}
+        return None if changed == lists else {**record, **changed}
+    except RecursionError:
+        raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
 
 
 def are_of_a_table(record: Mapping[str, Any]) -> bool:
@@ -50,10 +59,16 @@ def _inside(turns: list[Any]) -> list[Any]:
     return [{k: without_nulls(v) for k, v in turn.items()} if isinstance(turn, dict) else turn for turn in turns]
 
 
-def _holds_null(value: Any) -> bool:
-    if isinstance(value, dict):
-        return None in value.values() or any(map(_holds_null, value.values()))
-    return isinstance(value, list) and any(map(_holds_null, value))
+def _holds_null(value: list[Any]) -> bool:
+    """Say whether a key of an object is null, at any depth."""
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        items = one.values() if isinstance(one, dict) else one
+        if isinstance(one, dict) and None in items:
+            return True
+        waiting += [item for item in items if isinstance(item, (dict, list))]
+    return False
 
 
 def _holds_strange_null(value: Any) -> bool:

@@ -115,8 +115,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
             raise PackError(_no_token(token, model.template, class_of(folder), where))
-    if unread := [name for name in model.chat_template_kwargs if name not in template.variables]:
-        named = ", ".join(sorted(template.variables)) or "none"
+    if unread := [name for name in model.chat_template_kwargs if name not in spec.variables]:
+        named = ", ".join(sorted(spec.variables)) or "none"
         raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
     if files.is_processor and _adds_its_own(template, files.tokenizer):
         adds = model.add_special_tokens is not False
@@ -222,9 +222,10 @@ def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str
         raise PackError(f"model.chat_template={setting}: {what}; it has {', '.join(named) or 'none'}")
     if setting is not None:
         return named.get(setting, setting), ""
-    if not named.get("default"):
-        names = f", and none is the default: model.chat_template={'|'.join(named)} chooses one" if named else ""
-        raise PackError(f"{where} has no chat template{names or ': give model.chat_template=FILE'}")
+    if not named:
+        raise PackError(f"{where} has no chat template: give model.chat_template=FILE")
+    if "default" not in named:
+        raise PackError(f"{where} has no default chat template: model.chat_template chooses one of {', '.join(named)}")
     tools = "" if files.chat_template else named.get("tool_use", "")
     return named["default"], tools if tools != named["default"] else ""
 

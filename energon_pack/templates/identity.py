@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from energon_pack.templates.chat.jinja import variables_in
 from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.settings import DATE, Labels, MediaConfig
 
@@ -42,6 +43,11 @@ class TemplateSpec:
     def chat_templates(self) -> list[str]:
         """Return the chat templates that conversations are rendered with."""
         return [self.chat_template, *filter(None, [self.tool_template])]
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Return the names of the chat templates' variables, besides those of the conversation."""
+        return frozenset().union(*map(variables_in, self.chat_templates))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import variables_in, writes_date
+from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
@@ -51,7 +51,6 @@ from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
 
-_OF_CONVERSATION = {"messages", "tools", "add_generation_prompt"}
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
@@ -249,11 +248,6 @@ class Template(Preparation):
         ]
 
     @cached_property
-    def variables(self) -> frozenset[str]:
-        """Return the names of the chat templates' variables, besides those of the conversation."""
-        return frozenset().union(*map(variables_in, self.spec.chat_templates)) - _OF_CONVERSATION
-
-    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Return the ids of the tokenizer's special tokens."""
         return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
@@ -264,13 +258,6 @@ class Template(Preparation):
         rules = self.rules
         names = {**rules.media_tokens, **rules.feature_tokens}.values()
         return frozenset(number for name in names if (number := self.token_id(name)) is not None)
-
-    def num_waiting(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Count the tokens that wait for features of images and videos, and of sounds."""
-        tokens = {**self.rules.media_tokens, **self.rules.feature_tokens}
-        visual = {self.token_id(token) for kind, token in tokens.items() if KINDS[kind].is_visual}
-        sounds = {self.token_id(token) for kind, token in tokens.items() if kind == AUDIO.kind}
-        return sum(number in visual for number in ids), sum(number in sounds for number in ids)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -383,6 +370,14 @@ class Template(Preparation):
     def without_shortcut(self) -> "Template":
         """Return the same template, which renders each conversation whole."""
         return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
+
+    def text(self, sample: Sample) -> str:
+        """Return the text that the chat template writes for a conversation, before media are expanded.
+
+        Raises:
+            Skip: the template refuses the conversation.
+        """
+        return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
         """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""

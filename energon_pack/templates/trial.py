@@ -154,7 +154,7 @@ class Trial:
         if isinstance(truth, str) or made != truth:
             outcome.difference = f"of {what} it makes {told_apart(made, truth)}"
             return
-        if num_features != (waiting := template.num_waiting(truth)):
+        if num_features != (waiting := num_waiting(template, truth)):
             outcome.difference = (
                 f"of {what} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
             )
@@ -286,6 +286,14 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
     return Clip(
         np.stack([np.asarray(frame) for frame in prepared]), metadata_of(video, frames if chooses else None), sound
     )
+
+
+def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
+    """Count the tokens that wait for features of images and videos, and of sounds."""
+    tokens = {**template.rules.media_tokens, **template.rules.feature_tokens}
+    visual = {template.token_id(token) for kind, token in tokens.items() if KINDS[kind].is_visual}
+    sounds = {template.token_id(token) for kind, token in tokens.items() if kind == AUDIO.kind}
+    return sum(number in visual for number in ids), sum(number in sounds for number in ids)
 
 
 def told_apart(made: list[int] | str, truth: list[int] | str) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import date
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -101,9 +102,11 @@ def writes_date(*sources: str) -> bool:
     return any("strftime_now" in source for source in sources)
 
 
-def variables_in(source: str) -> set[str]:
-    """Return the names of the variables that a template reads from outside."""
-    return find_undeclared_variables(environment().parse(source)) - environment().globals.keys()
+@lru_cache
+def variables_in(source: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads from outside, besides those of a conversation."""
+    given = {*environment().globals, "messages", "tools", "add_generation_prompt"}
+    return frozenset(find_undeclared_variables(environment().parse(source)) - given)
 
 
 def strings_in(source: str) -> set[str]:
