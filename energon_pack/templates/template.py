@@ -20,12 +20,11 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
@@ -36,12 +35,10 @@ from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import (
     HEARD,
     MIXED,
-    NO_SHORTCUT,
     UNEVEN,
     Identity,
     TemplateSpec,
-    hash_of,
-    rules_version,
+    fingerprints_of,
 )
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
@@ -139,8 +136,8 @@ class Template(Preparation):
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         text = "".join(pieces)
-        media = [place for place in places if place[1]]
-        spans, weights = self._trained(chat, frames, text, spans, weights, media, labels)
+        placed = [place for place in places if place[1]]
+        spans, weights = self._trained(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -336,20 +333,7 @@ class Template(Preparation):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Return a hash for each thing that a length depends on."""
-        spec = self.spec
-        ends = [] if spec.document_end is None else [spec.document_end]
-        thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
-        chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
-        chat.append(spec.add_special_tokens)
-        chat += [spec.date] if writes_date(*spec.chat_templates) else []
-        return {
-            "tokenizer": hash_of(self._tokenizer.to_str()),
-            "chat_template": hash_of(chat),
-            "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
-            "rules": str(rules_version("".join(spec.chat_templates))),
-            **({} if spec.shortcut else NO_SHORTCUT),
-            **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in self.media_tokens]) else {}),
-        }
+        return fingerprints_of(self.spec, self._tokenizer.to_str(), self.rules.settings, self.media_tokens)
 
     @property
     def identity(self) -> Identity:
