@@ -176,7 +176,7 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "model.chat_template",
         ),
         "nulls_dropped": (
-            "are rows of a table, whose null values in turns and tools are dropped",
+            "are rows of a table, whose null values in calls and tools are dropped",
             "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
             "source.nulls=keep",
         ),

@@ -13,6 +13,8 @@ from energon_pack.samples.settings import Nulls
 from energon_pack.samples.skip import Reason, Skip
 
 _TOOLS = ("tools", "functions")
+#: keys of turns and parts that hold calls
+_CALLS = ("tool_calls", "function_call", "tool_call", "input")
 #: keys whose values an author may mean to hold null: arguments of a call, and values in a schema
 _MEANT = frozenset(("arguments", "input", "default", "const", "example", "examples"))
 
@@ -25,8 +27,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
-    """Return a record without the nulls in its tools, and inside the keys of its turns; None: they stay, or there are
-    none.
+    """Return a record without the nulls in its tools and calls; None: they stay, or there are none.
 
     Args:
         setting: what becomes of them; None: those of a table go.
@@ -54,9 +55,15 @@ def are_of_a_table(record: Mapping[str, Any]) -> bool:
     return any(map(_holds_strange_null, lists.values())) and _are_uniform(lists, "", {})
 
 
-def _inside(turns: list[Any]) -> list[Any]:
-    """Do `without_nulls` inside the keys of turns; a key that is null itself is no text."""
-    return [{k: without_nulls(v) for k, v in turn.items()} if isinstance(turn, dict) else turn for turn in turns]
+def _inside(items: list[Any]) -> list[Any]:
+    """Do `without_nulls` inside the calls of turns and parts; a key of these that is null itself is no text."""
+    return [{**item, **_calls_of(item)} if isinstance(item, dict) else item for item in items]
+
+
+def _calls_of(item: dict[str, Any]) -> dict[str, Any]:
+    calls = {key: without_nulls(item[key]) for key in _CALLS if item.get(key)}
+    parts = item.get("content")
+    return {**calls, "content": _inside(parts)} if isinstance(parts, list) else calls
 
 
 def _holds_null(value: list[Any]) -> bool:

@@ -53,7 +53,7 @@ class Boxes(str, Enum):
 
 
 class Nulls(str, Enum):
-    """The treatment of null values in the turns and tools of a record."""
+    """The treatment of null values in the calls and tools of a record."""
 
     drop = "drop"
     keep = "keep"
@@ -125,7 +125,7 @@ class ReadSettings:
     boxes: Boxes | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
-    #: nulls in turns and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
+    #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
     nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)

@@ -94,6 +94,10 @@ def test_what_an_author_wrote_stays_unless_the_setting_says_otherwise() -> None:
     row = pa.Table.from_pylist([TIDE, COUNT]).to_pylist()[1]
     assert arguments(read(row)) == {"n": 3}
     assert arguments(read(row, Nulls.keep)) == {"harbour": None, "n": 3}
+    parts = [{"type": "image", "text": None}, {"type": "text", "text": "a"}]
+    of_images = {"messages": [{"role": role, "content": parts, "name": None} for role in ("user", "assistant")]}
+    assert are_of_a_table(of_images)
+    assert not read(of_images).drops_nulls  # no text has changed
     assert options_of({"chat_template_kwargs": {"a": None, "b": 1}}).chat_template_kwargs == {"b": 1}
 
 
