@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
 from energon_pack.templates.families.asking import changed
+from energon_pack.templates.folder import has_media
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -76,8 +78,8 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     adds = {"add_special_tokens": spec.add_special_tokens}
     text = template.raw_text(sample)
     if text is None:
-        text = chat_text(processor, template, sample)
-        if spec.add_special_tokens == spec.own_special_tokens:
+        text = _chat_text(processor, template, sample)
+        if spec.add_special_tokens == spec.own_special_tokens and not _stands_in(processor, template):
             adds = _special_tokens(processor, tokenizer, text)
     if tokenizer is processor or (not media and _needs_media(processor)):
         ids: list[int] = tokenizer(text, **adds)["input_ids"]
@@ -87,15 +89,12 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     return [int(number) for number in made[0]]
 
 
-def chat_text(processor: Any, template: Template, sample: Sample) -> str:
-    """Return the text that a processor writes for a conversation by itself: it gets a template only from the setting.
-
-    Raises:
-        Exception: any error of the class.
-    """
+def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
+    """Return the text that a processor writes for a conversation: it is given a template only by the setting."""
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
-    writes = processor if spec.sets_template or getattr(processor, "chat_template", None) else tokenizer
-    own = {"chat_template": spec.chat_template} if spec.sets_template else {}
+    is_told = spec.sets_template or _stands_in(processor, template)
+    writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
+    own = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
     with _on_date(spec.date):
         text: str = writes.apply_chat_template(
             template.messages(sample),
@@ -106,6 +105,11 @@ def chat_text(processor: Any, template: Template, sample: Sample) -> str:
             **{**spec.chat_template_kwargs, **sample.options.chat_template_kwargs},
         )
     return text
+
+
+def _stands_in(processor: Any, template: Template) -> bool:
+    """Say whether a tokenizer stands in for a processor that can't be loaded here: it knows not all of its files."""
+    return not hasattr(processor, "tokenizer") and has_media(Path(template.spec.processor.folder))
 
 
 def _special_tokens(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:

@@ -6,6 +6,7 @@ Only `default` was taken, also by the audit, which handed it to the full process
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,17 @@ def test_a_processor_takes_its_default_for_tools_too(folder_of: Make) -> None:
     of_tokenizer = load_template(of_model("qwen_vl", folder_of(shown, in_files=False, only_tokenizer=False)))
     assert of_tokenizer.encode(SAMPLES[0]).ids == by_itself(of_tokenizer, SAMPLES[0])
     assert "Tools: " in of_tokenizer.render(SAMPLES[0]).text  # its processor has no template of its own
+
+
+def test_a_tokenizer_that_stands_in_for_a_processor_is_told(folder_of: Make) -> None:
+    """Without torchvision texts are compared with the tokenizer, which reads no chat_template.json."""
+    folder = folder_of(DEFAULT, in_files=False, only_tokenizer=False)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "A chat.\n" + DEFAULT}))
+    template = load_template(of_model("qwen_vl", folder))
+    tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    for sample in SAMPLES[::2]:
+        ids = template.encode(sample).ids
+        assert ids == by_itself(template, sample) == full_ids(tokenizer, template, sample, {})
 
 
 def test_a_name_chooses_for_all_samples(folder_of: Make) -> None:
