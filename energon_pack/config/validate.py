@@ -44,8 +44,8 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
     _check_values(config)
-    if config.model.chat_template is not None and "{" not in config.model.chat_template:
-        config.model.chat_template = _read_text("model.chat_template", config.model.chat_template)
+    if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_name(named):
+        config.model.chat_template = _read_text("model.chat_template", named)
     return config
 
 
@@ -175,6 +175,11 @@ def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
         for key, item in items:
             yield from _texts(item, ".".join(filter(None, (name, key))))
+
+
+def _may_be_name(text: str) -> bool:
+    """Say whether a text may be the name of one of a processor's chat templates; else it is a file."""
+    return re.fullmatch(r"[\w-]+", text) is not None and not Path(text).is_file()
 
 
 def _read_text(name: str, path: str) -> str:

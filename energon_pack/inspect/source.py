@@ -111,6 +111,7 @@ def look(
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
     remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
+    remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)
         remarks += more

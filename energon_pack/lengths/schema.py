@@ -46,6 +46,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("tools_left_out", pa.bool_()),  # the chat template leaves its tools out
         ("unknown_keys", pa.list_(pa.string())),  # unknown keys of its JSON (`samples.keys.unknown_keys`); null: none
         ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
+        ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: it was measured
         ("detail", pa.large_string()),

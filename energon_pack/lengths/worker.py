@@ -1,7 +1,7 @@
 """Measures a slice of samples in a worker: reads JSON and headers of media, renders the chat template, counts."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -42,7 +42,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 18
+LENGTHS_VERSION = 19
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -76,6 +76,7 @@ class LengthsRow(MeasuredRow):
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
     reasoning_left_out: bool = False
+    nulls_dropped: bool = False
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -179,6 +180,7 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown] or None
+    row.nulls_dropped = sample.drops_nulls
 
 
 def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
@@ -213,7 +215,16 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
+    if unread := _unread(sample, template.spec.variables):
+        row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return rendered
+
+
+def _unread(sample: ReadSample, variables: Collection[str]) -> list[str]:
+    """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
+    said = sample.options.chat_template_kwargs
+    left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
+    return [*left, *(f"chat_template_kwargs.{key}" for key in said if key not in variables)]
 
 
 def leave_out(row: LengthsRow, skip: Skip) -> None:
@@ -224,7 +235,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
     row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
-    row.tools_left_out, row.unknown_keys = False, None
+    row.tools_left_out, row.nulls_dropped, row.unknown_keys = False, False, None
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:

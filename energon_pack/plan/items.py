@@ -41,6 +41,7 @@ NOTES = (
     "tools_left_out",
     "weights",
     "reasoning_left_out",
+    "nulls_dropped",
 )
 #: notes whose column is a number of tokens: a sample is counted if it is above 0
 _COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}

@@ -95,6 +95,7 @@ class Report:
     samples_with_media_unread: int  # a field names an image or a video, but the sample is packed as text
     samples_with_tools_left_out: int  # the chat template does not write their tools
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
+    samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
@@ -200,6 +201,7 @@ def summarize(
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
+        samples_with_nulls_dropped=lengths.notes["nulls_dropped"],
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),

@@ -175,6 +175,11 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "answers are trained on without the thoughts that led to them",
             "model.chat_template",
         ),
+        "nulls_dropped": (
+            "are rows of a table, whose null values in calls and tools are dropped",
+            "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
+            "source.nulls=keep",
+        ),
     }
     for name, (what, why, knob) in said.items():
         if num := figures.source.notes.get(name):

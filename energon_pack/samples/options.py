@@ -73,6 +73,6 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     if tokens is not None and not (is_range and 0 <= tokens[0] < tokens[1]):
         raise Skip(Reason.BAD_MESSAGE, f"token_range is {str(tokens)[:40]}, not the numbers of two tokens")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
-    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
+    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS and item is not None}
     token_range = None if tokens is None else (tokens[0], tokens[1])
     return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears, token_range)

@@ -20,6 +20,7 @@ from energon_pack.samples.keys import unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import SETTING_KEYS
+from energon_pack.samples.nulls import without_nulls_of_a_table
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
@@ -67,6 +68,8 @@ class Record:
     unknown: tuple[str, ...] = ()
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
+    #: whether nulls of a table were taken out of it
+    drops_nulls: bool = False
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
@@ -97,6 +100,8 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = preferred(value, _keys(settings), settings.take)
+    without = without_nulls_of_a_table(value, settings.nulls)
+    value = value if without is None else without
 
     messages, used = _find_messages(value, settings)
     unknown = unknown_keys(value, [*used])
@@ -143,6 +148,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
+        drops_nulls=without is not None,
     )
 
 

@@ -52,6 +52,13 @@ class Boxes(str, Enum):
     internvl = "internvl"
 
 
+class Nulls(str, Enum):
+    """The treatment of null values in the calls and tools of a record."""
+
+    drop = "drop"
+    keep = "keep"
+
+
 @dataclass
 class Columns:
     """What a record calls its fields, and a turn its keys; None: as here."""
@@ -118,6 +125,8 @@ class ReadSettings:
     boxes: Boxes | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
+    #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
+    nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)
 
@@ -139,7 +148,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "boxes", "use_audio_in_video", "columns", "roles", "mixture", "classes")
+_LATER = ("map", "boxes", "nulls", "use_audio_in_video", "columns", "roles", "mixture", "classes")
 
 
 def _is_unset(value: Any) -> bool:
@@ -147,4 +156,4 @@ def _is_unset(value: Any) -> bool:
 
 
 #: for conversations that packs store: an answer alone was not read as a document there
-STORED = ReadSettings(sample_type=SampleType.chat)
+STORED = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)

@@ -47,6 +47,7 @@ class ReadSample(NamedTuple):
     placeholders_put_in: bool = False
     unknown: Sequence[str] = ()  # unknown keys
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
+    drops_nulls: bool = False  # nulls of a table were taken out of it
 
     @property
     def kinds(self) -> list[str]:
@@ -112,7 +113,7 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     is_timed = timed != placed.messages
     return ReadSample(
         raw, placed.messages, timed, record.tools, fields, parts, positions, marks, is_timed, media,
-        placed.were_put_in, record.unknown, record.leaves_out_tools,
+        placed.were_put_in, record.unknown, record.leaves_out_tools, record.drops_nulls,
     )  # fmt: skip
 
 

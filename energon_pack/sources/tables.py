@@ -26,6 +26,7 @@ from energon_pack.errors import PackError, one_line, sized
 from energon_pack.run.recent import Recent
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
+from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
@@ -221,7 +222,8 @@ def _rows(key: _Key) -> list[bytes]:
         columns = [_emptied(column.combine_chunks()) for column in group.columns]
         values = pa.table(columns, group.column_names).to_pylist()
     rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
-    return [json.dumps(row, default=str).encode() for row in rows]
+    # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
+    return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
 
 
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:

@@ -143,10 +143,16 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]
     return template, choice
 
 
-def date_of(folder: str) -> str | None:
-    """Return the date that the template writes into texts; None: it writes none."""
+def lines_of(folder: str) -> list[str]:
+    """Return the lines that a run prints about texts that a processor alone would write otherwise."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    return str(values["date"]) if writes_date(values["chat_template"]) else None
+    lines, adds = [], values["add_special_tokens"]
+    if writes_date(values["chat_template"], values["tool_template"]):
+        lines.append(f"the chat template writes a date: {values['date']} (model.date)")
+    if adds != values["own_special_tokens"]:
+        how = "adds tokens that its own call does not add" if adds else "leaves out tokens that its own call adds"
+        lines.append(f"special tokens of the processor: model.add_special_tokens={str(adds).lower()} {how}")
+    return lines
 
 
 def identity_of(folder: str) -> Identity:
@@ -193,7 +199,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     """
     digest = hashlib.sha256()
     for path in settings_files(folder):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
     how["processor"] = place

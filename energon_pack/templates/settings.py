@@ -98,13 +98,14 @@ class ModelConfig:
     max_pixels: int | None = None
     #: pixels of a token's side, the processor's patch_size × merge_size; None: any
     factor: int | None = None
-    #: Jinja text, or a file with it, in place of the processor's own
+    #: Jinja text, a file with it, or the name of one of the processor's own, for all samples; None: as transformers
+    #: chooses among the processor's own
     chat_template: str | None = None
     #: variables of the chat template
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: if the
-    #: template's text does not begin with one, as in transformers' `apply_chat_template(tokenize=True)`
-    add_special_tokens: bool | None = False
+    #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: as transformers'
+    #: `apply_chat_template(tokenize=True)` does: a processor's if the template's text does not begin with one
+    add_special_tokens: bool | None = None
     #: the token that ends a raw text; None: the tokenizer's end token, unless it ends a turn of a chat; "": none
     document_end: str | None = None
     #: the ISO date that a chat template writes as today's (`strftime_now`)
@@ -113,6 +114,8 @@ class ModelConfig:
     mask: Mask = Mask.positions
     #: the kind of positions in a batch
     rope: Rope = Rope.none
+    #: the class of the published processor; transformers' other classes are refused; None: any
+    processor_class: str | None = None
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:

@@ -238,7 +238,15 @@ def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], tem
     base = fingerprints()
     assert base == template.fingerprints
     assert {k for k, v in fingerprints(max_pixels=200_704).items() if v != base[k]} == {"media"}
-    assert {k for k, v in fingerprints(chat_template_kwargs={"a": 1}).items() if v != base[k]} == {"chat_template"}
+    text = template.spec.chat_template + "{{ a }}"
+    one, other = (fingerprints(chat_template=text, chat_template_kwargs={"a": a}) for a in (1, 2))
+    assert {k for k, v in one.items() if v != other[k]} == {"chat_template"}
+
+
+def test_a_variable_that_no_template_reads_is_refused(demo: tuple[Path, Path]) -> None:
+    """A slip of the pen in `enable_thinking` changed nothing, and nothing said so."""
+    with pytest.raises(PackError, match=r"model\.chat_template_kwargs\.b: of these, the chat template reads a$"):
+        load_template(of_model("text", demo[1], chat_template="{{ a }}{{ messages }}", chat_template_kwargs={"b": 1}))
 
 
 def test_pixel_limits_reach_the_rule(demo: tuple[Path, Path]) -> None:

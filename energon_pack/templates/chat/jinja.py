@@ -3,10 +3,12 @@
 import json
 import re
 from datetime import date
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from energon_pack.templates.settings import DATE
@@ -73,6 +75,10 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _by_chance(*args: Any, **kwargs: Any) -> None:
+    raise jinja2.TemplateError("it writes by chance, and the same source has to give the same bytes")
+
+
 def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
     """Return an environment with the filters, globals and extensions that chat templates use.
 
@@ -85,14 +91,22 @@ def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
+    jinja.filters["random"] = jinja.globals["lipsum"] = _by_chance
     jinja.globals["dict"] = _Dict()
     jinja.globals["namespace"] = _Namespace
     return jinja
 
 
-def writes_date(source: str) -> bool:
-    """Say whether a template may write the date."""
-    return "strftime_now" in source
+def writes_date(*sources: str) -> bool:
+    """Say whether one of these templates may write the date."""
+    return any("strftime_now" in source for source in sources)
+
+
+@lru_cache
+def variables_in(source: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads from outside, besides those of a conversation."""
+    given = {*environment().globals, "messages", "tools", "add_generation_prompt"}
+    return frozenset(find_undeclared_variables(environment().parse(source)) - given)
 
 
 def strings_in(source: str) -> set[str]:

@@ -60,6 +60,7 @@ class ChatTemplate:
         special_tokens: Collection[str],
         date: str = DATE,
         shortcut: bool = True,
+        needs_tools: bool = False,
     ):
         """Compile a template.
 
@@ -68,13 +69,14 @@ class ChatTemplate:
             special_tokens: the tokenizer's special tokens, including the one that ends a turn.
             date: the ISO date that it writes.
             shortcut: whether one rendering may serve all conversations of a shape.
+            needs_tools: as in `Renderer`.
 
         Raises:
             PackError: it is not valid Jinja.
         """
-        self.renderer = Renderer(source, variables, date)
+        self.renderer = Renderer(source, variables, date, needs_tools)
         self.render = self.renderer.render
-        self._made_of = special_tokens, date, shortcut
+        self._made_of = special_tokens, date, shortcut, needs_tools
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
         self._spans = Spans(self.render, self._turn, self._special, generates(source))

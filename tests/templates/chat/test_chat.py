@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose import Choice
@@ -236,7 +237,42 @@ def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: l
     assert ("leaves out tool calls" in said) is leaves_out, said
 
 
-def test_tools_a_template_does_not_write_are_noticed() -> None:
-    """The report counts them."""
-    assert not ChatTemplate(GEMMA, {}, SPECIAL).renderer.shows_tools
-    assert ChatTemplate("{{ tools | tojson }}" + CHATML, {}, SPECIAL).renderer.shows_tools
+NO_TOOLS = CHATML.replace("{{ m.content }}", "{{ m.content or raise_exception('empty') }}")
+NOT_FOR_ALL = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}" + CHATML
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "expected"),
+    [
+        (GEMMA, "ua", True),
+        (NO_TOOLS, "ua", True),  # it was taken for one that writes tools, because it refuses an answer without a text
+        ("{{ tools | tojson }}" + NO_TOOLS, "ua", False),
+        (NOT_FOR_ALL, "ua", True),
+        (NOT_FOR_ALL, "sua", False),
+        ("{{ tools[0] | tojson }}" + CHATML, "ua", True),  # one of two
+    ],
+)
+def test_tools_a_template_does_not_write_are_noticed(source: str, roles: str, expected: bool) -> None:
+    """The report counts them. A template is asked with the sample's own turns: no form of ours stands for all."""
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": "b"} for role in roles]
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    assert refuse_left_out(ChatTemplate(source, {}, SPECIAL).renderer, messages, tools) is expected
+
+
+def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:
+    """Only turns of other roles were looked for, and a template that refuses a question counted as one that writes
+    them.
+    """
+    messages = [{"role": "system", "content": "Be brief."}, *turns("a", "b")]
+    only = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role in ROLES %}")
+    renderer = ChatTemplate(only.replace("ROLES", "['user', 'assistant']"), {}, SPECIAL).renderer
+    with pytest.raises(Skip, match="leaves out turns of the role system"):
+        refuse_left_out(renderer, messages, None)
+    refuse_left_out(renderer, [{"role": "system", "content": " "}, *messages[1:]], None)  # nothing is lost
+    refuse_left_out(ChatTemplate(CHATML, {}, SPECIAL).renderer, messages, None)
+    told = [{"role": "developer", "content": "Be brief."}, *messages[1:]]
+    ends = "{{ raise_exception('end') if messages[-1].role != 'assistant' }}"  # our question did not end so
+    refuses = ends + only.replace("ROLES", "['user', 'assistant']")
+    with pytest.raises(Skip, match="leaves out turns of the role developer"):
+        refuse_left_out(ChatTemplate(refuses, {}, SPECIAL).renderer, told, None)
