@@ -404,7 +404,7 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
 
 
 def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A job that was started again at the end of its epoch read another whole one, whether it named its epoch or not."""
+    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
     packs: Any = Fake(24)
 
     def going_on(states: Any, *numbers: tuple[int, int], epoch: int | None = None) -> list[list[int]]:

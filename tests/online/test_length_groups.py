@@ -141,7 +141,7 @@ def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], r
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_finished_epoch_is_finished_whoever_goes_on(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A job that was started again at the end of its epoch read another whole one, whether it named its epoch or not."""
+    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
     first, of_rank = samplers(2, batch_size=8)[0], samplers(ranks, batch_size=8)[0]
     num = len(list(first))
     for state in (first.state_dict(), first.state_dict(num)):  # of a loader that reads ahead, too
