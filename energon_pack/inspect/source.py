@@ -31,7 +31,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
-from energon_pack.sources.wds import damage_of, dotted_of
+from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings
@@ -165,7 +165,7 @@ def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     excluded = source.excluded.get(shard.name, frozenset())
     table = shard.index()
-    about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    about = about_of(table)
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
     return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)

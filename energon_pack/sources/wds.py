@@ -87,8 +87,13 @@ def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
     return about["headers"] == scan.headers.hexdigest()
 
 
+def about_of(index: pa.Table) -> dict[str, str]:
+    """Return the metadata of an index."""
+    return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
+
+
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return offset and description of each damage that `index_tar` found."""
+    """Return offset and description of each damage that an index found."""
     return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
 
 
