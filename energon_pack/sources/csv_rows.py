@@ -103,7 +103,7 @@ def _text(path: str, file: File) -> Any:
 
 
 def _damage(stream: _Marked, is_closed: bool, is_last_short: bool) -> Iterator[str]:
-    """Tell how the file was cut, if it was: a cut at a row's end, or in the last column without marks, does not show."""
+    """Tell how the file was cut; at a row's end, or in a last cell without quotation marks, it does not show."""
     if stream.nul >= 0:
         yield "NUL bytes in place of text, as a copy leaves them that was not finished"
     if not is_closed:

@@ -6,6 +6,7 @@ are numbered. A file that ends within a line or an array was cut: that is damage
 """
 
 import json
+import mmap
 import re
 import shlex
 from array import array
@@ -291,7 +292,7 @@ def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
             yield from bad.end(number + 1, offset, len(data) - offset, what)
 
 
-def _trimmed(data: "mmap.mmap | bytes", start: int, end: int) -> tuple[int, int]:
+def _trimmed(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:
     """Return offset and size of a text without the blanks around it."""
     while start < end and data[start] in _BLANK:
         start += 1

@@ -62,6 +62,6 @@ def _opened(database: str, num_bytes: int) -> Any:
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if num_bytes < needed:  # reading a page that is not there would end the process
         environment.close()
-        what = f"{name!r} is cut short: its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes a whole one anew"
-        raise Skip(Reason.UNREADABLE_MEDIA, what)
+        what = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {what}")
     return environment
