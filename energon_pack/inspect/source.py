@@ -22,6 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.run.console import console
 from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.keys import hint
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
@@ -109,7 +110,7 @@ def look(
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
+    remarks += [f"its key {key!r} is not known: nothing reads it{hint(key)}" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)

@@ -98,8 +98,8 @@ def _damage_error(shard: Shard, offset: int, what: str, num_others: int) -> Pack
     others = f" (and {num_others:,} more like it)" if num_others else ""
     if what.startswith(NO_TAR):
         return PackError(f"{shard.path} is {what}{others}; source.on_damaged=keep leaves it out")
-    where = f"damaged {'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}"
-    return PackError(f"{where}: {what} at byte {offset}{others}; source.on_damaged=keep packs what is whole")
+    where = f"{'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}: {what} at byte {offset}{others}"
+    return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:

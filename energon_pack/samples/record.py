@@ -16,7 +16,7 @@ from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import turns_of
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
 from energon_pack.samples.frame_lists import frame_parts, without_lists
-from energon_pack.samples.keys import unknown_keys
+from energon_pack.samples.keys import hint, unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import SETTING_KEYS
@@ -63,8 +63,8 @@ class Record:
     declared: str | None = None
     #: the sample's other fields, unchanged
     fields: dict[str, Any] = field(default_factory=dict)
-    #: unknown keys, as `keys.unknown_keys` names them
-    unknown: tuple[str, ...] = ()
+    #: unknown keys, as `keys.unknown_keys` names them, and the values of each
+    unknown: Mapping[str, list[Any]] = field(default_factory=dict)
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
 
@@ -288,7 +288,8 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
             parts.append({**part, "settings": said} if said else part)
         else:
-            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
+            meant = hint(f"content[].{kind}")
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}{meant}")
     return flat_content(parts)
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.stores import bucket_of, is_address, lies_in
+from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
@@ -293,7 +294,8 @@ class JsonlShard(_File):
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
         if not names and record.declared not in (None, "text"):
-            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
+            meant = next(filter(None, map(hint, record.unknown)), "")
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media{meant}")
         return [look_up(self._asked_for(name)) for name in names]
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:

@@ -100,13 +100,6 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures({"images": TokensOfImages(4, 16384, 1000, 900, 0)}),
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
     ),
-    "media under names that are not read": (
-        figures({"notes": {"media_unread": 500}}),
-        (
-            "wrong",
-            "500 of 1,000 samples (50%) name an image or a video in a field that is not read, and are packed as text",
-        ),
-    ),
     "roles that have changed places": (
         figures({"notes": {"assistant_first": 990}}),
         ("wrong", "990 of 1,000 samples (99%) begin with a turn of the assistant"),
