@@ -29,7 +29,7 @@ _HELP = {
     Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
     Reason.PLACEHOLDER_MISMATCH: "as many placeholders (<image>, <video>, <audio>) in the text as there are media",
     Reason.PREFERENCE_DATA: "source.take=chosen",
-    Reason.NO_MESSAGES: "which field holds the turns: source.…",
+    Reason.NO_MESSAGES: "source.messages_key or source.columns.messages: the field that holds the turns",
     Reason.DUPLICATE_KEY: "a name of its own for each sample",
     Reason.CONTROL_TOKEN: "source.control_tokens",
     Reason.PROCESSOR_ERROR: "the details name what the processor refuses",

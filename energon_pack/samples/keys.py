@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
+from energon_pack.samples.media.settings import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -41,7 +42,7 @@ _READ: tuple[frozenset[str], ...] = (
             *("answers", "text", "system", "system_prompt", "tools", "functions"),
             *("name", "media_files", "media", "media_type"),
             *MEDIA_KEYS,
-            *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
+            *("fps", *RATE_KEYS, "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
             *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # these are read if they make preference data
         )
@@ -57,8 +58,7 @@ _READ: tuple[frozenset[str], ...] = (
         (
             *("type", "text", "value", "thinking", *PART_TYPES, "path", "url", "source"),
             *("name", "id", "input", "tool_call", "tool_use_id", "content"),
-            *("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels"),
-            *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps"),
+            *SETTING_KEYS,
         )
     ),
 )

@@ -5,6 +5,7 @@
 Pure functions. Measuring, writing and training all call them, so a sample means the same in each of the three.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -237,7 +238,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     if role is None:
         if named is None and (pair := turns_of_pair(message, index)):
             return pair
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_roles_like(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
@@ -259,6 +260,14 @@ def _turns(message: Any, index: int) -> list[Message]:
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
     return [normal]
+
+
+def _roles_like(named: Any) -> str:
+    """Name the roles that are known, the likeliest alone."""
+    known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
+    near = difflib.get_close_matches(str(named).lower(), known, 1)
+    which = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)};"
+    return f"{which} source.roles.user, .assistant, .system and .tool take others"
 
 
 def _with_content(turn: Message, index: int) -> Message:

@@ -99,7 +99,7 @@ def _without_marks(table: pa.Table, bad: list[str]) -> tuple[pa.Table, bool]:
 
 def _text(path: str, file: File) -> Any:
     raw = as_file(file, _BUFFER)
-    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "gzip") if path.endswith(".gz") else raw
+    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "gzip") if path.lower().endswith(".gz") else raw
 
 
 def _damage(stream: _Marked, is_closed: bool, is_last_short: bool) -> Iterator[str]:

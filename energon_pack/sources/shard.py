@@ -216,7 +216,7 @@ class JsonlShard(_File):
     mark = ":"
     called = "JSONL"
     #: matches such files in a folder
-    names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
+    names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
     #: whether names of files tell splits, from which `source.split` takes one

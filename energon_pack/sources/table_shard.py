@@ -24,7 +24,7 @@ class TableShard(JsonlShard):
     `record_offset` is the number of a row, as `datasets` counts them.
     """
 
-    names = re.compile(r"\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
     called = "tables"
     is_read_by_place = False
     has_splits = True

@@ -6,6 +6,7 @@ import pytest
 
 from energon_pack.lengths.worker import LengthsRow, note
 from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
+from energon_pack.samples.media.settings import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
 from energon_pack.samples.record import parse_record
@@ -30,6 +31,12 @@ def test_each_key_has_one_place() -> None:
         assert all(key.meaning for key in elsewhere.values())
     assert {*OPTION_KEYS} <= _READ[0]
     assert _READ[1] >= TURN_WEIGHT_KEYS
+
+
+def test_settings_of_media_that_are_read_are_known() -> None:
+    """`raw_fps` was read, and listed as a key that nothing reads."""
+    assert {*SETTING_KEYS} <= _READ[2]
+    assert {"fps", *RATE_KEYS} <= _READ[0]
 
 
 def test_unknown_keys_are_named_with_their_place() -> None:
