@@ -29,7 +29,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen2_5_vl", "+packing.max_tokn_len=8"], ["packing.max_tokn_len", "packing.max_token_len"]),
     (["+model=qwen2_5_vl", "packing.data_parallel_size=8"], ["did you mean packing.topology.data_parallel?"]),
     (["+model=qwen2_5_vl", "packing.topology=8"], ["packing.topology=8", "there are: packing.topology.data_parallel"]),
-    (["+model=qwen2_5_vl", "packing.topolgy.workers=8"], ["did you mean packing.topology?"]),
+    (["+model=qwen2_5_vl", "packing.topolgy.workers=8"], ["did you mean packing.topology.workers?"]),
     (["+model=qwen2_5_vl", "+sorce.path=x"], ["sorce", "source"]),
     (["+model=qwen2_5_vl", "data.wds_dir=x"], ["unknown key data.wds_dir; it is source.path here"]),
     (["+model=qwen2_5_vl", "+data.wds_dir=x"], ["unknown key data.wds_dir; it is source.path here"]),

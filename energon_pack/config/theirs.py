@@ -25,6 +25,5 @@ THEIRS = {
     "chat_template_path": "model.chat_template",
     "maxsize": "output.max_shard_bytes",
     "maxcount": "output.max_shard_packs",
-    "workers": "executor.num_workers",
     "max_shards": "source.limit",
 }

@@ -55,14 +55,14 @@ def nearest_key(key: str) -> str:
     node, _, name = key.rpartition(".")
     if key in _GONE:
         return _GONE[key]
-    if name in THEIRS:
+    of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
+    if name in THEIRS and not of_that_name:
         return f"it is {THEIRS[name]} here; docs/peers.md has the settings of other packers"
     schema: Any = PackConfig
     steps = node.split(".") if node else []
     for depth, step in enumerate(steps, 1):
         schema = get_type_hints(schema).get(step)
         if schema is None:
-            of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
             ours, *others = of_that_name or ("",)
             return f"did you mean {ours}?" if ours and not others else nearest_key(".".join(steps[:depth]))
         if not is_dataclass(schema):
