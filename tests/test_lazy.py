@@ -409,8 +409,9 @@ def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCapt
 
     def going_on(states: Any, *numbers: tuple[int, int], epoch: int | None = None) -> list[list[int]]:
         found = [sampler(packs, rank, ranks, states=states) for rank, ranks in numbers]
-        for one in found if epoch is not None else ():
-            one.set_epoch(epoch)
+        for one in found:
+            if epoch is not None:
+                one.set_epoch(epoch)
         return [[at for at, _ in one] for one in found]
 
     one_left, ended, inside = list[Any](), list[Any](), list[Any]()

@@ -184,7 +184,7 @@ def test_cells_of_a_table_that_nothing_reads(tmp_path: Path) -> None:
 
 
 def test_pictures_in_memory_that_nothing_reads() -> None:
-    said = []
+    said = list[Any]()
     for value in (Image.new("RGB", (8, 8)), picture(), {"bytes": picture()}, b"\0" * 99, 7.5):
         try:
             said.append(Given([{"imgae": value, "messages": TURNS}], ReadSettings(), None).read(0)[0].kinds)

@@ -1,4 +1,4 @@
-"""What settings of other packers are called here; docs/peers.md says more of each, and a test compares the two."""
+"""What settings of other packers are called here; a test compares them with the page of peers."""
 
 #: the last part of a key → what to write here
 THEIRS = {

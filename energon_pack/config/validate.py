@@ -57,7 +57,7 @@ def nearest_key(key: str) -> str:
         return _GONE[key]
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
     if name in THEIRS and not of_that_name:
-        return f"it is {THEIRS[name]} here; docs/peers.md has the settings of other packers"
+        return f"it is {THEIRS[name]} here"
     schema: Any = PackConfig
     steps = node.split(".") if node else []
     for depth, step in enumerate(steps, 1):

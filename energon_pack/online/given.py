@@ -128,7 +128,7 @@ class Given:
         timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
             b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
-            placed.were_put_in, [*record.unknown], record.leaves_out_tools,
+            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools,
         )  # fmt: skip
         return read, data
 

@@ -30,7 +30,7 @@ from energon_pack.samples.unread import named_media, refuse_unread, unread
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
-from energon_pack.sources.shard import Shard
+from energon_pack.sources.shard import Shard, TarShard
 
 
 class ReadSample(NamedTuple):
@@ -116,14 +116,15 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
     is_timed = timed != placed.messages
     return ReadSample(
         raw, placed.messages, timed, record.tools, fields, parts, positions, marks, is_timed, media,
-        placed.were_put_in, [*record.unknown], record.leaves_out_tools,
+        placed.were_put_in, tuple(record.unknown), record.leaves_out_tools,
     )  # fmt: skip
 
 
 def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
     """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread`."""
     refuse_unread(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
-    for part in row.parts if not read else ():  # a medium, although its name does not say so
+    is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
+    for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
         if part.name != row.record_part and (kind := _kind(reader, shard, part)):
             raise unread(f"its part {part.name!r} is", kind, "", "`name` lists media")
 
