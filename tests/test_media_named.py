@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -143,7 +144,8 @@ def test_a_medium_that_nothing_reads_costs_its_sample(
         {"path": "src/index.ts", **ASKED},
         {"hint": "Save the figure as plot.png", "metadata": {"shown": "0.png"}, "output": "0.png", "messages": TURNS},
         {"image": "0.png", "image_path": "/abs/0.png", "thumbnail": "0_small.png", "mask": "0_mask.png", **ASKED},
-        {"image": "0.png", "imagee": "0.png", **ASKED},
+        {"image": "0.png", "imagee": "./0.png", "image1": "/data/0.png", **ASKED},
+        of_parts({"type": "image", "text": None, "image": "0.png"}),
         of_turn(mood="calm", name="a.png"),
         {"messages": [{"role": "user", "content": "Where is a.png, or <image>?"}, TURNS[1]]},
         of_parts({"type": "text", "text": "a", "image": None, "video": ""}),
@@ -151,7 +153,7 @@ def test_a_medium_that_nothing_reads_costs_its_sample(
 )  # fmt: skip
 def test_a_sample_without_such_media_stays(tmp_path: Path, line: dict[str, Any]) -> None:
     """Remarks, addresses that texts come from, names of programs and masks are no media that were meant."""
-    assert read(lines_of(tmp_path, line)) == ["image" if line.get("image") else ""]
+    assert read(lines_of(tmp_path, line)) == ["image" if "'image': '0.png'" in str(line) else ""]
 
 
 def test_a_setting_reads_the_key_that_the_line_names(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_cells_of_a_table_that_nothing_reads(tmp_path: Path) -> None:
 
 def test_pictures_in_memory_that_nothing_reads() -> None:
     said = list[Any]()
-    for value in (Image.new("RGB", (8, 8)), picture(), {"bytes": picture()}, b"\0" * 99, 7.5):
+    for value in (Image.new("RGB", (8, 8)), picture(), {"bytes": picture()}, b"\0" * 99, np.zeros(4)):
         try:
             said.append(Given([{"imgae": value, "messages": TURNS}], ReadSettings(), None).read(0)[0].kinds)
         except Skip as skip:
@@ -223,12 +225,15 @@ def test_roles_that_have_changed_places_are_told(config: Make, tmp_path: Path) -
 def test_a_picture_under_a_name_of_no_medium_costs_its_sample(tmp_path: Path) -> None:
     """In a tar, as `a0.img`; a part that is something else is none of it."""
     answer, misspelt = chat("What?", "Red."), json.dumps({"imgae": "0.jpg", "messages": TURNS}).encode()
+    whole = json.dumps({"imgs": ["e.0.jpg"], "messages": TURNS}).encode()
     parts = {"a.json": answer, "a.img": picture(), "b.json": answer, "b.cls": b"7", "c.json": misspelt}
-    tar = write_tar(tmp_path / "s" / "0.tar", {**parts, "d.json": misspelt, "d.0.jpg": picture()})
+    parts |= {"d.json": misspelt, "d.0.jpg": picture(), "e.json": whole, "e.0.jpg": picture()}
+    tar = write_tar(tmp_path / "s" / "0.tar", parts)
     ways = "; source.media=ignore packs the text alone"
     assert read(tar) == [
         f"media_unread: its part 'img' is an image, and nothing reads it: `name` lists media{ways}",
         "",
         f"media_unread: imgae has '0.jpg', an image, and nothing reads it: did you mean image?{ways[1:]}",
+        "image",
         "image",
     ]

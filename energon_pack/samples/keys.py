@@ -188,7 +188,7 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not _KNOWN[2].issuperset(part):
                     add(_strange(part, 2))
-                if isinstance(part, dict) and "text" in part:
+                if isinstance(part, dict) and part.get("type", "text") == "text":
                     add((f"{_PLACES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))
     return unknown
 

@@ -51,9 +51,11 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
     Raises:
         Skip: `media_unread`.
     """
+    if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
+        return
     for field in _fields(record, has_media):
         for leaf in _leaves(field.value):
-            kind = None if leaf in read else _kind(leaf, field, kind_of)
+            kind = None if _is_one_of(leaf, read) else _kind(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
                 reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
@@ -100,6 +102,12 @@ def _kind(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
         may_be = named or field.is_near or _IN_A_FILE in leaf or kind_by_name(leaf) is not None
         return kind_of(leaf) if may_be and len(leaf) <= _LONGEST and "\n" not in leaf else None
     return kind_of(leaf)
+
+
+def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
+    """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
+    path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
+    return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
