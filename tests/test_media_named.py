@@ -17,10 +17,12 @@ from energon_pack.errors import SamplesLost
 from energon_pack.online.given import Given
 from energon_pack.pack import pack
 from energon_pack.samples.keys import hint
+from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.unread import named_media
+from energon_pack.samples.unread import named_media, refuse_unread
 from energon_pack.sources.forms import find_source
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -154,6 +156,17 @@ def test_a_medium_that_nothing_reads_costs_its_sample(
 def test_a_sample_without_such_media_stays(tmp_path: Path, line: dict[str, Any]) -> None:
     """Remarks, addresses that texts come from, names of programs and masks are no media that were meant."""
     assert read(lines_of(tmp_path, line)) == ["image" if "'image': '0.png'" in str(line) else ""]
+
+
+def test_no_real_sample_is_left_out(real: Path) -> None:
+    """Their records have keys of their own, and no media but those that are read."""
+    texts = [text for file in sorted((real / "jsonl").glob("*.jsonl")) for text in file.read_text().splitlines()]
+    records = [parse_line(json.loads(text), Lines("."), ReadSettings()) for text in texts]
+    conversations = json.loads((real / "labels" / "conversations.json").read_text())
+    records += [parse_record(value, ReadSettings()) for value in conversations]
+    for record in records:
+        refuse_unread(record, record.listed_media or (), bool(record.listed_media), lambda value: None)
+    assert len(records) == 3637
 
 
 def test_a_setting_reads_the_key_that_the_line_names(tmp_path: Path) -> None:
