@@ -263,11 +263,11 @@ def _turns(message: Any, index: int) -> list[Message]:
 
 
 def _roles_like(named: Any) -> str:
-    """Name the roles that are known, the likeliest alone."""
+    """Name the roles that are known, the likeliest first."""
     known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
     near = difflib.get_close_matches(str(named).lower(), known, 1)
-    which = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)};"
-    return f"{which} source.roles.user, .assistant, .system and .tool take others"
+    which = f"did you mean {near[0]}? " if near else ""
+    return f"{which}known are {', '.join(known)}; source.roles.user, .assistant, .system and .tool take others"
 
 
 def _with_content(turn: Message, index: int) -> Message:

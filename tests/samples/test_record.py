@@ -54,8 +54,8 @@ def test_a_conversation_may_be_json_in_a_text(key: str) -> None:
 @pytest.mark.parametrize(
     ("role", "said"),
     [
-        ("usr", "message 1 has the role 'usr': did you mean user? source.roles.user, .assistant, .system and .tool ta"),
-        ("Assistant", "message 1 has the role 'Assistant': did you mean assistant? source.roles.user"),
+        ("usr", "message 1 has the role 'usr': did you mean user? known are system, developer, user, assistant, tool"),
+        ("Assistant", "message 1 has the role 'Assistant': did you mean assistant? known are system, "),
         ("narrator", "message 1 has the role 'narrator': known are system, developer, user, assistant, tool, human, "),
         (7, "message 1 has the role 7: known are system, developer, user"),
     ],
