@@ -201,6 +201,11 @@ def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, demo: tuple[Pa
             pack(config(source, source__format="auto", **own))
     with pytest.raises(PackError, match=r"damaged file .*b\.jsonl"):
         convert.convert([str(half)], tmp_path / "out")
+
+
+def test_whole_samples_are_kept_if_the_user_says_so(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """The rest is one line of the ledger; `try` refuses the file before it measures."""
+    half = write_half(tmp_path / "half/b.jsonl")
     kept = pack(config(half, source__on_damaged=OnDamaged.keep, max_skipped=0.5, source__format="jsonl"))
     assert (kept["samples_packed"], kept["skipped_by_reason"]) == (8, {"invalid_json": 1})
     shown = command_here("energon_pack.try", half, "+model=qwen2_5_vl", f"model.processor={demo[1]}", cwd=tmp_path)
