@@ -180,7 +180,7 @@ def write_half(path: Path) -> Path:
     return path
 
 
-def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path) -> None:
     """With a share, a slice or the first samples alone, too; of a mixture, and of a meta file."""
     half = write_half(tmp_path / "half/b.jsonl")
     (tmp_path / "whole").mkdir()
