@@ -45,6 +45,8 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 class PackStream(SavableDataset[Any]):
     """The raw packs of one rank's share; an iteration ends with the epoch, and the next one continues after it.
 
+    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished.
+
     Args:
         order: int64[num], for each position the number of its pack in the tars; None: the order of the tars.
     """
@@ -72,19 +74,18 @@ class PackStream(SavableDataset[Any]):
         self._share = copy.deepcopy(self._begun)
         #: number of packs that this worker has read
         self._count = 0
-        share = Share.of(self._share)
-        row = share.taken.left(0) * share.ranks
-        self._epoch = share.place.taken.left(row) // share.place.num
+        self._epoch, self._has_ended = Share.of(self._share).epoch, False
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
         place, here = Share.of(self._share).place, self.share.place
         if (place.num, place.fingerprint) != (here.num, here.fingerprint):
             raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
-        self._stream = Stream(place.num, place.topology, place.reorders)
+        self._stream, self._has_ended = Stream(place.num, place.topology, place.reorders), False
 
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()
+        self._epoch, self._has_ended = self._epoch + self._has_ended, False
         share, workers = Share.of(self._share), max(1, self.worker_config.num_workers)
         worker, end = self.worker_config.rank_worker_id(), (self._epoch + 1) * share.place.num
         while (position := share.position(self._count * workers + worker)) < end:
@@ -92,7 +93,7 @@ class PackStream(SavableDataset[Any]):
             pack = self._pack(position)
             if pack is not None:
                 yield pack
-        self._epoch += 1
+        self._has_ended = True
 
     def _pack(self, position: int) -> Any:
         """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
@@ -213,6 +214,9 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             order = _order(datasets[0].dataset, manifests[0])
             share = self._share_of(datasets[0].dataset, manifests[0], order, worker_config)
+            if self._states and worker_config.rank == 0 and not more.get("repeat", True) and share.has_ended:
+                what = "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+                _log.warning(what, datasets[0].dataset.path)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, share, order, worker_config)
             datasets = [loaded]

@@ -403,6 +403,42 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
         assert list(other) == epochs[number][4:]
 
 
+def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
+    packs: Any = Fake(24)
+
+    def going_on(states: Any, *numbers: tuple[int, int], epoch: int | None = None) -> list[list[int]]:
+        found = [sampler(packs, rank, ranks, states=states) for rank, ranks in numbers]
+        for one in found:
+            if epoch is not None:
+                one.set_epoch(epoch)
+        return [[at for at, _ in one] for one in found]
+
+    one_left, ended, inside = list[Any](), list[Any](), list[Any]()
+    for rank in range(3):
+        one = sampler(packs, rank, 3)
+        assert len(list(islice(one, 7))) == 7
+        one_left.append(one.state_dict())
+        assert len(list(one)) == 1
+        assert one.state_dict(8) == one.state_dict()
+        ended.append(one.state_dict())
+        assert len(list(islice(one, 2))) == 2
+        inside.append(one.state_dict())
+    worlds = [(0, 1)], [(0, 2), (1, 2)], [(rank, 3) for rank in range(3)]
+    for world in worlds:
+        ranks = len(world)
+        assert going_on(ended, *world) == [[]] * ranks
+        assert going_on(ended, *world, epoch=0) == [[]] * ranks
+        assert going_on(ended, *world, epoch=1) == [[1] * (24 // ranks)] * ranks
+        assert sum(map(len, going_on(one_left, *world))) == 3 // ranks * ranks
+        assert sum(map(len, going_on(inside, *world))) == 18
+    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
+    one.load_state_dict(ended[-1])
+    assert [len(list(one)) for _ in range(3)] == [0, 8, 8]
+    one.load_state_dict(one.state_dict())
+    assert list(one) == []
+
+
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:
     """Visual tokens of the ranks of a step: a rank with many is waited for (Automodel's balance goes with its shuffle).
 

@@ -22,6 +22,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.run.console import console
 from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.keys import hint
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
@@ -31,7 +32,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
-from energon_pack.sources.wds import damage_of, dotted_of
+from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
@@ -109,7 +110,7 @@ def look(
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
+    remarks += [f"its key {key!r} is not known: nothing reads it{hint(key)}" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
     remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
@@ -168,7 +169,7 @@ def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     excluded = source.excluded.get(shard.name, frozenset())
     table = shard.index()
-    about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    about = about_of(table)
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
     return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)

@@ -39,7 +39,6 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
-        ("media_unread", pa.bool_()),  # a field names a medium, but none was read
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
         ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.RULES` has no place for; null: nothing
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1

@@ -17,11 +17,9 @@ from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors.fit import do_not_fit
-from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.named import named_media
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import begins_with_assistant
-from energon_pack.samples.sample import AnyPart, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -38,6 +36,7 @@ from energon_pack.templates.template import Template
 _FORESEEN = 64  # samples whose media the template is told at once
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
+_MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
 #: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
@@ -69,7 +68,6 @@ class LengthsRow(MeasuredRow):
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
-    media_unread: bool = False
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     num_weighted: int = 0
@@ -162,9 +160,6 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
         note(row, sample)
-        if not sample.media and not row.media_unread:  # a part that is a medium although its name does not say so
-            parts_left = (part for part in index_row.parts if part.name != row.record_part)
-            row.media_unread = any(_is_medium(reader, shard, part) for part in parts_left)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
@@ -176,19 +171,10 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     """Mark in the row of a sample what its author may not have meant, although it is packed."""
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-    row.media_unread = not sample.media and any(named_media(sample.fields))
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
-    row.unknown_keys = [*sample.unknown] or None
+    row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
     row.nulls_dropped = sample.drops_nulls
-
-
-def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
-    try:
-        probe_part(reader.part_file(shard, part), part)
-    except Skip:
-        return False
-    return True
 
 
 def _with_foresight(
@@ -234,7 +220,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
-    row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
+    row.placeholders_put_in = row.placeholders_as_text = row.assistant_first = False
     row.tools_left_out, row.nulls_dropped, row.unknown_keys = False, False, None
 
 

@@ -27,12 +27,12 @@ from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.settings import SETTING_KEYS
-from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_in_our_words, with_hearing
 from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.unread import named_media, refuse_unread
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.sample import Sample
@@ -111,6 +111,8 @@ class Given:
             found = [_probe(medium) for _, medium in opened]
             placed = place(record, [medium.kind for medium in found])
             fields = placed.record.fields
+            if self._settings.media is None:
+                refuse_unread(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
             found = as_asked(
                 [found[i] for i in placed.order],
@@ -119,14 +121,14 @@ class Given:
                 lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
             )
         except Skip as skip:
-            skip.media_type = _seems(item)
+            skip.media_type = skip.media_type or _seems(item)
             raise
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
             b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
-            placed.were_put_in, record.unknown, record.leaves_out_tools, record.drops_nulls,
+            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
         )  # fmt: skip
         return read, data
 
@@ -147,6 +149,12 @@ class Given:
                     media = inside or media
         record = parse_in_our_words(item, self._settings, bool(media))
         return record, media or list(record.listed_media or ())
+
+    def _kind_of(self, value: Any) -> str | None:
+        try:
+            return _probe(self._open(value)[1]).kind
+        except Skip:
+            return None
 
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""

@@ -36,7 +36,6 @@ NOTES = (
     "control_tokens",
     "placeholders_put_in",
     "placeholders_as_text",
-    "media_unread",
     "assistant_first",
     "tools_left_out",
     "weights",

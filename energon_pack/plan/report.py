@@ -23,6 +23,7 @@ from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
@@ -92,7 +93,6 @@ class Report:
     samples_with_placeholders_put_in: int
     samples_with_placeholders_as_text: int
     samples_with_assistant_first: int  # the first answer has no question before it
-    samples_with_media_unread: int  # a field names an image or a video, but the sample is packed as text
     samples_with_tools_left_out: int  # the chat template does not write their tools
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
     samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
@@ -195,7 +195,6 @@ def summarize(
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
         samples_with_assistant_first=lengths.notes["assistant_first"],
-        samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
         unknown_keys=unknown_keys(lengths),
         samples_with_weights=lengths.notes["weights"],
@@ -309,7 +308,7 @@ def print_plan(report: Report) -> None:
         if number := getattr(report, f"samples_with_{note}"):
             out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
     for key, found in report.unknown_keys.items():
-        example = f"as {found['example']}: nothing reads it"
+        example = f"as {found['example']}: nothing reads it{hint(key)}"
         out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")

@@ -18,6 +18,7 @@ class Reason(str, Enum):
     UNSUPPORTED_MEDIA = "unsupported_media"
     MISSING_MEDIA = "missing_media"
     UNREADABLE_MEDIA = "unreadable_media"
+    MEDIA_UNREAD = "media_unread"
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
     DOTTED_KEY = "dotted_key"
     DUPLICATE_KEY = "duplicate_key"

@@ -26,8 +26,8 @@ from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.sources.storage import File, open_file, real_path
 
 #: names of compressed tars, and of compressed JSON
-COMPRESSED_LINES = re.compile(r"\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
-COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+COMPRESSED_LINES = re.compile(r"(?i)\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
+COMPRESSED_NAMES = re.compile(r"(?i)\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def _opened_by_arrow(file: BinaryIO, compression: str) -> Any:
@@ -44,7 +44,7 @@ _OPENED_BY: dict[str, Callable[[BinaryIO], Any]] = {
     "unlz4": partial(_opened_by_arrow, compression="lz4"),
 }
 _BLOCK = 4 << 20
-_ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
+_ENDING = re.compile(r"(?i)\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
 
 def compression(file: Bytes) -> str | None:

@@ -114,8 +114,12 @@ def _object(where: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _whole(number: Any) -> Any:
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
 def _pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
-    found = {key: item[key] for key in _PIXELS if item.get(key) is not None}
+    found = {key: _whole(item[key]) for key in _PIXELS if item.get(key) is not None}
     if wrong := next((key for key, number in found.items() if type(number) is not int or number < 1), None):
         raise PackError(f"{where}: {wrong} is {found[wrong]!r}, not a number of pixels")
     if found.get("min_pixels", 1) > found.get("max_pixels", found.get("min_pixels", 1)):

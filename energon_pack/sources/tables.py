@@ -19,7 +19,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, one_line, sized
@@ -28,6 +27,7 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.csv_rows import read_csv
 from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
@@ -37,6 +37,7 @@ from energon_pack.sources.storage import File, InMemory, State, open_file, state
 
 _BUFFER = 1 << 20
 _GROUP = 1024  # rows of a group in a table without groups
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's; its first half begins a stream, too
 _LARGEST = 1 << 30  # bytes of a group that are read at once
 _SMALL_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
 
@@ -50,6 +51,7 @@ class Table:
     text_lens: list[int]  # approximate bytes of a row's text, for each group
     read: Callable[[int], pa.Table]  # returns the group with this number
     bad: list[str] = field(default_factory=list)  # lines that are no rows
+    damage: list[tuple[int, str]] = field(default_factory=list)  # offset and description
     parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
     chunks: list[list[Chunk]] = field(default_factory=list)  # for Parquet: the columns of each group
 
@@ -104,53 +106,17 @@ def _is_text(leaf: Any) -> bool:
 def _arrow(path: str, file: File) -> Table:
     source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
     is_stream = file.read(0, 6) != b"ARROW1"
-    return _in_memory((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
-
-
-def _csv(path: str, file: File) -> Table:
-    bad: list[str] = []
-
-    def leave_out(row: Any) -> str:
-        bad.append(f"{row.actual_columns} columns, not {row.expected_columns}: {row.text[:80]!r}")
-        return "skip"
-
-    how: dict[str, Any] = {"delimiter": "\t" if kind_of_table(path) == ".tsv" else ",", "newlines_in_values": True}
-    reading = pa.csv.ReadOptions(use_threads=False)
-    with pa.csv.open_csv(
-        _text(path, file), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
-    ) as head:
-        names = head.schema.names
-    as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
-    parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    read = pa.csv.read_csv(_text(path, file), reading, parsing, as_bytes)
-    table = _in_memory(_in_utf8(read, bad), file)
-    table.bad = bad
+    table = _in_memory((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
+    if file.read(0, 4) == _END_OF_STREAM[:4] and file.read(file.size - 8, 8) != _END_OF_STREAM:
+        table.damage = [(file.size, "it breaks off behind a batch of rows, without the mark of a stream's end")]
     return table
 
 
-def _text(path: str, file: File) -> Any:
-    raw = as_file(file, _BUFFER)
-    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "gzip") if path.endswith(".gz") else raw
-
-
-def _in_utf8(table: pa.Table, bad: list[str]) -> pa.Table:
-    """Decode bytes to texts; rows that are not UTF-8 are left out, and added to `bad`."""
-    schema = pa.schema([(name, pa.string()) for name in table.column_names])
-    try:
-        return table.cast(schema)
-    except pa.ArrowInvalid:
-        pass
-    is_text = [all(map(_is_utf8, row.values())) for row in table.to_pylist()]
-    bad += [f"row {number} is not UTF-8" for number, is_whole in enumerate(is_text) if not is_whole]
-    return table.filter(pa.array(is_text)).cast(schema)
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        (value or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _csv(path: str, file: File) -> Table:
+    rows = read_csv(path, file)
+    table = _in_memory(rows.table, file)
+    table.bad, table.damage = rows.bad, rows.damage
+    return table
 
 
 def _in_memory(table: pa.Table, file: File) -> Table:

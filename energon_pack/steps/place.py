@@ -87,6 +87,18 @@ class Share:
             raise ValueError(f"pack {position} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
         return self.taken.index(turn)
 
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the last pack that was read, which is under way even if it has no pack left."""
+        if self.taken.first:
+            return self.position(self.taken.index(self.taken.first - 1)) // self.place.num
+        return max(0, self.place.taken.first - 1) // self.place.num
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether this rank has no pack left in its epoch."""
+        return self.position(0) >= (self.epoch + 1) * self.place.num
+
     def after(self, read: Sequence[int]) -> "Share":
         """Return the share that is left after each worker has read so many packs.
 

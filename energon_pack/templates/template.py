@@ -94,7 +94,8 @@ class Template(Preparation):
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
+                others = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{others}")
         expansions, before, after = self._expand(sample.media)
         for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
             waiting[media.kind].append((number, *expanded))

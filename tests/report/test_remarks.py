@@ -6,6 +6,7 @@ import pytest
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.report import MediaFigures
+from energon_pack.report.data_rules import _HELP
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
 from energon_pack.report.image_tokens import TokensOfImages
 from energon_pack.report.remark import Grade
@@ -19,6 +20,11 @@ def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
 
 def test_nothing_stands_out() -> None:
     assert said(FIGURES) == []
+
+
+def test_what_helps_is_a_setting_that_can_be_typed() -> None:
+    """`source.…` was printed as it stands here."""
+    assert not [help for help in _HELP.values() if "…" in help]
 
 
 CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
@@ -111,13 +117,6 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "images at the least": (
         figures({"images": TokensOfImages(4, 16384, 1000, 900, 0)}),
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
-    ),
-    "media under names that are not read": (
-        figures({"notes": {"media_unread": 500}}),
-        (
-            "wrong",
-            "500 of 1,000 samples (50%) name an image or a video in a field that is not read, and are packed as text",
-        ),
     ),
     "roles that have changed places": (
         figures({"notes": {"assistant_first": 990}}),

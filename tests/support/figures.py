@@ -23,7 +23,7 @@ REPORT = Report(
     max_token_len=8192, tokens=1_000_000, tokens_left_out=0, tokens_left_out_by_reason={},
     num_supervised=400_000, samples_with_control_tokens=0,
     samples_with_placeholders_put_in=0,
-    samples_with_placeholders_as_text=0, samples_with_media_unread=0, samples_with_assistant_first=0,
+    samples_with_placeholders_as_text=0, samples_with_assistant_first=0,
     samples_with_tools_left_out=0, samples_with_reasoning_left_out=0, samples_with_nulls_dropped=0,
     unknown_keys={}, mixture=None, shared=None,
     samples_with_weights=0,

@@ -172,7 +172,7 @@ def write_source(folder: Path) -> Path:
     ]
     texts = [{"prompts": [f"{i} {WORDS}"], "captions": [f"{i} {WORDS}"]} for i in range(20)]
     for name, values in (("media", lines), ("text", texts)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "{\n")
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "}\n")
     meta = {"media": {"file_name": "media.jsonl"}, "text": {"file_name": "text.jsonl", "sample_ratio": 1.5}}
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "meta.json"

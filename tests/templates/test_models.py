@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from energon_pack.config import Mask, ModelConfig, Rope
 from energon_pack.errors import PackError
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.templates.families import AUTO, FAMILIES
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, prepare_template
@@ -85,6 +86,15 @@ def dummies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = command(ROOT / "benchmarks" / "processor_classes.py", "--save", folder, *names, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def test_models_that_take_a_kind_are_those_of_the_page() -> None:
+    """ "model.template=qwen_vl sees no audio" left its owner to search for one that does."""
+    cells = dict(rows())
+    for place, kind in enumerate((IMAGE, VIDEO)):
+        assert all(cells[name][place] != "–" for name in kind.models)
+    said = {name: (ROOT / "conf" / "model" / f"{name}.yaml").read_text() for name in AUDIO.models}
+    assert all(re.search("sounds?", text) for text in said.values())
 
 
 def test_a_class_is_known_of_each_model() -> None:

@@ -16,6 +16,7 @@ class Image(Medium):
     """Pixels; the EXIF orientation is applied."""
 
     kind, noun, token_type = "image", "an image", 1
+    models = ("qwen3_vl", "internvl3_5", "gemma3", "llava_onevision")
     argument, parts = "images", ("image_processor",)
     is_visual = True
     fields = ("width", "height")

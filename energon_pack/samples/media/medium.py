@@ -95,6 +95,8 @@ class Medium(ABC):
     fields: ClassVar[tuple[str, ...]]
     #: raise it when the same file gets another size: lengths are then measured anew
     version: ClassVar[int] = 1
+    #: models that take it, for the error of one that does not
+    models: ClassVar[tuple[str, ...]] = ()
     #: whether a view has a small picture of it
     has_picture: ClassVar[bool] = False
     #: its colour in a terminal

@@ -17,6 +17,7 @@ class Sound(Medium):
     """Samples, of which training hears the mean of the channels at the rate of the processor."""
 
     kind, noun, token_type = "audio", "a sound", 3
+    models = ("qwen2_5_omni", "qwen3_omni", "gemma3n", "gemma4", "qwen2_audio", "audio_flamingo3", "glm_asr")
     argument, parts = "audio", ("audio_processor", "feature_extractor")
     other_part_types = ("input_audio",)  # OpenAI's
     colour = "cyan"

@@ -155,6 +155,7 @@ def number(settings: Mapping[str, Any], name: str, default: int | None = None) -
     """
     value = settings.get(name)
     value = default if value is None else value
+    value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PackError(
             f"{name} of model.processor's settings is {value!r}, not a whole number above 0: it is another family's"
