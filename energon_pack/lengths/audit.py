@@ -27,9 +27,8 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.image import open_image
-from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, whole, whole_if_small
@@ -300,10 +299,12 @@ def _processor_len(processor: Any, template: Template, sample: ReadSample, data:
         UndecodableError: one of them can't be decoded.
         Exception: any error of the processor.
     """
+    names = [part.name for part in sample.parts]
+    own = [KINDS[m.kind].loaded(d, name) for m, d, name in zip(sample.media, data, names, strict=True)]
     try:
-        opened = [open_image(d) if m.kind == IMAGE.kind else d for d, m in zip(data, sample.media, strict=True)]
-    except Exception as error:  # damaged bytes make Pillow's plugins raise anything
+        prepared = prepared_media(template, sample.media, own)
+    except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
-    given = media_inputs(template, prepared_media(template, sample.media, opened))
+    given = media_inputs(template, prepared)
     return len(full_ids(processor, template, asked, given))

@@ -43,7 +43,7 @@ _BATCH_CHARACTERS = 4_000_000
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 18
+LENGTHS_VERSION = 19
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -76,6 +76,7 @@ class LengthsRow(MeasuredRow):
     num_weighted: int = 0
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
+    image_modes: list[str] | None = None
     reasoning_left_out: bool = False
     checksum: int = 0
     reason: str | None = None
@@ -180,6 +181,7 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown] or None
+    row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
 
 
 def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
@@ -226,7 +228,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
     row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
-    row.tools_left_out, row.unknown_keys = False, None
+    row.tools_left_out, row.unknown_keys, row.image_modes = False, None, None
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:

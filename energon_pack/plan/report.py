@@ -28,6 +28,8 @@ from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
+#: what becomes of images with more than 8 bits a channel
+LOST_BITS = "values above 255 become white, and fractions black, as in transformers"
 _MOST_KEYS = 20  # unknown keys that are listed
 
 
@@ -96,6 +98,7 @@ class Report:
     samples_with_tools_left_out: int  # the chat template does not write their tools
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
+    image_modes: dict[str, dict[str, Any]] | None  # modes of images that lose bits; None, and not in the file: none
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token has another weight than 1 in the loss
@@ -193,7 +196,8 @@ def summarize(
         samples_with_assistant_first=lengths.notes["assistant_first"],
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
-        unknown_keys=unknown_keys(lengths),
+        unknown_keys=listed(lengths, "unknown_keys"),
+        image_modes=listed(lengths, "image_modes") or None,
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
@@ -222,10 +226,10 @@ def summarize(
     )
 
 
-def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
-    """Return the most frequent unknown keys of records: in how many samples each is, and one example."""
-    most = sorted(lengths.unknown_keys.items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
-    return {name: {"samples": number, "example": lengths.examples[name]} for name, number in most}
+def listed(lengths: Lengths, column: str) -> dict[str, dict[str, Any]]:
+    """Return the most frequent names in one of `items.LISTED`: in how many samples each is, and one example."""
+    most = sorted(lengths.listed[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
+    return {name: {"samples": number, "example": lengths.examples[column, name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
@@ -306,6 +310,9 @@ def print_plan(report: Report) -> None:
     for key, found in report.unknown_keys.items():
         example = f"as {found['example']}: nothing reads it"
         out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
+    for mode, found in (report.image_modes or {}).items():
+        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
+        out.print(f"noted: {samples}: {LOST_BITS}")
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:

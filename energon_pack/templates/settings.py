@@ -66,6 +66,15 @@ class Expand(str, Enum):
     pairs = "pairs"
 
 
+class Alpha(str, Enum):
+    """The colour behind transparent pixels; auto: none, they get the colours that are stored there, as in transformers;
+    with `qwen_vl_utils` white for RGBA, as in that package."""
+
+    auto = "auto"
+    white = "white"
+    black = "black"
+
+
 @dataclass
 class ModelConfig:
     """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
@@ -136,6 +145,8 @@ class MediaConfig:
     crop_width: int | None = None
     #: pixels, for center_crop
     crop_height: int | None = None
+    #: the colour behind transparent pixels
+    alpha: Alpha = Alpha.auto
     #: a name in `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: no change
     video: str = "default"
     #: frames per second
