@@ -304,15 +304,8 @@ def print_plan(report: Report) -> None:
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
     for line in _of_parts(report):
         out.print(line, soft_wrap=True)
-    for note in NOTES:
-        if number := getattr(report, f"samples_with_{note}"):
-            out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
-    for key, found in report.unknown_keys.items():
-        example = f"as {found['example']}: nothing reads it"
-        out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
-    for mode, found in (report.image_modes or {}).items():
-        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
-        out.print(f"noted: {samples}: {LOST_BITS}")
+    for line in _notes(report):
+        out.print(line)
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:
@@ -321,6 +314,19 @@ def print_plan(report: Report) -> None:
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
+
+
+def _notes(report: Report) -> Iterator[str]:
+    """Yield a line for each thing that the authors of samples may not have meant."""
+    for note in NOTES:
+        if number := getattr(report, f"samples_with_{note}"):
+            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
+    for mode, found in (report.image_modes or {}).items():
+        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
+        yield f"noted: {samples}: {LOST_BITS}"
+    for key, found in report.unknown_keys.items():
+        samples = f"{amount(found['samples'], 'sample')}, as {found['example']}"
+        yield f"unknown key: {key!r} in {samples}: nothing reads it"
 
 
 def _of_parts(report: Report) -> Iterator[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.samples.media.asked import span_of
+from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media
@@ -23,13 +24,12 @@ from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
     first_to_last,
     image_preprocessor,
-    look_of,
     utils_frame_size,
     utils_image_size,
     utils_num_frames,
     video_preprocessor,
 )
-from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.settings import Alpha, MediaConfig
 
 
 class Preparation:
@@ -42,7 +42,7 @@ class Preparation:
         self._factor = int(rules.settings.get("factor") or 1)
         self._image = image_preprocessor(media, self._factor)
         self._video = video_preprocessor(media, self._factor)
-        self._looks = {IMAGE.kind: look_of(media.image, media), VIDEO.kind: look_of(media.video, media)}
+        self._looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
         """Choose the frames of a video that the model sees; measuring and decoding both call this.
@@ -137,6 +137,17 @@ class Preparation:
         if settings is None and size == (media.width, media.height):
             return media
         return replace(media, width=size[0], height=size[1], settings=settings if media.kind == VIDEO.kind else None)
+
+
+def _look_of(name: str, media: MediaConfig) -> Look:
+    """Return how images are decoded for `media.image`, or frames that are images for `media.video`.
+
+    qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
+    """
+    background = "" if media.alpha is Alpha.auto else media.alpha.value
+    if name != "qwen_vl_utils":
+        return Look(background)
+    return Look(background or "white", "" if background else "RGBA", is_upright=False)
 
 
 def _resized_frame(frame: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -15,11 +15,10 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
-from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.settings import Alpha, MediaConfig
+from energon_pack.templates.settings import MediaConfig
 
 _ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
 
@@ -73,17 +72,6 @@ def check_media(media: MediaConfig) -> None:
 def image_settings(media: MediaConfig) -> dict[str, Any]:
     """Return the changes of the `media` node to the settings of the image processor."""
     return {"do_resize": False} if media.image == "qwen_vl_utils" else {}
-
-
-def look_of(name: str, media: MediaConfig) -> Look:
-    """Return how images are decoded for `media.image`, or frames that are images for `media.video`.
-
-    qwen_vl_utils (its `to_rgb`) puts RGBA on white, no other mode, and knows no EXIF orientation.
-    """
-    background = "" if media.alpha is Alpha.auto else media.alpha.value
-    if name != "qwen_vl_utils":
-        return Look(background)
-    return Look(background or "white", "" if background else "RGBA", is_upright=False)
 
 
 def video_settings(media: MediaConfig) -> dict[str, Any]:

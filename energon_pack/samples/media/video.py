@@ -42,7 +42,7 @@ def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
 
     Raises:
         Skip: `unreadable_media` if it is cut short or holds no film; `unsupported_media` without PyAV, or if players
-            turn it by less than a right angle.
+            turn it by another angle than a right one.
     """
     file.seek(0)
     container_format = format_of(file.read(16))
@@ -144,18 +144,19 @@ def _upright(frame: Any) -> Image.Image:
     """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch.
 
     Raises:
-        Skip: `unsupported_media`: it is turned by less than a right angle.
+        Skip: `unsupported_media`: a player turns it by another angle than a right one.
     """
     image: Image.Image = frame.to_image()
     matrix = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None:
+    axes = np.eye(2) if matrix is None else np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
+    if not axes.any(1).all():  # some programs write no matrix, but zeros
         return image
-    axes = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
-    axes /= np.linalg.norm(axes, axis=1, keepdims=True).clip(1)
-    (x, y), turn = axes[0], tuple(int(value) for value in axes.round().flat)
+    axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    turn = tuple(int(value) for value in axes.round().flat)
     if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
-        angle = math.degrees(math.atan2(y, x))
-        raise Skip(Reason.UNSUPPORTED_MEDIA, f"a film that players turn by {angle:.0f}°: only right angles are known")
+        numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
+        what = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
     method = _TURNS[turn]
     return image if method is None else image.transpose(method)
 
