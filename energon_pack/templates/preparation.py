@@ -136,7 +136,8 @@ class Preparation:
             media = replace(media, num_samples=sound.num_samples, rate=sound.rate)
         if settings is None and size == (media.width, media.height):
             return media
-        return replace(media, width=size[0], height=size[1], settings=settings if media.kind == VIDEO.kind else None)
+        settings = settings if media.kind == VIDEO.kind else None
+        return replace(media, width=size[0], height=size[1], is_turned=False, settings=settings)
 
 
 def _look_of(name: str, media: MediaConfig) -> Look:

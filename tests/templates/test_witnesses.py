@@ -70,7 +70,7 @@ def saved(image: Image.Image, format: str, **how: Any) -> bytes:
 
 
 def images() -> Iterator[bytes]:
-    """84 of all modes, formats, orientations and shapes."""
+    """83 of all modes, formats, orientations and shapes."""
     for format, modes in MODES.items():
         for mode in modes:
             yield saved(drawn(mode), format)
