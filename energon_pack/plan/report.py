@@ -98,7 +98,7 @@ class Report:
     samples_with_tools_left_out: int  # the chat template does not write their tools
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
-    image_modes: dict[str, dict[str, Any]] | None  # modes of images that lose bits; None, and not in the file: none
+    image_modes: dict[str, dict[str, Any]]  # modes of images that lose bits: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token has another weight than 1 in the loss
@@ -197,7 +197,7 @@ def summarize(
         samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
         unknown_keys=listed(lengths, "unknown_keys"),
-        image_modes=listed(lengths, "image_modes") or None,
+        image_modes=listed(lengths, "image_modes"),
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
@@ -321,7 +321,7 @@ def _notes(report: Report) -> Iterator[str]:
     for note in NOTES:
         if number := getattr(report, f"samples_with_{note}"):
             yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
-    for mode, found in (report.image_modes or {}).items():
+    for mode, found in report.image_modes.items():
         samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
         yield f"noted: {samples}: {LOST_BITS}"
     for key, found in report.unknown_keys.items():

@@ -24,7 +24,7 @@ REPORT = Report(
     num_supervised=400_000, samples_with_control_tokens=0,
     samples_with_placeholders_put_in=0,
     samples_with_placeholders_as_text=0, samples_with_media_unread=0, samples_with_assistant_first=0,
-    samples_with_tools_left_out=0, samples_with_reasoning_left_out=0, unknown_keys={}, image_modes=None,
+    samples_with_tools_left_out=0, samples_with_reasoning_left_out=0, unknown_keys={}, image_modes={},
     mixture=None, shared=None, samples_with_weights=0,
     weighted_share=0.0,
     by_media={"image": MediaFigures(1000, 1000, 128, 1_000_000, 0.95)}, by_split={}, turns=None,
