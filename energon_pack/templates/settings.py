@@ -67,8 +67,10 @@ class Expand(str, Enum):
 
 
 class Alpha(str, Enum):
-    """The colour behind transparent pixels; auto: none, they get the colours that are stored there, as in transformers;
-    with `qwen_vl_utils` white for RGBA, as in that package."""
+    """The colour behind transparent pixels.
+
+    auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
+    """
 
     auto = "auto"
     white = "white"

@@ -46,7 +46,7 @@ from energon_pack.templates.identity import (
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
-from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
+from energon_pack.templates.settings import Alpha, Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
@@ -328,10 +328,13 @@ class Template(Preparation):
         chat: list[Any] = [*ends, *thoughts, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs]
         chat.append(spec.add_special_tokens)
         chat += [spec.date] if writes_date(spec.chat_template) else []
+        media = asdict(spec.media)
+        if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
+            del media["alpha"]
         return {
             "tokenizer": hash_of(self._tokenizer.to_str()),
             "chat_template": hash_of(chat),
-            "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
+            "media": hash_of([self.spec.family, self.rules.settings, media]),
             "rules": str(rules_version(spec.chat_template)),
             **({} if spec.shortcut else NO_SHORTCUT),
             **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in self.media_tokens]) else {}),

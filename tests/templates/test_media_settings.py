@@ -339,6 +339,12 @@ def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la:
     assert [prepare(own).getpixel((5, 5)) for own in files] == [rgba, la, paletted, (1, 2, 3)]
 
 
+def test_packs_of_two_backgrounds_are_not_one_dataset(template: Template) -> None:
+    """Their lengths are equal; mixed in one training, one of them would get the other's pixels."""
+    white = Template(replace(template.spec, media=MediaConfig(alpha=Alpha.white)), template.rules, template.tokenizer)
+    assert white.fingerprint != template.fingerprint
+
+
 @pytest.mark.parametrize(("media", "size"), [({}, (30, 40)), ({"image": "qwen_vl_utils"}, (84, 56))])
 def test_the_package_knows_no_orientation(media: dict[str, Any], size: tuple[int, int]) -> None:
     """`media=qwen_vl_utils` turned what the package does not: another grid of as many tokens."""

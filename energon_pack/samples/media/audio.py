@@ -53,7 +53,7 @@ def probe_track(file: BinaryIO) -> tuple[int, int] | None:
 
 
 def _checked(num_samples: int, rate: int) -> tuple[int, int]:
-    if not (num_samples and rate):
+    if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples / rate / 3600:.1f} hours: more than 4")

@@ -70,14 +70,16 @@ def _wav(file: BinaryIO, end: int) -> tuple[int, int] | None:
     file.seek(0)
     head = file.read(12)
     riff = struct.unpack("<I", head[4:8])[0]
-    wide = None  # sizes of the whole and of the data of an RF64
+    wide: list[int] = []  # sizes of the whole and of the data of an RF64
     is_plain, block, rate = False, 0, 0
     position = 12
     for _ in range(_MOST_CHUNKS):
         file.seek(position)
         name, size = struct.unpack("<4sI", file.read(8))
         if name == b"ds64":
-            wide = struct.unpack("<QQ", file.read(16))
+            *wide, number = struct.unpack("<qqq", file.read(24))
+            if min(*wide, number) < 0:  # FFmpeg refuses it
+                return None
         elif name == b"fmt ":
             kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", file.read(16))
             if kind == _EXTENSIBLE and size >= 40:
@@ -86,7 +88,7 @@ def _wav(file: BinaryIO, end: int) -> tuple[int, int] | None:
             is_plain = (kind == _PCM and bits in (8, 16, 24, 32)) or (kind in (_ALAW, _MULAW) and bits == 8)
             is_plain = is_plain and channels > 0 and block == channels * bits // 8
         elif name == b"data":
-            if wide is not None and head.startswith(b"RF64"):
+            if wide and head.startswith(b"RF64"):
                 riff, size = wide  # FFmpeg reads no other
             there = end - position - 8
             _check_whole(size, size, there, riff + 8 - end)

@@ -127,9 +127,14 @@ def test_no_reader_of_pillow_starts_a_program(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["EPS", "IPTC", "WMF", "GRIB", "FITS"])
 def test_readers_that_do_more_than_read_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.init()
-    asked: list[str] = []
+    asked: list[bytes] = []
     assert name in Image.OPEN
-    monkeypatch.setitem(Image.OPEN, name, (Image.OPEN[name][0], lambda _: bool(asked.append(name))))
+
+    def accept(head: bytes) -> bool:
+        asked.append(head)
+        return False
+
+    monkeypatch.setitem(Image.OPEN, name, (Image.OPEN[name][0], accept))
     with pytest.raises(Skip, match="no known image"):
         probe(io.BytesIO(b"no known image, and long enough for any reader"))
     assert not asked

@@ -39,7 +39,7 @@ def python_of(framework: str) -> Path:
     if not (folder / "whole").exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         for packages in (_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")):
-            pip = [python, "-m", "pip", "install", "-q", *packages]
+            pip: list[str | Path] = [python, "-m", "pip", "install", "-q", *packages]
             done = subprocess.run(pip, capture_output=True, text=True, timeout=1800)
             if done.returncode:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
