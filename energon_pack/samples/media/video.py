@@ -147,7 +147,8 @@ def _upright(frame: Any) -> Image.Image:
         Skip: `unsupported_media`: a player turns it by another angle than a right one.
     """
     image: Image.Image = frame.to_image()
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
+    matrix = of_frame.get("DISPLAYMATRIX")  # `frame.side_data` refers back: the frame would wait for the collector
     axes = np.eye(2) if matrix is None else np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
     if not axes.any(1).all():  # some programs write no matrix, but zeros
         return image

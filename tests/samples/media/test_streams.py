@@ -1,5 +1,6 @@
 """The film that a player shows is what is measured and trained, upright; no file lets FFmpeg open another."""
 
+import gc
 import io
 from collections.abc import Iterator
 
@@ -90,6 +91,19 @@ def test_a_film_is_turned_as_a_player_turns_it(
     assert probe(io.BytesIO(data)) == Media("video", *size, "mp4" if format == "mp4" else "mkv", 12, 10.0)
     (frame,) = decode_frames(data, [3])
     assert (frame.size, bright_corner(frame)) == (size, corner)
+
+
+def test_no_frame_waits_for_the_collector() -> None:
+    """If a forked worker frees a frame of its parent, it waits for ever for the threads that converted its pixels."""
+    data = film(turn=(90, False, False))
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(decode_frames(data, range(12))) == 12
+        left = [type(thing).__name__ for thing in gc.get_objects() if type(thing).__module__.startswith("av.")]
+    finally:
+        gc.enable()
+    assert "VideoFrame" not in left
 
 
 ONE = 1 << 16
