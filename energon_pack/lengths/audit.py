@@ -27,9 +27,9 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.image import open_image
-from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.streams import UndecodableError
+from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, whole, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of
@@ -281,7 +281,7 @@ def _difference(
         sample = Sample(read.timed, read.media, read.tools, read.options)
         ids = made = template.encode(sample).ids
         if processor is not None:
-            ids = _ids(processor, template, sample, [reader.read(shard, part) for part in read.parts])
+            ids = _ids(processor, template, sample, read.parts, [reader.read(shard, part) for part in read.parts])
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
@@ -298,20 +298,23 @@ def _difference(
     return ""
 
 
-def _ids(processor: Any, template: Template, sample: Sample, data: list[bytes]) -> list[int]:
+def _ids(
+    processor: Any, template: Template, sample: Sample, parts: Sequence[AnyPart], data: Sequence[bytes]
+) -> list[int]:
     """Return the tokens that the full processor makes of one sample.
 
     Args:
+        parts: where each medium is.
         data: the bytes of each medium.
 
     Raises:
         UndecodableError: one of them can't be decoded.
         Exception: any error of the processor.
     """
+    own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        opened = [open_image(d) if m.kind == IMAGE.kind else d for d, m in zip(data, sample.media, strict=True)]
-    except Exception as error:  # damaged bytes make Pillow's plugins raise anything
+        prepared = prepared_media(template, sample.media, own)
+    except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
-    given = media_inputs(template, prepared_media(template, sample.media, opened))
     first, end = sample.options.token_range or (0, None)
-    return full_ids(processor, template, sample, given)[first:end]
+    return full_ids(processor, template, sample, media_inputs(template, prepared))[first:end]

@@ -73,6 +73,7 @@ class LengthsRow(MeasuredRow):
     num_weighted: int = 0
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
+    image_modes: list[str] | None = None
     reasoning_left_out: bool = False
     nulls_dropped: bool = False
     checksum: int = 0
@@ -174,6 +175,7 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
     row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
+    row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
     row.nulls_dropped = sample.drops_nulls
 
 
@@ -221,7 +223,7 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
     row.placeholders_put_in = row.placeholders_as_text = row.assistant_first = False
-    row.tools_left_out, row.nulls_dropped, row.unknown_keys = False, False, None
+    row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:

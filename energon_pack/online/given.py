@@ -22,7 +22,7 @@ from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.image import upright, upright_size
+from energon_pack.samples.media.image import medium_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
@@ -82,10 +82,7 @@ class Given:
     def member(self, number: int, token_len: int | None = None) -> MemberInput:
         """Return a sample with its media; raises Skip."""
         read, media = self.read(number)
-        name = self.sample_id(number)
-        with _named(name):
-            media = [upright(data) if isinstance(data, Image.Image) else data for data in media]
-        return read.member(name, media, token_len)
+        return read.member(self.sample_id(number), media, token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return a sample, and its media in the order of their placeholders.
@@ -265,6 +262,4 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _probe(medium: bytes | Image.Image) -> Media:
-    if isinstance(medium, bytes):
-        return probe(io.BytesIO(medium))
-    return Media(IMAGE.kind, *upright_size(medium, None))
+    return probe(io.BytesIO(medium)) if isinstance(medium, bytes) else medium_of(medium)

@@ -51,6 +51,8 @@ _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_
 
 _REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 
+#: columns with a list of names, which are counted
+LISTED = ("unknown_keys", "image_modes")
 _MOST_KEYS = 1000  # unknown keys that are counted: if names of people are keys, each sample has others
 
 #: The numbers kept for each item; 4 bytes each unless noted.
@@ -141,9 +143,9 @@ class Lengths:
         self.reasons: Counter[str] = Counter()
         #: number of samples with each of `NOTES`
         self.notes: Counter[str] = Counter()
-        #: number of samples with an unknown key, by key, and the id of one such sample
-        self.unknown_keys: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
+        #: for each of `LISTED`: number of samples by name, and the id of one such sample
+        self.listed: dict[str, Counter[str]] = {column: Counter() for column in LISTED}
+        self.examples: dict[tuple[str, str], str] = {}
         #: trained tokens of all samples, cut or not, and how many of them have another weight than 1 in the loss
         self.num_supervised = self.num_weighted = 0
         folders = [name.rpartition("/")[0] for name in self.shard_names]
@@ -419,29 +421,31 @@ class Lengths:
             tokens = table.select(["num_supervised", "num_weighted"]).filter(pc.is_null(reasons))
             self.num_supervised += pc.sum(tokens["num_supervised"]).as_py() or 0
             self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
-            self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
+            for column in LISTED:
+                self._count_listed(column, mine, table.append_column("is_in", pc.is_null(reasons)))
 
-    def _count_unknown(self, rows: CachedRows, table: pa.Table) -> None:
-        """Count the unknown keys of samples that may be packed."""
-        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table["unknown_keys"])).to_numpy())
+    def _count_listed(self, column: str, rows: CachedRows, table: pa.Table) -> None:
+        """Count the names in the lists of samples that may be packed."""
+        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table[column])).to_numpy())
         if not len(places):
             return
-        lists = table["unknown_keys"].take(pa.array(places)).combine_chunks()
+        counts = self.listed[column]
+        lists = table[column].take(pa.array(places)).combine_chunks()
         names, of_list = lists.flatten(), lists.value_parent_indices()
         keys: tuple[Ints, pa.Table] | None = None
         for found in pc.value_counts(names).to_pylist():
             name = found["values"]
-            if name not in self.unknown_keys and len(self.unknown_keys) >= _MOST_KEYS:
+            if name not in counts and len(counts) >= _MOST_KEYS:
                 continue
-            self.unknown_keys[name] += found["counts"]
-            if name not in self.examples:
+            counts[name] += found["counts"]
+            if (column, name) not in self.examples:
                 keys = keys or rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
                 place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
-                self.examples[name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
+                self.examples[column, name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
 
     def _read(self, chunk: Chunk, with_key: bool) -> pa.Table:
         more = ["key"] * with_key + ["first_medium"] * self._by_medium
-        return chunk.read([*_COLUMNS, "unknown_keys", *more])
+        return chunk.read([*_COLUMNS, *LISTED, *more])
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:

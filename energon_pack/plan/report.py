@@ -29,6 +29,8 @@ from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
+#: what becomes of images with more than 8 bits a channel
+LOST_BITS = "values above 255 become white, and fractions black, as in transformers"
 _MOST_KEYS = 20  # unknown keys that are listed
 
 
@@ -97,6 +99,7 @@ class Report:
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
     samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
+    image_modes: dict[str, dict[str, Any]]  # modes of images that lose bits: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token has another weight than 1 in the loss
@@ -196,7 +199,8 @@ def summarize(
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
         samples_with_assistant_first=lengths.notes["assistant_first"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
-        unknown_keys=unknown_keys(lengths),
+        unknown_keys=listed(lengths, "unknown_keys"),
+        image_modes=listed(lengths, "image_modes"),
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
@@ -226,10 +230,10 @@ def summarize(
     )
 
 
-def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
-    """Return the most frequent unknown keys of records: in how many samples each is, and one example."""
-    most = sorted(lengths.unknown_keys.items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
-    return {name: {"samples": number, "example": lengths.examples[name]} for name, number in most}
+def listed(lengths: Lengths, column: str) -> dict[str, dict[str, Any]]:
+    """Return the most frequent names in one of `items.LISTED`: in how many samples each is, and one example."""
+    most = sorted(lengths.listed[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
+    return {name: {"samples": number, "example": lengths.examples[column, name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
@@ -304,12 +308,8 @@ def print_plan(report: Report) -> None:
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
     for line in lines_of_parts(report):
         out.print(line, soft_wrap=True)
-    for note in NOTES:
-        if number := getattr(report, f"samples_with_{note}"):
-            out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
-    for key, found in report.unknown_keys.items():
-        example = f"as {found['example']}: nothing reads it{hint(key)}"
-        out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
+    for line in _notes(report):
+        out.print(line)
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:
@@ -318,6 +318,19 @@ def print_plan(report: Report) -> None:
     lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
     if lens:
         out.print(f"tokens of a sample: {lens}")
+
+
+def _notes(report: Report) -> Iterator[str]:
+    """Yield a line for each thing that the authors of samples may not have meant."""
+    for note in NOTES:
+        if number := getattr(report, f"samples_with_{note}"):
+            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
+    for mode, found in report.image_modes.items():
+        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
+        yield f"noted: {samples}: {LOST_BITS}"
+    for key, found in report.unknown_keys.items():
+        samples = f"{amount(found['samples'], 'sample')}, as {found['example']}"
+        yield f"unknown key: {key!r} in {samples}: nothing reads it{hint(key)}"
 
 
 def lines_of_parts(report: Report) -> Iterator[str]:

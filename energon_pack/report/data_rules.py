@@ -5,7 +5,7 @@ from itertools import islice
 
 from energon_pack.errors import amount
 from energon_pack.pages.html import clipped
-from energon_pack.plan.report import num_lost_to_bad_data
+from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
 from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.samples.keys import hint
@@ -201,6 +201,15 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
         why,
         "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
     )
+
+
+def image_modes(figures: Figures) -> Iterator[Remark]:
+    """Tell which images lose bits when they become RGB."""
+    modes = figures.source.image_modes
+    if modes:
+        named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
+        what = f"samples have images of more than 8 bits a channel, by mode: {named}"
+        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits")
 
 
 def images(figures: Figures) -> Iterator[Remark]:

@@ -12,7 +12,7 @@ from energon_pack.dataset.losses import dropped, keeps_more
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.report import Report, unknown_keys
+from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
@@ -75,6 +75,7 @@ class Source:
     sees_media: bool  # whether the model sees media
     drawn_again: int = 0
     unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.unknown_keys`
+    image_modes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.image_modes`
     num_weighted: int = 0  # trained tokens whose weight in the loss is not 1
 
 
@@ -172,7 +173,8 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
-        unknown_keys=unknown_keys(lengths),
+        unknown_keys=listed(lengths, "unknown_keys"),
+        image_modes=listed(lengths, "image_modes"),
         num_weighted=lengths.num_weighted,
     )
 

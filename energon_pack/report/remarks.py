@@ -22,6 +22,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "weights": data_rules.weights,
     "placeholders, control tokens, tools": data_rules.notes,
     "keys of records": data_rules.unknown_keys,
+    "modes of images": data_rules.image_modes,
     "sizes of images": data_rules.images,
     "mixture": plan_rules.mixture,
     "fill": plan_rules.fill,

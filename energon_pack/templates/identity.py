@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import DATE, Labels, MediaConfig, Think
+from energon_pack.templates.settings import DATE, Alpha, Labels, MediaConfig, Think
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
@@ -82,10 +82,13 @@ def fingerprints_of(
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
     chat.append(spec.add_special_tokens)
     chat += [spec.date] if writes_date(*spec.chat_templates) else []
+    media = asdict(spec.media)
+    if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
+        del media["alpha"]
     return {
         "tokenizer": hash_of(tokenizer),
         "chat_template": hash_of(chat),
-        "media": hash_of([spec.family, rules, asdict(spec.media)]),
+        "media": hash_of([spec.family, rules, media]),
         "rules": str(rules_version("".join(spec.chat_templates))),
         **({} if spec.shortcut else NO_SHORTCUT),
         **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),

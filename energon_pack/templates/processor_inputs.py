@@ -12,6 +12,7 @@ import numpy as np
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.media.video import decode_frames
 from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
 from energon_pack.templates.families.asking import changed
@@ -53,6 +54,8 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     """
     chosen = template.choose_frames(video)
     shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
+    if isinstance(pixels, bytes) and shown[0].size != (video.width, video.height):
+        raise UndecodableError("its frames are {}×{}".format(*shown[0].size) + f", its header says {video}")
     frames = template.prepare_frames(shown, video.settings)
     sound = AUDIO.decoded(pixels, video, template.rules.rate) if video.is_heard else None
     return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen), sound)

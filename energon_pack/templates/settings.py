@@ -74,6 +74,17 @@ class Untrained(str, Enum):
     keep = "keep"
 
 
+class Alpha(str, Enum):
+    """The colour behind transparent pixels.
+
+    auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
+    """
+
+    auto = "auto"
+    white = "white"
+    black = "black"
+
+
 @dataclass
 class ModelConfig:
     """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
@@ -147,6 +158,8 @@ class MediaConfig:
     crop_width: int | None = None
     #: pixels, for center_crop
     crop_height: int | None = None
+    #: the colour behind transparent pixels
+    alpha: Alpha = Alpha.auto
     #: a name in `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: no change
     video: str = "default"
     #: frames per second

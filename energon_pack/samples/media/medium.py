@@ -47,6 +47,8 @@ class Media:
     settings: "MediumSettings | None" = None  # settings that the sample gives it; None: none
     num_samples: int = 0  # in each channel, of a sound or of the sound of a video that is heard
     rate: int = 0  # samples of a sound in a second
+    is_turned: bool = False  # whether EXIF turns an image on its side
+    mode: str = ""  # of an image with more than 8 bits a channel, as Pillow names it
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,7 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
     """Do `probe` on a part of a file; an error names the part."""
     plain = plain_image(file, part.offset, part.size)
     if plain is not None:
-        return Media(IMAGE.kind, *plain)
+        return plain
     try:
         return probe(as_file(Range(file, part.offset, part.size)))
     except Skip as skip:

@@ -83,7 +83,7 @@ class Sound(Medium):
             UndecodableError: it can't be decoded, or its number of samples is not the measured one.
         """
         from energon_pack.samples.media.audio import decode_audio
-        from energon_pack.samples.media.video import UndecodableError
+        from energon_pack.samples.media.streams import UndecodableError
 
         samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples
         if len(samples) != wanted:

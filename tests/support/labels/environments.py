@@ -18,6 +18,7 @@ PACKAGES = {
     "llamafactory": "llamafactory==0.9.5",
     # what LoongForge, LLaVA-OneVision-2 and Megatron-LM import, which have no packages of their own
     "loongforge": "megatron-energon==5.0.0 transformers==5.2.0 datasets einops hydra-core scipy tiktoken triton",
+    "witnesses": "qwen-vl-utils==0.0.14 decord==0.6.0 soundfile==0.14.0",
 }
 _TORCH = ("torch==2.13.0", "torchvision")
 #: a CUDA build of torchvision imports beside a CPU build of torch once its two operators have schemas
