@@ -14,7 +14,7 @@ from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.stores import is_address
 from energon_pack.sources.storage import path_in
-from energon_pack.stages.writing import plan_settings, planned_jobs
+from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {folder}")
     else:
+        refuse_other_plan(config, places.destination)
         stages = _missing(config, places)
         folder.mkdir(parents=True, exist_ok=True)
         with terms_of(places.folders, kept_as=name) as terms:
@@ -70,7 +71,7 @@ def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | No
     all_parts = range(config.executor.num_tasks)
     if places.there is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(config, places.source, places.destination, len(all_parts))
+    jobs = planned_jobs(config, places, len(all_parts))
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
     parts = [part for part, some in enumerate(jobs) if not all(map(places.destination.has_shard, some))]
@@ -80,5 +81,5 @@ def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | No
 def _progress(destination: Destination) -> str:
     """Describe the progress of a run by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
-    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), len([*staging.glob("*/.jobs/*.tar")])
+    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"
