@@ -223,7 +223,6 @@ class InFolder(Destination):
                     fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
                 os.close(lock)
 
-
     def _refuse_others(self) -> None:
         """Raise PackError if another user can write into the folder: a plan or shards in it may be that user's.
 

@@ -12,6 +12,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
+from energon_pack.run.files import one_of_machine
 from energon_pack.run.stores import is_address
 from energon_pack.sources.storage import path_in
 from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
@@ -42,18 +43,11 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     chain = Chain(config.executor, folder, command)
     if config.executor.show:
         for stage, script in chain.scripts(_missing(config, places)).items():
-            say(f"# {folder / stage}.sh\n{script}")
+            for line in (f"# {folder / stage}.sh", *script.split("\n")):
+                say(line)
         return {}
-    run_settings = json.dumps(plan_settings(config), sort_keys=True)
-    if jobs := chain.submitted(run_settings):
-        say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {folder}")
-    else:
-        refuse_other_plan(config, places.destination)
-        stages = _missing(config, places)
-        folder.mkdir(parents=True, exist_ok=True)
-        with terms_of(places.folders, kept_as=name) as terms:
-            jobs = chain.submit(stages, terms, run_settings)
-        say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {folder}")
+    with one_of_machine(folder):
+        jobs = _submitted(config, places, chain)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
@@ -64,6 +58,21 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
         raise
     say(f"{'there already:' if places.there is not None else 'packed into'} {places.destination.named}")
     return places.destination.published_report() or {}
+
+
+def _submitted(config: PackConfig, places: Places, chain: Chain) -> dict[str, str]:
+    """Return the jobs of a run by stage: those that do it already, or else the missing ones, submitted now."""
+    run_settings = json.dumps(plan_settings(config), sort_keys=True)
+    if jobs := chain.submitted(run_settings):
+        say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
+        return jobs
+    refuse_other_plan(config, places.destination)
+    stages = _missing(config, places)
+    chain.folder.mkdir(parents=True, exist_ok=True)
+    with terms_of(places.folders, kept_as=chain.folder.name) as terms:
+        jobs = chain.submit(stages, terms, run_settings)
+    say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
+    return jobs
 
 
 def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | None]:

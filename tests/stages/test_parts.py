@@ -72,7 +72,7 @@ class _Payload:
 
 
 def test_another_users_files_are_neither_run_nor_taken_for_a_plan(config: PackConfig, tmp_path: Path) -> None:
-    """`stage=write` unpickled the jobs of the first folder it found: who could write beside the plan ran as its user."""
+    """`stage=write` unpickled the jobs of the first folder it found: who could write there ran as its user."""
     pack(replace(config, stage=Stage.plan))
     staging, ran = tmp_path / "out/.staging/packed", tmp_path / "ran"
     (own,) = staging.glob("*/.jobs")

@@ -17,11 +17,11 @@ class ExecutorKind(str, Enum):
     ray = "ray"
 
 
-#: settings that only one kind of executor has
+#: settings that only some kinds of executors have
 _OWN = {
     ExecutorKind.slurm: (
         *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
-        *("wait", "show"),
+        *("wait", "show", "give_up_after"),
     ),
     ExecutorKind.ray: ("address", "num_cpus", "memory", "retries", "give_up_after"),
 }
@@ -62,7 +62,7 @@ class ExecutorConfig:
     memory: float | None = None
     #: ray: how often a job is done again after its worker or node was lost
     retries: int = 3
-    #: ray: seconds without any node at work after which the run ends
+    #: seconds after which the command ends: ray: without any node at work; slurm: without an answer of Slurm
     give_up_after: float = 3600.0
 
     def check(self) -> None:
@@ -72,7 +72,8 @@ class ExecutorConfig:
             raise PackError(f"executor.kind={self.kind}: there are {there}, and what installed packages add")
         for kind, names in _OWN.items():
             if kind != self.kind:
-                self._refuse_given(names, f"is for executor={kind.value}")
+                others = [name for name in names if name not in _OWN.get(self.kind, ())]
+                self._refuse_given(others, f"is for executor={kind.value}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
