@@ -19,7 +19,7 @@ from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.manifest import REPLAY
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.dataset.replay import start_replay
-from energon_pack.errors import amount, printable
+from energon_pack.errors import amount
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -87,7 +87,7 @@ def _pack(config: PackConfig, places: Places, is_found: bool, run: Run) -> dict[
     indexed = measuring.index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     if is_found:
         num_samples = sum(item.num_rows for item in indexed)
-        say(printable(f"read as: {read_as(places.source, config.source.reading, num_samples)}"))
+        say(f"read as: {read_as(places.source, config.source.reading, num_samples)}")
     method, cost = measuring.prepare_method(config, places, run)
     for line in method.lines(config.model.template):
         say(line)

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.console import LogLine, complain
 from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
 
@@ -112,6 +114,8 @@ def prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LogLine())
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 
@@ -139,7 +143,7 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
         text, code = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
         text, code = "interrupted", EXIT_INTERRUPTED
-    print(f"energon_pack.{name}: {' '.join(text.splitlines())}", file=sys.stderr)
+    complain(f"energon_pack.{name}", text)
     sys.exit(code)
 
 
