@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
-from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import is_address
-from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors.references import has_references, references_of
+from energon_pack.sources.storage import open_file
+from energon_pack.sources.tar import TarScan
 
 _AGAIN = "copy it again from where it is whole, or pack again"
-_MOST_PACKS = 32  # whose media are looked for
+_MOST_SHARDS = 32  # whose first media are looked for
 
 
 def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
@@ -33,7 +35,7 @@ def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]
         more = f", and {amount(len(lost) - 1, 'more shard')}" if len(lost) > 1 else ""
         raise PackError(f"{lost[0]}{more}: {_AGAIN}")
     if manifest.get("content", {}).get("output", {}).get("media") == "reference":
-        _open_media(Packs(DatasetFolder(dataset), flavor_written(manifest["flavor"])))
+        _open_media(dataset, shards[:_MOST_SHARDS])
 
 
 def unread(path: str, error: Exception) -> PackError:
@@ -52,11 +54,18 @@ def _why_lost(path: str) -> str | None:
     return None if size >= end else f"is cut: it has {size:,} bytes of {end:,}"
 
 
-def _open_media(packs: Packs) -> None:
+def _open_media(dataset: str, shards: Sequence[str]) -> None:
     """Open one medium of each file of the source that the first packs of the shards name."""
-    opened: set[str | int] = set()
-    for number in [0, *accumulate(packs.counts.values())][:-1][:_MOST_PACKS]:
-        for reference in packs[number].pack.references:
+    media, opened = DatasetMedia(dataset), set[str | int]()
+    for path in (os.path.join(dataset, name) for name in shards):
+        try:
+            with open_file(path) as file:
+                _, offset, size = next(iter(TarScan(file)))  # the JSON of a pack comes first
+                value = json_value(file.read(offset, size))
+            references = [*chain.from_iterable(references_of(value) if has_references(value) else ())]
+        except (LookupError, TypeError, ValueError, StopIteration) as error:
+            raise unread(path, error) from None
+        for reference in references:
             if reference.place[0] not in opened:
                 opened.add(reference.place[0])
-                packs.media.opened(reference)
+                media.opened(reference)

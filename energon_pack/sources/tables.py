@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -110,8 +110,21 @@ def _is_text(leaf: Any) -> bool:
 
 def _arrow(path: str, file: File) -> Table:
     source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
-    is_stream = file.read(0, 6) != b"ARROW1"
-    return _in_memory((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
+    if file.read(0, 6) != b"ARROW1":
+        stream = pa.ipc.open_stream(source)
+        return _in_memory(_all(stream, stream.schema, file), file)
+    groups = pa.ipc.open_file(source)
+    return _in_memory(_all(map(groups.get_batch, range(groups.num_record_batches)), groups.schema, file), file)
+
+
+def _all(batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: File) -> pa.Table:
+    """Read a whole table; raises Unbounded: where the kernel refuses memory, pyarrow may end the process here."""
+    before, read, most = pa.total_allocated_bytes(), list[pa.RecordBatch](), _LARGEST + _MOST_TIMES * file.size
+    for batch in batches:
+        read.append(batch)
+        if pa.total_allocated_bytes() - before > most:
+            raise Unbounded(f"it takes more than {sized(most)} of memory")
+    return pa.Table.from_batches(read, schema)
 
 
 def _csv(path: str, file: File) -> Table:
@@ -129,8 +142,8 @@ def _csv(path: str, file: File) -> Table:
         names = head.schema.names
     as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
     parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    read = pa.csv.read_csv(_text(path, file), reading, parsing, as_bytes)
-    table = _in_memory(_in_utf8(read, bad), file)
+    with pa.csv.open_csv(_text(path, file), reading, parsing, as_bytes) as rows:
+        table = _in_memory(_in_utf8(_all(rows, rows.schema, file), bad), file)
     table.bad = bad
     return table
 
@@ -385,7 +398,7 @@ def _opened(path: str, version: str | None) -> Table:
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)
         file = open_file(path)
-        with bounded(_LARGEST + _MOST_TIMES * file.size):
+        with bounded(2 * (_LARGEST + _MOST_TIMES * file.size)):
             table = _READ_BY[kind_of_table(path)](path, file)
         if table.starts[-1] > _MOST_ROWS * file.size:
             raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
