@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 from rich import progress as bars
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
@@ -88,7 +88,7 @@ class Progress:
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
         self._stages, self._job = stages, job
-        self._console = SafeConsole(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+        self._console: Console = SafeConsole(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
         #: whether a terminal shows stages as they go
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(

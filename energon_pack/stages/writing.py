@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -199,11 +200,10 @@ def planned_jobs(config: PackConfig, places: Places, num_parts: int) -> list[lis
 
 def _about(staging: Path | None) -> dict[str, Any] | None:
     """Return what `leave_jobs` wrote about a plan; None: there is none, or it was removed meanwhile."""
-    try:
-        about: dict[str, Any] | None = staging and json.loads((staging / JOBS / ABOUT).read_bytes())
-    except FileNotFoundError:
-        return None
-    return about
+    with suppress(FileNotFoundError):
+        about: dict[str, Any] | None = json.loads((staging / JOBS / ABOUT).read_bytes()) if staging else None
+        return about
+    return None
 
 
 def _read_about(config: PackConfig, source: Source, staging: Path) -> dict[str, Any]:

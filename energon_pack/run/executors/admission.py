@@ -122,8 +122,8 @@ def _main(path: str, *options: str) -> None:
     try:
         about = json.loads(Path(path).read_bytes())
     except OSError as error:
-        why = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
-        raise SystemExit(f"energon-pack: error: {printable(why)}") from None
+        at = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
+        raise SystemExit(f"energon-pack: error: {printable(at)}") from None
     terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
         forget(terms)

@@ -18,12 +18,12 @@ class ExecutorKind(str, Enum):
 
 
 #: settings that only some kinds of executors have
-_OWN = {
-    ExecutorKind.slurm: (
+_OWN: dict[str, tuple[str, ...]] = {
+    ExecutorKind.slurm.value: (
         *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
         *("wait", "show", "give_up_after"),
     ),
-    ExecutorKind.ray: ("address", "num_cpus", "memory", "retries", "give_up_after"),
+    ExecutorKind.ray.value: ("address", "num_cpus", "memory", "retries", "give_up_after"),
 }
 
 
@@ -73,7 +73,7 @@ class ExecutorConfig:
         for kind, names in _OWN.items():
             if kind != self.kind:
                 others = [name for name in names if name not in _OWN.get(self.kind, ())]
-                self._refuse_given(others, f"is for executor={kind.value}")
+                self._refuse_given(others, f"is for executor={kind}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -85,7 +85,7 @@ class ExecutorConfig:
         Settings of `slurm` return to their defaults, because a task would refuse them.
         """
         default = ExecutorConfig()
-        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm])}
+        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm.value])}
         set_back = {name: value for name, value in own.items() if value != getattr(self, name)}
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 

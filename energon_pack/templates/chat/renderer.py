@@ -158,8 +158,8 @@ class Renderer:
         written = []
         for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}):
             call = {**_CALL, "function": {"name": "f", "arguments": arguments}}
-            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-            written.append(self._probed(messages) or "")
+            answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            written.append(self._probed([{"role": "user", "content": "a"}, answer]) or "")
         return _PROBE in written[1] and (not written[0] or f'\\"{_PROBE}' in written[0])
 
     @cached_property
