@@ -20,6 +20,18 @@ _bounds: list[int] = []
 _outside = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
 
 
+#: whether bounds of memory hold here
+_hold: list[bool] = []
+
+
+def hold_here() -> None:
+    """Let bounds of memory hold in this process from now on: all its threads work for this package.
+
+    A trainer's process has others, which may need memory at any time.
+    """
+    _hold[:] = [True]
+
+
 class Unbounded(Exception):
     """Something takes more memory, or more time, than its input can need."""
 
@@ -28,8 +40,8 @@ class Unbounded(Exception):
 def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
     """Let the process use at most this many bytes more than now, and the thread this much time of the CPU.
 
-    Bounds may lie in each other. There is no bound of memory elsewhere than on Linux, and none of time in other threads
-    than the main one.
+    Bounds may lie in each other. There is no bound of memory elsewhere than on Linux and after `hold_here`, and none of
+    time in other threads than the main one.
 
     Raises:
         Unbounded: it asked for more.
@@ -40,7 +52,7 @@ def bounded(num_bytes: int, seconds: float | None = None) -> Iterator[None]:
 
 @contextmanager
 def _memory(num_bytes: int) -> Iterator[None]:
-    if not sys.platform.startswith("linux"):
+    if not (_hold and sys.platform.startswith("linux")):
         yield
         return
     bound = _data_bytes() + num_bytes

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.bounds import hold_here
 from energon_pack.run.console import LogLine, complain
 from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
@@ -111,6 +112,7 @@ def on_disk(text: str) -> Path:
 def prepare_process() -> None:
     """Keep names and messages from ending the work in an ASCII locale, and let SIGTERM interrupt it as Ctrl-C does."""
     collect_rarely()
+    hold_here()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -7,9 +7,15 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
+from energon_pack.run import bounds
 from energon_pack.run.bounds import Unbounded, bounded
 
 MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
 
 
 def test_memory_is_refused_before_it_is_touched() -> None:
@@ -46,6 +52,13 @@ def test_the_smallest_bound_holds_and_none_is_left_behind() -> None:
     may_end.set()
     thread.join()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_trainers_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread of it, which writes a checkpoint, would be refused its memory."""
+    monkeypatch.setattr(bounds, "_hold", [])
+    with bounded(1 * MB):
+        assert len(bytes(64 * MB)) == 64 * MB
 
 
 def test_time_of_the_cpu_is_bounded() -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import compressed, tables, zip_file
@@ -24,6 +25,11 @@ DEEP = "[" * 100_000
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n" for before, after in pairwise("abcdefghij")
 )
+
+
+@pytest.fixture(autouse=True)
+def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
 
 
 @pytest.fixture
