@@ -20,6 +20,7 @@ from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.index import refuse_damaged
 from energon_pack.run.command import on_disk, parser, run
+from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.media.kinds import IMAGE
@@ -156,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     tool.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
     given = tool.parse_args(arguments)
     done = convert(given.source, on_disk(given.out), given.media_root, given.max_shard_bytes)
-    print(
+    say(
         f"{amount(done['samples'], 'sample')} in {amount(done['shards'], 'shard')} of {given.out};"
         f" {done['skipped']:,} in skipped.jsonl"
     )

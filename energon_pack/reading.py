@@ -10,9 +10,12 @@ import hashlib
 import io
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
+from tarfile import TarError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,8 +28,10 @@ from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_pack.dataset.manifest import MANIFEST, ORDER
+from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
@@ -57,7 +62,7 @@ class PackStream(SavableDataset[Any]):
         self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig, order: Ints | None = None
     ):
         super().__init__(worker_config=worker_config)
-        self.share, self._order = share, order
+        self.share, self._order, self._shards = share, order, factory.shards
         self._begun = asdict(share)
         self._reader = ShardInfosITarReader(
             factory.path,
@@ -98,7 +103,12 @@ class PackStream(SavableDataset[Any]):
     def _pack(self, position: int) -> Any:
         """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
         number = self._stream.index(position)
-        pack = self._reader[number if self._order is None else int(self._order[number])]
+        number = number if self._order is None else int(self._order[number])
+        try:
+            pack = self._reader[number]
+        except (OSError, TarError, ValueError) as error:
+            ends = list(accumulate(shard.count for shard in self._shards))
+            raise unread(str(self._shards[bisect_right(ends, number)].path), error) from None
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
         return pack
@@ -208,9 +218,13 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         """Call Energon's own method with a dataset that is read in order.
 
         Raises:
-            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order.
+            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order; or
+                a shard is missing or cut.
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
+        for loaded, manifest in zip(datasets, manifests, strict=True):
+            if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
+                refuse_lost(str(loaded.dataset.path), manifest, [shard.name for shard in loaded.dataset.shards])
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             order = _order(datasets[0].dataset, manifests[0])
             share = self._share_of(datasets[0].dataset, manifests[0], order, worker_config)
@@ -307,7 +321,7 @@ def _manifest(factory: Any) -> Manifest:
     """Return the manifest that packing wrote for a dataset; empty if there is no manifest."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
-    content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    content: Manifest = json_value(file.read_bytes()) if file is not None and file.is_file() else {}
     return content
 
 

@@ -15,7 +15,7 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.steps.journal import State, begin, refuse_none
+from energon_pack.steps.journal import State, begin, reading, refuse_none
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
@@ -161,6 +161,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         Raises:
             ValueError: the state is another rank's, or from other packs.
         """
+        refuse_none([state], "state_dict()")
         self._go_on([state])
 
     def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
@@ -294,11 +295,14 @@ class LengthGroupedSampler(Sampler[list[int]]):
         Raises:
             ValueError: the state is from other samples or settings.
         """
-        if state.get("which") != self._which:
+        if not isinstance(state, Mapping) or state.get("which") != self._which:
+            state = state if isinstance(state, Mapping) else {}
             raise ValueError(f"a state of other samples or settings: {state.get('which')}, these are {self._which}")
-        before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
+        with reading("state_dict()"):
+            before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
+            epoch = int(state["epoch"])
         turn = before.pop()[1] if before and before[-1][0] == self._ranks else 0
-        self._place = self._begun = _Turn(int(state["epoch"]), tuple(before), turn)
+        self._place = self._begun = _Turn(epoch, tuple(before), turn)
         self._is_over = self._within(self._place) != self._place
         self._say_over()
 

@@ -87,7 +87,7 @@ def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     indexed = measuring.index_source(config, places, run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     is_whole = len(shards) == len(source.shards)
-    say(printable(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}"))
+    say(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}")
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
@@ -162,7 +162,7 @@ def _print_losses(config: PackConfig, lengths: Lengths) -> None:
             if len(examples) == len(lengths.reasons):
                 break
     for reason, number in sorted(lengths.reasons.items(), key=lambda item: -item[1]):
-        say(printable(f"{number:,} of {lengths.num_samples:,}  {reason}, as {examples.get(reason, '?')}"))
+        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {examples.get(reason, '?')}")
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:

@@ -371,6 +371,8 @@ def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> 
             sampler(packs, 0, 1).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="states of another dataset"):
         sampler(Fake(num + 1), ranks - 1, ranks).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"^states: a list"):
+        sampler(packs, ranks - 1, ranks).load_state_dict(None)  # type: ignore[arg-type]
 
 
 def test_steps_stay_whole_where_they_change() -> None:

@@ -23,6 +23,7 @@ from megatron.energon import (
 
 from energon_pack import metadataset
 from energon_pack.config import Rope
+from energon_pack.errors import PackError
 from energon_pack.loading import Journal, train_arguments
 from energon_pack.reading import PacksInOrder
 from energon_pack.steps.topology import Topology
@@ -116,6 +117,24 @@ def test_it_is_what_energon_itself_reads_unshuffled(
     everything = [key for rank in found for key in rank]
     assert sorted(everything) == sorted(key for rank in expected for key in rank)
     assert len(set(everything)) == num
+
+
+def test_a_lost_shard_is_named_before_and_while_it_is_read(dataset: Path, tmp_path: Path) -> None:
+    """The training ended hours later in an error of `tarfile`, which named no shard and nothing to do."""
+    folder = part(dataset, tmp_path / "x", 7)
+    shard, worker = folder / "packed-000003.tar", WorkerConfig(rank=0, world_size=1, num_workers=0)
+    settings: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **IN_ORDER}
+    begun = get_train_dataset(
+        folder, worker_config=worker, batch_size=None, repeat=False, task_encoder=Plain(), **settings
+    )
+    shard.unlink()
+    with pytest.raises(PackError, match=r"packed-000003\.tar can't be read: No such file or directory: copy it again"):
+        list(get_savable_loader(begun))
+    with pytest.raises(PackError, match=r"packed-000003\.tar is missing: copy it again from where it is whole"):
+        keys(folder, Plain(), 1, 0)
+    shard.write_bytes(bytes(1000))
+    with pytest.raises(PackError, match=r"packed-000003\.tar is cut: it has 1,000 bytes of [\d,]+: copy it again"):
+        keys(folder, Plain(), 1, 0)
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), slow(4, 1), slow(2, 2)])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from energon_pack.samples.bytes import as_file
+from energon_pack.sources.batches import read_all
 from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.storage import File
 
@@ -58,6 +59,7 @@ def read_csv(path: str, file: File) -> CsvRows:
 
     Raises:
         ArrowException, OSError, ValueError: it has no header, or is no whole gzip.
+        Unbounded: it takes more memory than its bytes can need.
     """
     mark = "\t" if kind_of_table(path) == ".tsv" else ","
     how: dict[str, Any] = {"delimiter": mark, "newlines_in_values": True}
@@ -77,7 +79,8 @@ def read_csv(path: str, file: File) -> CsvRows:
     stream = _Marked(_text(path, file), mark.encode().join([_MARK] * len(names)))
     as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
     parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    table = pa.csv.read_csv(io.BufferedReader(stream, _BUFFER), reading, parsing, as_bytes)
+    with pa.csv.open_csv(io.BufferedReader(stream, _BUFFER), reading, parsing, as_bytes) as rows:
+        table = read_all(rows, rows.schema, file.size)
     is_last_short = last_short == len(table) + len(bad)  # the header has number 1, the marks come last
     table, is_closed = _without_marks(table, bad)
     damage = [(stream.size, what) for what in _damage(stream, is_closed, is_last_short)]

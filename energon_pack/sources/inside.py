@@ -1,10 +1,10 @@
 """Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
-import json
 import os
 from functools import partial
 from typing import Any
 
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.lmdb_file import open_value
 from energon_pack.sources.named_bytes import bytes_at
@@ -62,7 +62,7 @@ def _open_base64(path: str, key: str) -> InMemory:
     if not (offset.isdecimal() and size.isdecimal()):
         raise KeyError(key)
     with open_file(path) as file:
-        value = json.loads(file.read(int(offset), min(int(size), file.size)))
+        value = json_value(file.read(int(offset), min(int(size), file.size)))
         return InMemory(bytes_at(way, partial(_item, value)), file.version)
 
 

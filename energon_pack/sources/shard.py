@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import bucket_of, is_address, lies_in
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
@@ -261,7 +262,7 @@ class JsonlShard(_File):
         if not may_have_base64(raw):
             return raw
         try:
-            value = json.loads(raw)
+            value = json_value(raw)
         except ValueError:  # `record` reports it
             return raw
         return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()

@@ -22,6 +22,11 @@ class Taken:
     #: ascending
     above: list[int] = field(default_factory=list)
 
+    @property
+    def numbers(self) -> list[int]:
+        """Return all numbers that stand here."""
+        return [self.first, *self.above]
+
     def left(self, index: int) -> int:
         """Return the number at an index among those left."""
         number = self.first + index
@@ -110,15 +115,20 @@ class Share:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Share":
-        """Return the share with these fields, as `dataclasses.asdict` gives them."""
-        place = values["place"]
-        topology, taken = Topology(**place["topology"]), Taken(**place["taken"])
-        return cls(
-            Place(place["num"], place["fingerprint"], topology, taken, place.get("reorders", False)),
-            values["ranks"],
-            values["rank"],
-            Taken(**values["taken"]),
-        )
+        """Return the share with these fields, as `dataclasses.asdict` gives them.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError: a field is missing, or has another form.
+        """
+        place, taken = values["place"], Taken(**values["taken"])
+        topology, before = Topology(**place["topology"]), Taken(**place["taken"])
+        numbers = place["num"], values["ranks"], values["rank"], *(n for of in (taken, before) for n in of.numbers)
+        if any(type(number) is not int or number < 0 for number in (*numbers, *place["topology"].values())):
+            raise TypeError(f"a number of {numbers} is none")
+        if not values["rank"] < values["ranks"]:
+            raise ValueError(f"rank {values['rank']} of {values['ranks']}")
+        whole = Place(place["num"], place["fingerprint"], topology, before, place.get("reorders", False))
+        return cls(whole, values["ranks"], values["rank"], taken)
 
 
 def joined(shares: Sequence[Share]) -> Place:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
@@ -15,6 +14,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replay
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -165,10 +165,7 @@ def _load(folder: DatasetFolder, name: str) -> Any:
     path = f"{META_FOLDER}/{name}"
     if name.endswith(".json"):
         return folder.read_object(path)
-    try:
-        return yaml.safe_load(folder.read(path))
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    return yaml_value(folder.read(path))
 
 
 # ------------------------------------------------------------------------------------------------ packs and samples

@@ -190,6 +190,9 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
     state = sampler.state_dict(num_batches=at)
     expected = list(islice(stream, 80))
     again = samplers(2, batch_size=8)[1]
+    for damaged in (None, {**state, "steps": [None]}):
+        with pytest.raises(ValueError, match=r"^a state "):
+            again.load_state_dict(damaged)  # type: ignore[arg-type]
     again.load_state_dict(state)
     assert list(islice(endless(again), 80)) == expected
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of_rest
+from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
@@ -191,7 +192,7 @@ def _form(file: BinaryIO) -> _Form:
     if start not in (b"[", b"{"):
         return _Form.lines
     try:
-        value = json.loads(first)
+        value = json_value(first)
     except ValueError:
         is_object = _Form.wrapped if _BEGUN.match(first + second) else _Form.lines
         return _Form.array if start == b"[" else is_object

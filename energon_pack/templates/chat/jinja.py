@@ -15,6 +15,7 @@ from energon_pack.templates.settings import DATE
 
 #: the variable with the marks to write around each `{% generation %}` block
 GENERATION_MARKS = "energon_pack_generation_marks"
+_MOST_BITS = 1 << 14
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -33,6 +34,19 @@ class _Generation(jinja2.ext.Extension):
         body: str = caller()
         first, last = context.get(GENERATION_MARKS, ("", ""))
         return f"{first}{body}{last}"
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses arithmetic of endless numbers: nothing interrupts Python's `9**9**9`."""
+
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > _MOST_BITS:
+                raise OverflowError(f"{operator} of numbers of more than {_MOST_BITS:,} bits")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Dict:
@@ -85,9 +99,7 @@ def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
     Args:
         today: the ISO date that `strftime_now` always writes, so that the same source gives the same bytes.
     """
-    jinja = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime

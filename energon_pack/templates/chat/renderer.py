@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import Message
@@ -26,6 +27,8 @@ _PROBE = "energon_pack_probe"
 _PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
 #: a tool for questions to templates
 TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
+#: what one conversation may take, beside what its texts do: bytes, characters, seconds of the CPU
+_MEMORY, _CHARACTERS, _SECONDS = 256 << 20, 10_000_000, 20.0
 #: whether templates raise an error when they look at texts
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
@@ -46,7 +49,8 @@ class Renderer:
         self.source = source
         self._date = date
         try:
-            self._template = environment(date).from_string(source)
+            with bounded(_MEMORY, _SECONDS):
+                self._template = environment(date).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
         except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
@@ -83,9 +87,8 @@ class Renderer:
         if template is None:
             raise LooksAtText
         try:
-            return template.render(
-                messages=messages, tools=tools or self._tools_of_questions, add_generation_prompt=prompt, **variables
-            )
+            tools = tools or self._tools_of_questions
+            return _filled(template, messages, tools=tools, add_generation_prompt=prompt, **variables)
         except LooksAtText:
             raise
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
@@ -148,11 +151,8 @@ class Renderer:
     def _called(self, content: str, arguments: Any) -> str:
         """Return how the template writes a call; empty: it refuses the call."""
         call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
-        try:
-            return self._template.render(messages=messages, tools=self._tools_of_questions, **self.variables)
-        except Exception:  # a template is a program
-            return ""
+        answer: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        return self._probed([{"role": "user", "content": "a"}, answer]) or ""
 
     @cached_property
     def _part_types(self) -> dict[str, str]:
@@ -166,11 +166,20 @@ class Renderer:
 
     def _takes_part(self, name: str) -> bool:
         messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]
+        return self._probed(messages) is not None
+
+    def _probed(self, messages: list[Message], **more: Any) -> str | None:
+        """Return what the template writes for messages of a few words; None: it refuses them.
+
+        Raises:
+            PackError: it takes more for them than anybody could wait for.
+        """
         try:
-            self._template.render(messages=messages, tools=self._tools_of_questions, **self.variables)
+            return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
+        except Unbounded as error:
+            raise PackError(f"the chat template, for a question of a word: {error} (model.chat_template)") from None
         except Exception:  # a template is a program
-            return False
-        return True
+            return None
 
     @cached_property
     def _watched(self) -> jinja2.Template | None:
@@ -178,10 +187,8 @@ class Renderer:
 
     def _written(self, content: Any) -> str:
         """Return how the template writes a question; empty: it refuses the question."""
-        try:
-            return self.render([{"role": "user", "content": content}], None)
-        except Skip:
-            return ""
+        messages = normal(self.as_it_wants([{"role": "user", "content": content}]))
+        return self._probed(messages, add_generation_prompt=False) or ""
 
 
 @contextmanager
@@ -192,6 +199,21 @@ def is_watched() -> "Iterator[None]":
         yield
     finally:
         _IS_WATCHED.reset(token)
+
+
+def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
+    """Render a template, which is a program and may raise anything.
+
+    Raises:
+        Unbounded: it takes more time, memory or text than these messages can need.
+    """
+    contents = (message.get("content") for message in messages)
+    num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
+    with bounded(_MEMORY + 32 * num, _SECONDS):
+        text = template.render(messages=messages, **variables)
+    if len(text) > _CHARACTERS + 16 * num:
+        raise Unbounded(f"it writes {len(text):,} characters of {num:,}")
+    return text
 
 
 def _as_parts(content: Any) -> Any:

@@ -19,6 +19,7 @@ from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.times import load_positions
 from energon_pack.sources.storage import InMemory, open_file
 from support.samples import picture
 
@@ -236,3 +237,12 @@ def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:
         assert part.seek(-2, os.SEEK_END) == len(picture()) - 2
         assert part.read(10) == picture()[-2:]
         assert probe(part).width == 40 if part.seek(0) == 0 else False
+
+
+@pytest.mark.parametrize("data", [b"root:x:0:0:root:/root:/bin/bash\n", b"", b"<!DOCTYPE html><p>secret", b"\0" * 40])
+def test_bytes_of_a_file_that_is_no_medium_are_shown_nowhere(data: bytes) -> None:
+    """A record may name any file of this machine, /etc/shadow too, and a ledger is shared."""
+    with pytest.raises(Skip, match=r"unreadable_media: no known image or video(; it is an HTML page)?$"):
+        probe(io.BytesIO(data))
+    with pytest.raises(Skip, match=r"^unreadable_media: 'p.npy' is no .npy$"):
+        load_positions(data, "p.npy")

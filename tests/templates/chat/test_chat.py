@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from energon_pack.errors import PackError
+from energon_pack.run import bounds
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat.left_out import refuse_left_out
+from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.choose import Choice
@@ -276,3 +280,36 @@ def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:
     refuses = ends + only.replace("ROLES", "['user', 'assistant']")
     with pytest.raises(Skip, match="leaves out turns of the role developer"):
         refuse_left_out(ChatTemplate(refuses, {}, SPECIAL).renderer, told, None)
+
+
+ENDLESS = (
+    "{{ 'a' * 10**10 }}", "{{ 'a' * 20000000 }}", "{{ '%0999999999d' % 1 }}", "{{ 'a'|center(10**9) }}",
+    "{{ range(100000)|join('x' * 99999) }}", "{{ messages|tojson(indent=10**9) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ 9**9999999 }}", "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("endless", ENDLESS)
+def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took all memory of the machine, or all time there is."""
+    monkeypatch.setattr(bounds, "_hold", [True])
+    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    one = Renderer(source + "{% if messages|length > 1 %}" + endless + "{% endif %}", {})
+    assert one.render(turns("a")[:1], None) == "a"
+    with pytest.raises(Skip, match=r"^processor_error: chat template: "):
+        one.render(turns("a", "b"), None)
+
+
+@pytest.mark.parametrize("endless", [ENDLESS[0], ENDLESS[-2]])
+def test_a_template_that_ends_for_no_conversation_is_refused(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each sample would take that long."""
+    monkeypatch.setattr(bounds, "_hold", [True])
+    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    with pytest.raises(PackError, match=r"^the chat template.*it takes more than"):
+        Renderer(endless, {})
