@@ -130,13 +130,6 @@ def _csv(path: str, file: File) -> Table:
     return table
 
 
-def _csv(path: str, file: File) -> Table:
-    rows = read_csv(path, file)
-    table = _in_memory(rows.table, file)
-    table.bad, table.damage = rows.bad, rows.damage
-    return table
-
-
 def _in_memory(table: pa.Table, file: File) -> Table:
     """Divide a table in memory into groups, so that the texts of only few rows are made at a time."""
     starts = range(0, max(1, len(table)), _GROUP)

@@ -14,7 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import compressed, tables, zip_file
+from energon_pack.sources import batches, compressed, tables, zip_file
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.prepared import read_prepared
 from energon_pack.sources.tables import table_of, table_row
@@ -35,8 +35,9 @@ def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that takes less time to reach."""
-    monkeypatch.setattr(tables, "_LARGEST", 48 << 20)
-    monkeypatch.setattr(tables, "_MOST_TIMES", 1)
+    for module in (batches, tables):
+        monkeypatch.setattr(module, "LARGEST", 48 << 20)
+        monkeypatch.setattr(module, "MOST_TIMES", 1)
 
 
 @pytest.mark.usefixtures("small")
