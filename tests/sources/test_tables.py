@@ -447,7 +447,7 @@ def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 def test_a_group_that_would_take_all_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group of many GB of texts, or of bytes that only pyarrow reads, took as much memory, several times."""
-    monkeypatch.setattr(tables, "_LARGEST", 10_000)
+    monkeypatch.setattr(tables, "LARGEST", 10_000)
     images, texts = pa.array([bytes(20_000)] * 4, pa.binary()), ["t"] * 4
     deep = pa.array([[[bytes(20_000)]]] * 4, pa.list_(pa.list_(pa.binary())))
     for name, column in (("flat", images), ("deep", deep), ("text", pa.array(["t" * 20_000] * 4))):
