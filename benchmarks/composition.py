@@ -37,7 +37,7 @@ def mixture(num: int, seed: int = 0) -> Items:
     lens = np.clip(rng.lognormal(5.4, 0.9, num), 20, 4000).astype(np.int64) + visual
     zeros = np.zeros(num, np.int64)
     counts = {"token_len": np.minimum(lens, 8192), "num_images": num_images, "num_visual_tokens": visual}
-    return Items(counts, media, zeros, zeros, zeros, zeros)
+    return Items(counts, media, zeros, zeros, zeros, zeros + 1)
 
 
 def slices(num_packs: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.plain_data import NotPlain, yaml_value
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import open_file
@@ -92,8 +93,8 @@ def _has_split(meta: Path) -> bool:
     if (meta / "split.json").exists():
         return True
     try:
-        value = yaml.safe_load((meta / "split.yaml").read_bytes())
-    except (OSError, yaml.YAMLError):
+        value = yaml_value((meta / "split.yaml").read_bytes())
+    except (OSError, NotPlain):
         return False
     return isinstance(value, Mapping) and isinstance(value.get("split_parts"), Mapping)
 

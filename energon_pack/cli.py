@@ -39,7 +39,7 @@ from energon_pack.run.command import (
     prepare_process,
     tool_lines,
 )
-from energon_pack.run.console import in_one_piece, say
+from energon_pack.run.console import complain, in_one_piece, say
 from energon_pack.run.stores import is_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
@@ -62,7 +62,7 @@ class _Refusals:
     def add(self, error: PackError) -> None:
         """Print an error as one line on stderr; once, if all jobs of a sweep have the same error."""
         if str(error) not in map(str, self._errors):
-            print(f"energon-pack: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+            complain("energon-pack: error", str(error))
         self._errors.append(error)
 
     @property

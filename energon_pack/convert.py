@@ -18,7 +18,9 @@ from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
+from energon_pack.lengths.index import refuse_damaged
 from energon_pack.run.command import on_disk, parser, run
+from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors import UNPACKED
 from energon_pack.samples.media.kinds import IMAGE
@@ -32,6 +34,7 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
+from energon_pack.sources.wds import about_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def convert(
         The numbers of written and of skipped samples.
 
     Raises:
-        PackError: there is no source, or `out` exists, or it lies in the source or beside its files.
+        PackError: there is no source, or it is damaged; `out` exists, or it lies in the source or beside its files.
     """
     found = find_lines(source, media_root)
     if inside := found.around(out):
@@ -112,6 +115,7 @@ def _samples(reader: Reader, shard: Shard, skipped: list[dict[str, Any]]) -> Ite
 def _drawn(shard: Shard) -> Iterator[IndexRow]:
     """Yield the rows of a shard's index, each as often as `sample_ratio` draws it."""
     table = shard.index()
+    refuse_damaged([(shard, about_of(table))])
     rows = drawn_rows(table.num_rows, shard.ratio, shard.name, 0)
     keys = drawn_keys(table["key"].to_pylist(), rows, copy_numbers(rows))
     for key, row in zip(keys, rows_of(table.take(pa.array(rows)), IndexRow), strict=True):
@@ -153,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     tool.add_argument("--max-shard-bytes", type=float, default=1e9, metavar="N", help="of a tar (default: 1e9)")
     given = tool.parse_args(arguments)
     done = convert(given.source, on_disk(given.out), given.media_root, given.max_shard_bytes)
-    print(
+    say(
         f"{amount(done['samples'], 'sample')} in {amount(done['shards'], 'shard')} of {given.out};"
         f" {done['skipped']:,} in skipped.jsonl"
     )

@@ -9,12 +9,12 @@ _NAME_AND_PASSWORD = re.compile(r"(?<=://)[^\s/'\"]*:[^\s/'\"]*(?=@)")
 
 
 class PackError(ValueError):
-    """Wrong input: the message names the value and the setting to change, and hides passwords in addresses."""
+    """Wrong input: the message names the value and the setting to change. It is printable, and hides passwords."""
 
     exit_code = 1
 
     def __init__(self, *texts: str):
-        super().__init__(*map(without_passwords, texts))
+        super().__init__(*(printable(without_passwords(text), but="\n") for text in texts))
 
 
 class SamplesLost(PackError):
@@ -86,6 +86,8 @@ def amount(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def printable(text: str) -> str:
-    """Escape characters that a terminal would not show as they are, such as characters of a damaged file."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, but: str = "") -> str:
+    """Escape characters that a terminal would obey, or not show as they are; those in `but` stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode() for c in text)

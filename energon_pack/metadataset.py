@@ -21,6 +21,7 @@ from energon_pack.run import stores
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.run.stores import StoreError, is_address, place_of
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 from energon_pack.sources.tar import TarScan
@@ -234,7 +235,7 @@ def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: i
 
 
 def _shards(entry: Entry, split: str) -> list[str]:
-    parts = yaml.safe_load(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
+    parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
 
@@ -244,7 +245,7 @@ def _json_keys(entry: Entry) -> list[str]:
     shard = _shards(entry, next(iter(entry.counts)))[0]
     with entry.folder.open(shard) as file:
         _, offset, size = next(iter(TarScan(file)))
-        return sorted(json.loads(file.read(offset, size)))
+        return sorted(json_value(file.read(offset, size)))
 
 
 def main(arguments: list[str] | None = None) -> int:

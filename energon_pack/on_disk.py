@@ -6,7 +6,7 @@
 number ──split──► its place in the shards ──.tar.idx──► its bytes ──► members, encoded ──collate──► a batch
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,10 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.dataset.manifest import is_metadataset, read_manifest
 from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
+from energon_pack.dataset.readable import refuse_lost
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
+from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.settings import PackingConfig
@@ -90,7 +92,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
         self.micro_batches = topology_of(manifest).micro_batches
         self._folder, self._flavor = DatasetFolder(dataset), flavor_written(manifest["flavor"])
         self._cost = CostModel.from_json(manifest["cost"])
-        self._numbers, self._sums, prefix = self._in_split(split)
+        self._numbers, self._sums, prefix = self._in_split(split, manifest)
         if not len(self._numbers):
             raise PackError(
                 f"split={split}: {dataset} has no pack in it: output.splits.{split} of the packing fills it"
@@ -150,15 +152,19 @@ class PackedDataset(Numbered, Dataset[Pack]):
     def _members(self, parts: dict[str, Any]) -> Iterator[MemberInput]:
         return inputs_of_pack(parts, self._flavor, self._packs.media.read)
 
-    def _in_split(self, split: str) -> tuple[Ints, Sums, str]:
+    def _in_split(self, split: str, manifest: Mapping[str, Any]) -> tuple[Ints, Sums, str]:
         """Return the numbers of a split's packs in the whole dataset, sums over their members, and the keys' beginning.
 
         Raises:
-            PackError: there is no such part; or shards and plan have other numbers of packs.
+            PackError: there is no such part; or a shard is missing or cut; or shards and plan have other numbers of
+                packs.
         """
         prepared = read_prepared(self._folder.path, split, "split")
         if prepared is None:
             raise PackError(f"{self._folder} has no split.yaml: python -m energon_pack.verify says what is wrong")
+        wanted = (prepared.shards or frozenset()) - prepared.excluded_shards
+        if ranks_here()[0] == 0:
+            refuse_lost(self._folder.path, manifest, sorted(wanted))
         counts = self._packs.counts
         keys, sums = _sums(PlanFile(self._folder), self._cost)
         if len(keys) != sum(counts.values()):
@@ -167,7 +173,6 @@ class PackedDataset(Numbered, Dataset[Pack]):
                 " python -m energon_pack.verify says what is wrong"
             )
         shards = np.repeat([*counts], [*counts.values()])
-        wanted = (prepared.shards or frozenset()) - prepared.excluded_shards
         excluded = prepared.excluded_keys
         taken = [
             number

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
-from energon_pack.config.resolve import Places, destination_of, resolve
+from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.check import get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.finished import refuse_another
@@ -19,7 +19,7 @@ from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.manifest import REPLAY
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.dataset.replay import start_replay
-from energon_pack.errors import amount, printable
+from energon_pack.errors import amount
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -62,12 +62,12 @@ def pack(config: PackConfig, job: str = "") -> dict[str, Any]:
     part = Part.parse(config.part) if config.part else None
     with executor_of(config.executor) as executor:
         run = Run(executor, Progress(STAGES[config.stage], job))
-        if config.stage is Stage.write:
-            return writing.write_share(config, destination_of(config), part or Part(0, 1), run)
         places = resolve(config)
         is_found = config.source.format == Format.auto and not config.source.is_demo
         config = _as_found(config, places.source)
         executor.share(places.folders)
+        if config.stage is Stage.write:
+            return writing.write_share(config, places, part or Part(0, 1), run)
         run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
         if part is None:
             return _pack(config, places, is_found, run)
@@ -87,7 +87,7 @@ def _pack(config: PackConfig, places: Places, is_found: bool, run: Run) -> dict[
     indexed = measuring.index_source(config, places, run)  # before the processor: a damaged tar stops the run at once
     if is_found:
         num_samples = sum(item.num_rows for item in indexed)
-        say(printable(f"read as: {read_as(places.source, config.source.reading, num_samples)}"))
+        say(f"read as: {read_as(places.source, config.source.reading, num_samples)}")
     method, cost = measuring.prepare_method(config, places, run)
     for line in method.lines(config.model.template):
         say(line)
@@ -105,24 +105,24 @@ def _pack(config: PackConfig, places: Places, is_found: bool, run: Run) -> dict[
         if why_not is None:
             return publishing.there_already(places.there, places.destination, planned, page, method, run)
     if config.stage is Stage.plan:
-        return _leave_plan(config, places, planned, page, method, run)
+        return _leave_plan(given, config, places, planned, page, method, run)
     return _write(given, config, places, planned, page, method, run)
 
 
 def _leave_plan(
-    config: PackConfig, places: Places, planned: Planned, page: RunReport, method: Method, run: Run
+    given: PackConfig, config: PackConfig, places: Places, planned: Planned, page: RunReport, method: Method, run: Run
 ) -> dict[str, Any]:
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(planned.report, config)
     pages.write_page(page, ledger(planned.lengths, planned.plan, config.packing), why_not, config)
-    destination, root = places.destination, places.media_root(config)
+    destination = places.destination
     if why_not is None and (places.overwrite or destination.is_free()):  # else nothing could be published
-        with naming_place("output.dir", places.output_dir), destination.staging(planned.identity) as staging:
+        check = partial(writing.refuse_other_plan, given, destination)
+        with naming_place("output.dir", places.output_dir), destination.staging(planned.identity, check) as staging:
             destination.begin(staging, planned.identity, 0, places.overwrite)
             writing.write_plan_file(config, planned, staging)
-            jobs = writing.shard_jobs(config, planned, method, staging, root, is_shared=True)
             never = planning.why_unpublished(planned.report, replace(config, stage=Stage.publish))
-            writing.leave_jobs(config, places.source, planned, jobs, staging, never)
+            writing.leave_jobs(given, places.source, planned, method, staging, never)
     print_stages(run.progress)
     foresee(why_not, pages.page_of(config))
     return planned.report.to_json()
@@ -135,7 +135,7 @@ def _write(
     destination, root, lengths = places.destination, places.media_root(config), planned.lengths
     with (
         naming_place("output.dir", places.output_dir),
-        destination.staging(planned.identity) as staging,
+        destination.staging(planned.identity, partial(writing.refuse_other_plan, given, destination)) as staging,
         forgetting_wrong(lengths.shards, method, run),
     ):
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)

@@ -10,9 +10,12 @@ import hashlib
 import io
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
+from tarfile import TarError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,8 +28,10 @@ from megatron.energon.wrappers import MapDataset, PackingDataset
 from megatron.energon.wrappers.base import BaseWrapperDataset
 
 from energon_pack.dataset.manifest import MANIFEST, ORDER
+from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import State, begin
 from energon_pack.steps.place import Place, Share
@@ -45,6 +50,8 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 class PackStream(SavableDataset[Any]):
     """The raw packs of one rank's share; an iteration ends with the epoch, and the next one continues after it.
 
+    The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished.
+
     Args:
         order: int64[num], for each position the number of its pack in the tars; None: the order of the tars.
     """
@@ -55,7 +62,7 @@ class PackStream(SavableDataset[Any]):
         self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig, order: Ints | None = None
     ):
         super().__init__(worker_config=worker_config)
-        self.share, self._order = share, order
+        self.share, self._order, self._shards = share, order, factory.shards
         self._begun = asdict(share)
         self._reader = ShardInfosITarReader(
             factory.path,
@@ -72,19 +79,18 @@ class PackStream(SavableDataset[Any]):
         self._share = copy.deepcopy(self._begun)
         #: number of packs that this worker has read
         self._count = 0
-        share = Share.of(self._share)
-        row = share.taken.left(0) * share.ranks
-        self._epoch = share.place.taken.left(row) // share.place.num
+        self._epoch, self._has_ended = Share.of(self._share).epoch, False
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
         place, here = Share.of(self._share).place, self.share.place
         if (place.num, place.fingerprint) != (here.num, here.fingerprint):
             raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
-        self._stream = Stream(place.num, place.topology, place.reorders)
+        self._stream, self._has_ended = Stream(place.num, place.topology, place.reorders), False
 
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()
+        self._epoch, self._has_ended = self._epoch + self._has_ended, False
         share, workers = Share.of(self._share), max(1, self.worker_config.num_workers)
         worker, end = self.worker_config.rank_worker_id(), (self._epoch + 1) * share.place.num
         while (position := share.position(self._count * workers + worker)) < end:
@@ -92,12 +98,17 @@ class PackStream(SavableDataset[Any]):
             pack = self._pack(position)
             if pack is not None:
                 yield pack
-        self._epoch += 1
+        self._has_ended = True
 
     def _pack(self, position: int) -> Any:
         """Return a pack's parts as Energon reads them; None: the dataset excludes the pack."""
         number = self._stream.index(position)
-        pack = self._reader[number if self._order is None else int(self._order[number])]
+        number = number if self._order is None else int(self._order[number])
+        try:
+            pack = self._reader[number]
+        except (OSError, TarError, ValueError) as error:
+            ends = list(accumulate(shard.count for shard in self._shards))
+            raise unread(str(self._shards[bisect_right(ends, number)].path), error) from None
         if pack is not None:
             pack["__restore_key__"] = (type(self).__name__, position)
         return pack
@@ -207,12 +218,19 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         """Call Energon's own method with a dataset that is read in order.
 
         Raises:
-            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order.
+            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order; or
+                a shard is missing or cut.
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
+        for loaded, manifest in zip(datasets, manifests, strict=True):
+            if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
+                refuse_lost(str(loaded.dataset.path), manifest, [shard.name for shard in loaded.dataset.shards])
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             order = _order(datasets[0].dataset, manifests[0])
             share = self._share_of(datasets[0].dataset, manifests[0], order, worker_config)
+            if self._states and worker_config.rank == 0 and not more.get("repeat", True) and share.has_ended:
+                what = "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+                _log.warning(what, datasets[0].dataset.path)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, share, order, worker_config)
             datasets = [loaded]
@@ -303,7 +321,7 @@ def _manifest(factory: Any) -> Manifest:
     """Return the manifest that packing wrote for a dataset; empty if there is no manifest."""
     path = getattr(factory, "path", None)
     file = None if path is None else path / META_FOLDER / MANIFEST
-    content: Manifest = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    content: Manifest = json_value(file.read_bytes()) if file is not None and file.is_file() else {}
     return content
 
 

@@ -15,7 +15,7 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.steps.journal import State, begin, refuse_none
+from energon_pack.steps.journal import State, begin, reading, refuse_none
 from energon_pack.steps.place import Place, Taken
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
 _JITTER = 0.005
+
+_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
@@ -57,7 +59,9 @@ class PackSampler(Sampler[tuple[int, int]]):
     """Deals the packs of a `LazyPackedDataset` or a `PackedDataset` to ranks, every step even over the ranks.
 
     All ranks share one endless stream, which has each epoch's packs once. An iteration gives every rank the same number
-    of packs, in whole steps. The few packs left over at the end of an epoch come first in the next iteration.
+    of packs, in whole steps. The few packs left over at the end of an epoch come first in the next iteration. The first
+    iteration after a state is the rest of the state's own: nothing if that was finished, unless `set_epoch` names the
+    next one.
 
     Args:
         packs: the dataset; it needs no `set_epoch`, because every index names its epoch.
@@ -108,9 +112,15 @@ class PackSampler(Sampler[tuple[int, int]]):
         self._odd = self._turn % self._of_step if is_other else 0
         #: packs this rank took before its share began
         self._before = states[0]["batches"] - self._turn if len(states) == 1 else 0
+        #: the state is of the end of an iteration, and the next one is not begun
+        self._is_over = self._iteration() > 0 and self._turn == self._end(self._iteration() - 1)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, number) of the packs left in this iteration; if none is left, of the packs in the next one."""
+        is_over, self._is_over = self._is_over, False
+        return _nothing(self._rank) if is_over else self._rest()
+
+    def _rest(self) -> Iterator[tuple[int, int]]:
         end = self._end(self._iteration())
         while self._turn < end:
             self._turn += 1
@@ -122,7 +132,10 @@ class PackSampler(Sampler[tuple[int, int]]):
         return self._end(iteration) - max(0, self._end(iteration - 1))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first pack of an iteration, unless this sampler is already inside it."""
+        """Go to the first pack of an iteration, unless this sampler is inside it, or its state was of its end."""
+        self._is_over &= epoch == self._iteration() - 1
+        if self._is_over:
+            return
         start, end = max(0, self._end(epoch - 1)), self._end(epoch)
         if not start <= self._turn < end:
             self._turn = self._begun = start
@@ -148,6 +161,7 @@ class PackSampler(Sampler[tuple[int, int]]):
         Raises:
             ValueError: the state is another rank's, or from other packs.
         """
+        refuse_none([state], "state_dict()")
         self._go_on([state])
 
     def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
@@ -190,7 +204,8 @@ class LengthGroupedSampler(Sampler[list[int]]):
     """Batches samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
 
     In an epoch every rank has the same number of batches, and each sample comes once. The batches of a step have like
-    lengths, too; steps come in random order. An iteration is an epoch, or the rest of it.
+    lengths, too; steps come in random order. An iteration is an epoch, or the rest of it: after the state of a finished
+    epoch nothing, unless `set_epoch` names the next one.
 
     Args:
         lens: tokens of each sample.
@@ -231,6 +246,7 @@ class LengthGroupedSampler(Sampler[list[int]]):
         settings = f"{batch_size}-{max_batch_tokens}-{window}-{seed}{'-drop' * (overlong == 'drop')}"
         self._which = f"{zlib.crc32(given.tobytes()):08x}-{len(given)}-{settings}"
         self._place = self._begun = _Turn()
+        self._is_over = False  # the loaded state is of the end of an epoch, and the next one is not begun
         if self._rank == 0 and are_overlong.any():
             num, longest = np.count_nonzero(are_overlong), given.max()
             which = f"{num} of {len(given)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
@@ -239,6 +255,10 @@ class LengthGroupedSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield batches, as numbers of samples: those left in this epoch, or if none is left, the next epoch's."""
+        is_over, self._is_over = self._is_over, False
+        return _nothing(self._rank) if is_over else self._rest()
+
+    def _rest(self) -> Iterator[list[int]]:
         self._place = self._within(self._place)
         groups = self._of(self._place)
         while self._place.turn < len(groups.steps):
@@ -251,8 +271,9 @@ class LengthGroupedSampler(Sampler[list[int]]):
         return len(self._of(self._within(self._place)).steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch, unless this sampler is already inside it."""
-        if self._within(self._place).epoch != epoch:
+        """Go to the first batch of an epoch, unless this sampler is inside it, or its state was of its end."""
+        self._is_over &= epoch == self._place.epoch
+        if not self._is_over and self._within(self._place).epoch != epoch:
             self._place = self._begun = _Turn(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
@@ -264,7 +285,7 @@ class LengthGroupedSampler(Sampler[list[int]]):
         """
         place = self._place
         if num_batches is not None:
-            place = self._within(self._begun._replace(turn=self._begun.turn + num_batches))
+            place = self._within(self._begun._replace(turn=self._begun.turn + num_batches), is_end_within=True)
         before = [*place.before, (self._ranks, place.turn)]
         return {"which": self._which, "epoch": place.epoch, "steps": [list(steps) for steps in before]}
 
@@ -274,19 +295,24 @@ class LengthGroupedSampler(Sampler[list[int]]):
         Raises:
             ValueError: the state is from other samples or settings.
         """
-        if state.get("which") != self._which:
+        if not isinstance(state, Mapping) or state.get("which") != self._which:
+            state = state if isinstance(state, Mapping) else {}
             raise ValueError(f"a state of other samples or settings: {state.get('which')}, these are {self._which}")
-        before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
+        with reading("state_dict()"):
+            before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
+            epoch = int(state["epoch"])
         turn = before.pop()[1] if before and before[-1][0] == self._ranks else 0
-        self._place = self._begun = self._within(_Turn(int(state["epoch"]), tuple(before), turn))
+        self._place = self._begun = _Turn(epoch, tuple(before), turn)
+        self._is_over = self._within(self._place) != self._place
         self._say_over()
 
     def _say_over(self) -> None:
-        if self._rank == 0 and (over := self._of(self._place).num_over):
+        place = self._within(self._place)
+        if self._rank == 0 and (over := self._of(place).num_over):
             _log.warning(
                 "epoch %d: %d samples are in no batch, others in another epoch: after whole steps of %d ranks there are"
                 " fewer left than one for each",
-                self._place.epoch,
+                place.epoch,
                 over,
                 self._ranks,
             )
@@ -294,9 +320,13 @@ class LengthGroupedSampler(Sampler[list[int]]):
     def _of(self, place: "_Turn") -> Groups:
         return self._groups.of(place.epoch, self._ranks, place.before)
 
-    def _within(self, place: "_Turn") -> "_Turn":
-        """Return the place of the next batch: after an epoch's last step, this is the next epoch's first."""
-        while place.turn >= (num := len(self._of(place).steps)):
+    def _within(self, place: "_Turn", is_end_within: bool = False) -> "_Turn":
+        """Return the place of the next batch: after an epoch's last step, this is the next epoch's first.
+
+        Args:
+            is_end_within: whether the place after its last step belongs to an epoch.
+        """
+        while place.turn >= (num := len(self._of(place).steps)) + is_end_within:
             place = _Turn(place.epoch + 1, (), place.turn - num)
         return place
 
@@ -308,3 +338,10 @@ class _Turn(NamedTuple):
     #: steps that other numbers of ranks took of the epoch: (ranks, steps)
     before: tuple[tuple[int, int], ...] = ()
     turn: int = 0
+
+
+def _nothing(rank: int) -> Iterator[Any]:
+    """Say that a state's epoch is finished."""
+    if rank == 0:
+        _log.warning(_OVER)
+    return iter(())

@@ -21,6 +21,7 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool
+from energon_pack.steps.journal import reading
 from energon_pack.trainers.doors import Streamed
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -72,7 +73,8 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         #: makes packs and batches; pass it to `guard`
         self.encoder = PackEncoder(begun.made, begun.template, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
-        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop)
+        of_labels = self.config.labels.untrained
+        self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
         self._datasets = begun.datasets
         rank, world_size = ranks_here(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs
@@ -120,12 +122,16 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         Raises:
             ValueError: the state is from another rank, worker or settings.
         """
-        here = {**self._here(), "epoch": state["epoch"]}
+        with reading("state_dict()"):
+            here, packs = {**self._here(), "epoch": state["epoch"]}, state["packs"]
         for name, value in here.items():
             if state.get(name) != value:
                 raise ValueError(f"{name}={value}: this state goes on with {name}={state.get(name)} alone")
+        if packs is not None:
+            with reading("state_dict()"):
+                self._make(*_worker()).load(packs)
         self._epoch = state["epoch"]
-        self._state, self._packs = (state if state["packs"] else None), None
+        self._state, self._packs = (state if packs else None), None
 
     def statistics(self) -> dict[str, Any]:
         """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.

@@ -20,6 +20,7 @@ from rich.text import Text
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.config.resolve import resolve
+from energon_pack.dataset.losses import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.source import index_shard, look, template_of
@@ -27,6 +28,8 @@ from energon_pack.lengths.index import IndexedShard
 from energon_pack.plan.compare_lens import Choice, print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import no_plan
+from energon_pack.plan.report import Report, lines_of_parts
+from energon_pack.plan.settings import CUTTING
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.context import Run
@@ -38,6 +41,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
+from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of
 from energon_pack.views.terminal import print_member, print_notes
@@ -83,17 +87,19 @@ def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     indexed = measuring.index_source(config, places, run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     is_whole = len(shards) == len(source.shards)
-    say(printable(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}"))
+    say(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}")
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
     _show_samples(config, source, indexed)
-    method, _ = measuring.prepare_method(config, places, run)
+    method, cost = measuring.prepare_method(config, places, run)
     measured, method = measuring.measure_source(config, places, indexed, method, run)
     lengths = measured.lengths
     _heading("what would be lost")
     _print_losses(config, lengths)
+    if config.packing.overlong in CUTTING:
+        _print_cuts(config, plan_source(config, measured, method, cost, run).report)
     if not (lengths.items.lens > 0).any():
         raise PackError(f"{given.path}: no sample can be packed: what would be lost, above, says why")
     _heading("the pack length to choose")
@@ -156,7 +162,15 @@ def _print_losses(config: PackConfig, lengths: Lengths) -> None:
             if len(examples) == len(lengths.reasons):
                 break
     for reason, number in sorted(lengths.reasons.items(), key=lambda item: -item[1]):
-        say(printable(f"{number:,} of {lengths.num_samples:,}  {reason}, as {examples.get(reason, '?')}"))
+        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {examples.get(reason, '?')}")
+
+
+def _print_cuts(config: PackConfig, report: Report) -> None:
+    """Print what cutting loses at the pack length that is set."""
+    for line in lines_of_parts(report):
+        say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
+    if why := dropped(report, config.packing):
+        say(f"nothing would be published: {why}")
 
 
 def _chosen(choices: Sequence[Choice]) -> Choice | None:

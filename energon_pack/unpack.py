@@ -30,7 +30,7 @@ from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.errors import PackError, amount, printable
+from energon_pack.errors import PackError, amount
 from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
@@ -155,7 +155,7 @@ def _packs(
         for _, pack, defects in some:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
-                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {printable(defect)}; {_VERIFY}")
+                raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY}")
             yield pack, members or []
 
 

@@ -13,11 +13,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tarfile import TarError
 from typing import Any
 
 from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
@@ -40,7 +42,8 @@ def shard_urls(dataset: str | Path, split: str = "train") -> list[str]:
         split: a part of its split.yaml; shards that it excludes are left out.
 
     Raises:
-        PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset.
+        PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset;
+            a shard is missing or cut.
     """
     prepared = _prepared(dataset, split)
     if prepared is None:
@@ -51,6 +54,8 @@ def shard_urls(dataset: str | Path, split: str = "train") -> list[str]:
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
     if not names:
         raise PackError(f"split={split}: {dataset} has no shard in it: output.splits.{split} of the packing fills it")
+    if pytorch_worker_info()[0] == 0:
+        refuse_lost(prepared.folder, read_manifest(dataset) if is_packed_here(dataset) else {}, names)
     return [os.path.join(prepared.folder, name) for name in names]
 
 
@@ -132,8 +137,8 @@ class Packs:
         return self._names[url]
 
     def _some(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """Yield all samples; if webdataset gave this worker no shard, the error names the worker."""
-        stream = iter(samples)
+        """Yield all samples; an error names the shard, or the worker that webdataset gave none."""
+        stream = _readable(samples)
         try:
             first = next(stream, None)
         except ValueError as error:
@@ -153,6 +158,14 @@ class Packs:
             f" whole shards, so {ranks * workers} are needed: set num_workers lower, or pack with a lower"
             " output.max_shard_packs, or read with resampled=True"
         )
+
+
+def _readable(samples: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield samples; webdataset puts the shard behind the arguments of an error that it can't handle."""
+    try:
+        yield from samples
+    except (OSError, TarError) as error:
+        raise unread(str(getattr(error, "filename", None) or error.args[-1]), error) from None
 
 
 class _Parts(dict[str, Any]):

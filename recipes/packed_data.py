@@ -71,15 +71,13 @@ class Endless:
         self._batches = self._cycle()
 
     def _cycle(self) -> Iterator[Any]:
-        while True:
-            is_empty = True
+        num_empty = 0
+        while num_empty < 2:  # after the state of a finished epoch, the first iteration is empty
+            num_empty += 1
             for batch in self._loader:
-                is_empty = False
+                num_empty = 0
                 yield batch
-            if is_empty:
-                raise ValueError(
-                    "this data-parallel rank has no pack of this part: pack more, or take fewer ranks or workers"
-                )
+        raise ValueError("this data-parallel rank has no pack of this part: pack more, or take fewer ranks or workers")
 
     def __iter__(self) -> "Endless":
         return self

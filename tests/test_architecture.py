@@ -50,6 +50,7 @@ TRAINING = {
     "loading",
     "reading",
     "dataset.manifest",
+    "dataset.readable",
     "dataset.referenced",
     "sources.prepared",
     "pooling.measuring",

@@ -272,7 +272,7 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_turns", "truncate_text"]),
+        ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_text", "split_turns", "truncate_text"]),
         ("packing.overlong=o", ["own_pack"]),
         ("output.flavor=packed_c", ["packed_captioning"]),
         ("stage=", ["all", "lengths", "plan", "publish", "write"]),

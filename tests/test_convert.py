@@ -93,7 +93,7 @@ def test_what_is_there_is_kept(source: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "s.jsonl").write_text('{"prompts": ["q"], "captions": ["a"], "images": ["1.jpg"]}\n{\n')
+    (tmp_path / "source" / "s.jsonl").write_text('{"prompts": ["q"], "captions": ["a"], "images": ["1.jpg"]}\n}\n')
     with pytest.raises(PackError, match=r"could be written, 2 could not; the first: s.jsonl:1: missing_media"):
         convert([str(tmp_path / "source" / "s.jsonl")], tmp_path / "wds")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]

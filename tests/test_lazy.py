@@ -371,6 +371,8 @@ def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> 
             sampler(packs, 0, 1).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match="states of another dataset"):
         sampler(Fake(num + 1), ranks - 1, ranks).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"^states: a list"):
+        sampler(packs, ranks - 1, ranks).load_state_dict(None)  # type: ignore[arg-type]
 
 
 def test_steps_stay_whole_where_they_change() -> None:
@@ -401,6 +403,42 @@ def test_an_epoch_may_be_named(packs: LazyPackedDataset) -> None:
         assert list(islice(other, 4)) == epochs[number][:4]
         other.set_epoch(number)
         assert list(other) == epochs[number][4:]
+
+
+def test_a_finished_iteration_is_finished_whoever_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
+    packs: Any = Fake(24)
+
+    def going_on(states: Any, *numbers: tuple[int, int], epoch: int | None = None) -> list[list[int]]:
+        found = [sampler(packs, rank, ranks, states=states) for rank, ranks in numbers]
+        for one in found:
+            if epoch is not None:
+                one.set_epoch(epoch)
+        return [[at for at, _ in one] for one in found]
+
+    one_left, ended, inside = list[Any](), list[Any](), list[Any]()
+    for rank in range(3):
+        one = sampler(packs, rank, 3)
+        assert len(list(islice(one, 7))) == 7
+        one_left.append(one.state_dict())
+        assert len(list(one)) == 1
+        assert one.state_dict(8) == one.state_dict()
+        ended.append(one.state_dict())
+        assert len(list(islice(one, 2))) == 2
+        inside.append(one.state_dict())
+    worlds = [(0, 1)], [(0, 2), (1, 2)], [(rank, 3) for rank in range(3)]
+    for world in worlds:
+        ranks = len(world)
+        assert going_on(ended, *world) == [[]] * ranks
+        assert going_on(ended, *world, epoch=0) == [[]] * ranks
+        assert going_on(ended, *world, epoch=1) == [[1] * (24 // ranks)] * ranks
+        assert sum(map(len, going_on(one_left, *world))) == 3 // ranks * ranks
+        assert sum(map(len, going_on(inside, *world))) == 18
+    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
+    one.load_state_dict(ended[-1])
+    assert [len(list(one)) for _ in range(3)] == [0, 8, 8]
+    one.load_state_dict(one.state_dict())
+    assert list(one) == []
 
 
 def test_steps_are_even_whatever_is_shuffled(packs: LazyPackedDataset) -> None:

@@ -1,22 +1,37 @@
-"""What a sample seems to hold counts: where it can't be read, and where the field that names it is not read."""
+"""What a sample seems to hold counts: where it can't be read, and where nothing reads the key that names it."""
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from energon_pack.config import Format, PackConfig
+from energon_pack.errors import SamplesLost
 from energon_pack.online.given import Given
 from energon_pack.pack import pack
-from energon_pack.samples.named import named_media
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.keys import hint
+from energon_pack.samples.record import parse_record
+from energon_pack.samples.settings import Columns, ReadSettings, UnreadMedia
 from energon_pack.samples.skip import Skip
-from support.packed import json_lines
+from energon_pack.samples.unread import named_media, refuse_unread
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
+from energon_pack.sources.settings import SourceConfig
+from support.packed import json_lines, packed, samples
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
+PNG64 = base64.b64encode(picture(200, 100, "PNG")).decode()
 
 
 @pytest.mark.parametrize(
@@ -57,12 +72,159 @@ def test_a_conversation_in_memory_that_can_not_be_read_is_of_its_images() -> Non
     assert told.value.media_type == "image"
 
 
-def test_a_name_that_is_not_read_is_told(config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pictures under a name of a user's own were packed as texts, in silence."""
-    lines = [{"picture": "0.png", "question": "What?", "answer": "Red."}, {"question": "1 + 1?", "answer": "2"}]
-    figures = pack(config(lines_of(tmp_path, *lines), source__format=Format.jsonl))
-    assert (figures["samples_packed"], figures["samples_with_media_unread"]) == (2, 1)
-    assert "noted: 1 sample with media unread" in capsys.readouterr().out
+TURNS = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "Red."}]
+ASKED = {"question": "What?", "answer": "Red."}
+
+
+def of_parts(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}, TURNS[1]]}
+
+
+def of_turn(**more: Any) -> dict[str, Any]:
+    return {"messages": [{**TURNS[0], **more}, TURNS[1]]}
+
+
+def read(path: Path, settings: ReadSettings | None = None) -> list[str]:
+    """For each sample the media that are read, or why it is left out."""
+    settings, found = settings or ReadSettings(), []
+    with Reader() as reader:
+        for shard in find_source(SourceConfig(), str(path)).shards:
+            for row in rows_of(shard.index(), IndexRow):
+                try:
+                    found.append(" ".join(read_sample(reader, shard, row, settings).kinds))
+                except Skip as skip:
+                    found.append(str(skip))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "meant"),
+    [
+        ({"imgae": "0.png", "messages": TURNS}, "imgae has '0.png', an image", "image"),
+        ({"Images": ["gone.jpg"], "messages": TURNS}, "Images has 'gone.jpg', an image", "images"),
+        ({"vidoes": ["a.mp4"], "messages": TURNS}, "vidoes has 'a.mp4', a video", "videos"),
+        ({"audoi": {"path": "a.wav"}, **ASKED}, "audoi has 'a.wav', a sound", "audio"),
+        ({"imgae": "no extension", "messages": TURNS}, "imgae has 'no extension', an image", "image"),  # it is there
+        ({"picture": "0.png", **ASKED}, "picture has '0.png', an image", None),
+        ({"view": {"left": "s3://b/0.png"}, **ASKED}, "view has 's3://b/0.png', an image", None),
+        ({"url": "https://x.org/0.jpg", "caption": "A cat."}, "url has 'https://x.org/0.jpg', an image", None),
+        ({"image_id": "COCO_1.jpg", **ASKED}, "image_id has 'COCO_1.jpg', an image", None),
+        ({"meta": {"file": "0.png"}, "question": "<image>?", "answer": "b"}, "meta has '0.png', an image", None),
+        ({"picture": "0.png", "text": "A cat."}, "picture has '0.png', an image", None),  # it is there
+        ({"pics": "1.png", "text": "<image>A cat."}, "pics has '1.png', an image", None),
+        ({"picture": PNG64, "messages": TURNS}, "picture has 'lines.jsonl::0+", None),
+        ({"image": "0.png", "vidoe": "a.mp4", **ASKED}, "vidoe has 'a.mp4', a video", "video"),
+        ({"image": "0.png", "image2": "1.png", **ASKED}, "image2 has '1.png', an image", "image"),
+        (of_turn(imgae="0.png"), "messages[].imgae has '0.png', an image", "image"),
+        (of_turn(attachments=["0.png"]), "messages[].attachments has '0.png', an image", None),
+        (of_parts({"type": "text", "text": "a", "image": "0.png"}), "content[].image has '0.png', an image", None),
+        (of_parts({"type": "text", "text": "a", "imgae": "0.png"}), "content[].imgae has '0.png', an image", "image"),
+    ],
+)
+def test_a_medium_that_nothing_reads_costs_its_sample(
+    tmp_path: Path, line: dict[str, Any], said: str, meant: str | None
+) -> None:
+    """It was packed as text, with a note: the model never saw the medium, and the exit code was 0."""
+    (tmp_path / "no extension").write_bytes(picture())
+    file, key = lines_of(tmp_path, line), said.partition(" ")[0]
+    (found,) = read(file)
+    assert found.startswith(f"media_unread: {said}")
+    assert (f"nothing reads it: did you mean {meant}? " in found) is (meant is not None)
+    assert (f"={key} reads it; " in found) is ("[]" not in key)
+    assert found.endswith("source.media=ignore packs the text alone")
+    assert read(file, ReadSettings(media=UnreadMedia.ignore)) == ["image" if line.get("image") else ""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": "0.png", "messages": TURNS},
+        {"quality": "good", "imaged": "yes", "videoid": "x17", "messages": TURNS},
+        {"width": 20, "imgae": None, "imagse": [], "vidoe": 7, "messages": TURNS},
+        {"url": "https://commons.wikimedia.org/wiki/File:Cat.jpg", "text": "A page about a cat."},
+        {"source_url": "https://x.org/a.png", "image_path": "scans/17.png", "text": "A page that was scanned."},
+        {"path": "src/index.ts", **ASKED},
+        {"hint": "Save the figure as plot.png", "metadata": {"shown": "0.png"}, "output": "0.png", "messages": TURNS},
+        {"image": "0.png", "image_path": "/abs/0.png", "thumbnail": "0_small.png", "mask": "0_mask.png", **ASKED},
+        {"image": "0.png", "imagee": "./0.png", "image1": "/data/0.png", **ASKED},
+        of_parts({"type": "image", "text": None, "image": "0.png"}),
+        of_turn(mood="calm", name="a.png"),
+        {"messages": [{"role": "user", "content": "Where is a.png, or <image>?"}, TURNS[1]]},
+        of_parts({"type": "text", "text": "a", "image": None, "video": ""}),
+    ],
+)  # fmt: skip
+def test_a_sample_without_such_media_stays(tmp_path: Path, line: dict[str, Any]) -> None:
+    """Remarks, addresses that texts come from, names of programs and masks are no media that were meant."""
+    assert read(lines_of(tmp_path, line)) == ["image" if "'image': '0.png'" in str(line) else ""]
+
+
+def test_no_real_sample_is_left_out(real: Path) -> None:
+    """Their records have keys of their own, and no media but those that are read."""
+    texts = [text for file in sorted((real / "jsonl").glob("*.jsonl")) for text in file.read_text().splitlines()]
+    records = [parse_line(json.loads(text), Lines("."), ReadSettings()) for text in texts]
+    conversations = json.loads((real / "labels" / "conversations.json").read_text())
+    records += [parse_record(value, ReadSettings()) for value in conversations]
+    for record in records:
+        refuse_unread(record, record.listed_media or (), bool(record.listed_media), lambda value: None)
+    assert len(records) == 3637
+
+
+def test_a_setting_reads_the_key_that_the_line_names(tmp_path: Path) -> None:
+    file = lines_of(tmp_path, {"picture": "0.png", **ASKED})
+    assert read(file, ReadSettings(columns=Columns(images="picture"))) == ["image"]
+
+
+def test_a_part_whose_type_or_key_is_misspelt_says_what_was_meant(tmp_path: Path) -> None:
+    parts = {"type": "imgae", "image": "0.png"}, {"type": "image", "imgae": "0.png"}
+    unknown, unnamed = read(lines_of(tmp_path, *map(of_parts, parts)))
+    assert unknown.startswith("bad_message: message 0 has a content part {'type': 'imgae', ")
+    assert unknown.endswith("}: did you mean image?")
+    assert unnamed == "missing_media: declared as image, but it names no media: did you mean image?"
+    assert (hint("sytsem"), hint("messages[].mood"), hint("content[].imgae")) == (
+        ": did you mean system?", "", ": did you mean image?"
+    )  # fmt: skip
+
+
+def test_cells_of_a_table_that_nothing_reads(tmp_path: Path) -> None:
+    """Bytes of images under another name of a column; bytes that are something else are none of it."""
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    cells = pa.array([{"bytes": picture(), "path": None}, {"bytes": b"\x80\x04K\x07.", "path": None}, None], image)
+    table = pa.table({"question": ["a"] * 3, "answer": ["b"] * 3, "imgae": cells, "feature": [b"\0" * 40] * 3})
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, *others = read(tmp_path / "a.parquet")
+    assert first.startswith(
+        "media_unread: imgae has 'a.parquet::0/imgae/bytes', an image, and nothing reads it: did you"
+    )
+    assert others == ["", ""]
+
+
+def test_pictures_in_memory_that_nothing_reads() -> None:
+    said = list[Any]()
+    for value in (Image.new("RGB", (8, 8)), picture(), {"bytes": picture()}, b"\0" * 99, np.zeros(4)):
+        try:
+            said.append(Given([{"imgae": value, "messages": TURNS}], ReadSettings(), None).read(0)[0].kinds)
+        except Skip as skip:
+            said.append(f"{skip.reason.value} {skip.media_type}")
+    assert said == ["media_unread image"] * 3 + [[], []]
+
+
+def test_a_misspelt_key_of_most_samples_is_no_success(
+    config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """540 of 600 records with `imgae`: "the model never sees these media", packed, exit code 0."""
+    file = lines_of(tmp_path, *[{"imgae": "0.png", **ASKED}] * 9, {"image": "0.png", **ASKED})
+    with pytest.raises(SamplesLost, match=r"^bad data cost 9 of 10 samples, max_skipped=0.01 allows fewer"):
+        pack(config(file, source__format=Format.jsonl))
+    first = "first media_unread: lines.jsonl:1: imgae has '0.png', an image, and nothing reads it: did you mean image?"
+    assert first in capsys.readouterr().out
+    file = lines_of(tmp_path, *[ASKED] * 9, {"imgae": "0.png", **ASKED})
+    with pytest.raises(SamplesLost, match=r"^every image sample was skipped"):
+        pack(config(file, source__format=Format.jsonl, max_skipped=0.5))
+    kept = config(file, source__format=Format.jsonl, source__media=UnreadMedia.ignore)
+    assert len(samples(packed(kept))) == 1
+    assert "unknown key: 'imgae' in 1 sample, as lines.jsonl:10: nothing reads it: did you mean image?" in (
+        capsys.readouterr().out
+    )
 
 
 def test_roles_that_have_changed_places_are_told(config: Make, tmp_path: Path) -> None:
@@ -73,12 +235,18 @@ def test_roles_that_have_changed_places_are_told(config: Make, tmp_path: Path) -
     assert (figures["samples_packed"], figures["samples_with_assistant_first"]) == (3, 1)
 
 
-def test_a_picture_under_a_name_of_no_medium_is_told(config: Make, tmp_path: Path) -> None:
+def test_a_picture_under_a_name_of_no_medium_costs_its_sample(tmp_path: Path) -> None:
     """In a tar, as `a0.img`; a part that is something else is none of it."""
-    answer = chat("What?", "Red.")
-    tar = write_tar(
-        tmp_path / "s" / "0.tar",
-        {"a.json": answer, "a.img": picture(), "b.json": answer, "b.cls": b"7", "c.json": answer},
-    )
-    figures = pack(config(tar.parent))
-    assert (figures["samples_packed"], figures["samples_with_media_unread"]) == (3, 1)
+    answer, misspelt = chat("What?", "Red."), json.dumps({"imgae": "0.jpg", "messages": TURNS}).encode()
+    whole = json.dumps({"imgs": ["e.0.jpg"], "messages": TURNS}).encode()
+    parts = {"a.json": answer, "a.img": picture(), "b.json": answer, "b.cls": b"7", "c.json": misspelt}
+    parts |= {"d.json": misspelt, "d.0.jpg": picture(), "e.json": whole, "e.0.jpg": picture()}
+    tar = write_tar(tmp_path / "s" / "0.tar", parts)
+    ways = "; source.media=ignore packs the text alone"
+    assert read(tar) == [
+        f"media_unread: its part 'img' is an image, and nothing reads it: `name` lists media{ways}",
+        "",
+        f"media_unread: imgae has '0.jpg', an image, and nothing reads it: did you mean image?{ways[1:]}",
+        "image",
+        "image",
+    ]

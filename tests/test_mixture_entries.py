@@ -9,8 +9,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.loading import options_of
 from energon_pack.pack import pack
-from energon_pack.samples.settings import Columns, Roles
+from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.forms import find_source
+from energon_pack.sources.own import own_settings
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.settings import LabelsConfig, TrainOn
@@ -114,6 +115,13 @@ def test_a_sample_that_says_it_itself_keeps_it(config: Make, sets: Path) -> None
     assert both == 2 * last
     (members,) = (json.loads(parts["json"])["messages"] for parts in samples(folder).values())
     assert sorted(options_of(member).labels["train_on"] for member in members) == ["all", "last"]
+
+
+def test_pixels_of_an_entry_may_be_floats_or_null() -> None:
+    """As other tools write them in JSON: `max_pixels is 50176.0, not a number of pixels`."""
+    own = own_settings("a", {"max_pixels": 50176.0, "min_pixels": None}, ReadSettings())
+    assert own.options == {"chat_template_kwargs": {"max_pixels": 50176}}
+    assert type(own.options["chat_template_kwargs"]["max_pixels"]) is int
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Packs on disk by number: the packs that other readers give, for any loader that wants a map-style dataset."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_ranks_share_each_epoch_in_another_order(packs: PackedDataset) -> None:
         )
         assert {number for _, number in first} == {number for _, number in second} == {*range(len(packs))}
         assert [number for _, number in first] != [number for _, number in second]
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """It said that there are other numbers of packs, and not where."""
+    lacking = Path(shutil.copytree(folder, tmp_path / "packed"))
+    shard = max(lacking.glob("*.tar"))
+    shard.unlink()
+    with pytest.raises(PackError, match=f"{shard.name} is missing: copy it again from where it is whole"):
+        PackedDataset(lacking, str(demo[1]))
 
 
 def test_a_part_or_a_folder_that_is_not_there_is_named(

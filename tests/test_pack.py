@@ -229,7 +229,7 @@ def test_a_stage_without_a_ledger_names_the_first_sample_of_each_reason(
     write_tar(tmp_path / "s" / "0.tar", {"a.json": turns, "b.json": turns, "c.json": b"{", "d.json": chat("a", "b")})
     pack(config(tmp_path / "s", stage=Stage.plan, max_skipped=1.0))
     message, damaged = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first ")]
-    assert message == "first bad_message: 0.tar/a: message 0 has the role 'USER'"
+    assert message.startswith("first bad_message: 0.tar/a: message 0 has the role 'USER': did you mean user? known ")
     assert damaged.startswith("first invalid_json: 0.tar/c: Expecting property name")
 
 

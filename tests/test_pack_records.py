@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.processor import load_template
@@ -145,6 +146,7 @@ def test_documents_are_packed_raw_cut_and_verified(demo: tuple[Path, Path], tmp_
         {"messages": [QUESTION, ANSWER]},
     ]
     settings = {"packing__max_token_len": "128", "packing__overlong": "truncate_text", "measure__verify": "1"}
+    settings |= {"packing__max_dropped_tokens": "1"}
     code, said = pack_lines(tmp_path, demo[1], *lines, **settings)
     assert code == 0, said
     template, packed = load_template(of_model("qwen_vl", demo[1])), members(tmp_path)
@@ -172,3 +174,18 @@ def test_unknown_keys_are_listed_on_the_screen_and_in_the_report(demo: tuple[Pat
     page = (tmp_path / "out" / "packed" / "report.html").read_text()
     assert "2 keys of records are not known: messages[].mood (3, as a.jsonl:1), shade (2, as a.jsonl:2)" in page
     assert "eot is False (torchtune: a turn without its end)" in skipped(tmp_path)["4"]
+
+
+def test_images_that_lose_bits_are_named(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Images of 16 bits became white without a word, as in transformers."""
+    Image.new("I;16", (90, 40)).save(tmp_path / "deep.png")
+    Image.new("L", (90, 40)).save(tmp_path / "plain.png")
+    asked = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "A."}]
+    lines = [{"messages": asked, "images": [name]} for name in ("plain.png", "deep.png")]
+    code, said = pack_lines(tmp_path, demo[1], *lines)
+    assert code == 0
+    words = " ".join(said.split())
+    assert "noted: 1 sample with images of mode I;16, as a.jsonl:2: values above 255 become white" in words
+    report = tmp_path / "out" / "packed" / "report.json"
+    assert json.loads(report.read_text())["image_modes"] == {"I;16": {"samples": 1, "example": "a.jsonl:2"}}
+    assert "by mode: I;16 (1, as a.jsonl:2)" in report.with_suffix(".html").read_text()

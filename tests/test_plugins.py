@@ -91,7 +91,10 @@ print(sum(len(pack.messages) for pack in get_savable_loader(packs)))
     ("body", "said"),
     [
         ("name = 'other'", "its class has name = 'other'"),
-        ("name = 'mine'; form = 'mine'", "its class can't change form or does_not_fit"),
+        (
+            "name = 'mine'; rules = ('turns', 'mine')",
+            r"its class has the rules \['mine'\]; there are turns, images, stacks",
+        ),
     ],
 )
 def test_a_flavor_that_can_not_be_right_is_refused(body: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

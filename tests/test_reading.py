@@ -23,6 +23,7 @@ from megatron.energon import (
 
 from energon_pack import metadataset
 from energon_pack.config import Rope
+from energon_pack.errors import PackError
 from energon_pack.loading import Journal, train_arguments
 from energon_pack.reading import PacksInOrder
 from energon_pack.steps.topology import Topology
@@ -116,6 +117,24 @@ def test_it_is_what_energon_itself_reads_unshuffled(
     everything = [key for rank in found for key in rank]
     assert sorted(everything) == sorted(key for rank in expected for key in rank)
     assert len(set(everything)) == num
+
+
+def test_a_lost_shard_is_named_before_and_while_it_is_read(dataset: Path, tmp_path: Path) -> None:
+    """The training ended hours later in an error of `tarfile`, which named no shard and nothing to do."""
+    folder = part(dataset, tmp_path / "x", 7)
+    shard, worker = folder / "packed-000003.tar", WorkerConfig(rank=0, world_size=1, num_workers=0)
+    settings: dict[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, **IN_ORDER}
+    begun = get_train_dataset(
+        folder, worker_config=worker, batch_size=None, repeat=False, task_encoder=Plain(), **settings
+    )
+    shard.unlink()
+    with pytest.raises(PackError, match=r"packed-000003\.tar can't be read: No such file or directory: copy it again"):
+        list(get_savable_loader(begun))
+    with pytest.raises(PackError, match=r"packed-000003\.tar is missing: copy it again from where it is whole"):
+        keys(folder, Plain(), 1, 0)
+    shard.write_bytes(bytes(1000))
+    with pytest.raises(PackError, match=r"packed-000003\.tar is cut: it has 1,000 bytes of [\d,]+: copy it again"):
+        keys(folder, Plain(), 1, 0)
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), slow(4, 1), slow(2, 2)])
@@ -384,6 +403,68 @@ def test_an_epoch_that_is_read_once_goes_on_where_it_ended(laid_out: tuple[Path,
         states.append(journal.state())
     assert [state["batches"] for state in states] == [14, 14, 13]
     assert run(folder, encoder, (1, 0), states, 1)[0][0]["positions"] == [NUM]
+
+
+def read(
+    folder: Path, encoder: Any, world: tuple[int, int, int], states: Any = (), before: int = NUM, repeat: bool = False
+) -> tuple[list[int], Any]:
+    """The positions below a bound that a rank reads, in a world of rank, ranks, workers; and its state then."""
+    rank, ranks, workers = world
+    worker = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers)
+    arguments = train_arguments(folder, encoder, worker, states)
+    packs = get_train_dataset(folder, **arguments, repeat=repeat)
+    journal, positions = Journal(packs, states), list[int]()
+    for batch in get_savable_loader(packs):
+        if batch["positions"][0] >= before:
+            break
+        journal.add(batch)
+        positions += batch["positions"]
+    return positions, journal.state()
+
+
+@pytest.mark.parametrize("workers", [0, slow(2)])
+@pytest.mark.parametrize(("ranks", "others"), [(3, 2), slow(1, 4), slow(4, 1), slow(2, 2)])
+def test_a_finished_epoch_is_finished_whoever_goes_on(
+    laid_out: tuple[Path, Any, Any], ranks: int, others: int, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that had read all packs once with `repeat=False`, and was started again, read them all once more."""
+    packs, last_row = (laid_out[0], without_skipping(laid_out[1])), (NUM - 1) // ranks * ranks
+
+    def read_by_all(states: Any, before: int = NUM, repeat: bool = False) -> tuple[list[int], list[Any]]:
+        found = [read(*packs, (rank, others, workers), states, before, repeat) for rank in range(others)]
+        return sorted(position for positions, _ in found for position in positions), [state for _, state in found]
+
+    ended, before = ([read(*packs, (r, ranks, 0), (), at)[1] for r in range(ranks)] for at in (NUM, last_row))
+    caplog.clear()
+    nothing, again = read_by_all(ended)
+    assert nothing == read_by_all(again)[0] == []
+    assert [message.partition(": ")[2] for message in caplog.messages if "finished" in message] == [
+        "the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+    ] * 2
+    assert read_by_all(before)[0] == [*range(last_row, NUM)]
+    assert read_by_all(again, NUM + 8, repeat=True)[0] == [*range(NUM, NUM + 8)]
+    for rank, state in enumerate(ended):  # its own state alone, in the same world
+        assert read(*packs, (rank, ranks, 0), [state])[0] == []
+
+
+@pytest.mark.parametrize("workers", [0, slow(2)])
+@pytest.mark.parametrize("at", [NUM - 1, NUM, NUM + 1])
+def test_a_loader_that_energon_restores_at_the_end_has_nothing_left(
+    laid_out: tuple[Path, Any, Any], at: int, workers: int
+) -> None:
+    """After the last pack, and after the loop found that there is no other, all packs came again."""
+    folder, encoder = laid_out[0], without_skipping(laid_out[1])
+
+    def loader() -> Any:
+        arguments = train_arguments(folder, encoder, WorkerConfig(rank=0, world_size=1, num_workers=workers))
+        return get_savable_loader(get_train_dataset(folder, **arguments, repeat=False))
+
+    first = loader()
+    list(islice(first, at))
+    again = loader()
+    again.restore_state_rank(first.save_state_rank())
+    assert len(list(again)) == max(0, NUM - at)
+    assert len(list(again)) == NUM  # this process goes on with the next epoch
 
 
 def test_other_encoders_are_refused_where_they_would_lose_it(laid_out: tuple[Path, Any, Any]) -> None:

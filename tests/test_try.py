@@ -45,6 +45,16 @@ def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp
     assert "no sample can be packed: what would be lost, above, says why" in shown.stderr
 
 
+def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """ "Nothing would be lost", and then nine tenths of the tokens were nowhere."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "word " * 900}) + "\n" + json.dumps({"text": "short"}) + "\n")
+    cut = ["packing.overlong=truncate_text", "packing.max_token_len=256"]
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", *cut)
+    assert "packing.overlong=truncate_text, 256 tokens a pack: cut off: 3,3" in shown.stdout
+    assert "nothing would be published: 1 overlong sample loses 93% of all tokens" in shown.stdout
+
+
 def test_gains_are_those_of_the_lengths() -> None:
     """Four samples of 10 and 40 tokens in one pack of 100, against two rows of a batch padded to 40 each."""
     import importlib

@@ -198,15 +198,21 @@ def test_a_shard_that_was_cut_between_packs_is_named(
 ) -> None:
     """For a tar that is read as a stream its end is where it was cut."""
     shutil.copytree(packed, tmp_path / "cut")
-    shard = Path(shard_urls(tmp_path / "cut")[-1])
+    urls = shard_urls(tmp_path / "cut")
+    shard = Path(urls[-1])
     with tarfile.open(shard) as tar:
         second = [member.offset for member in tar if member.name.endswith(".json")][1]
     shard.write_bytes(shard.read_bytes()[:second])
     whole = list(wds.WebDataset(shard_urls(packed), shardshuffle=3).compose(encoded))
     assert "packs" not in caplog.text
     cut = packs(tmp_path / "cut", str(demo[1]))
-    assert len(list(wds.WebDataset(shard_urls(tmp_path / "cut"), shardshuffle=3).compose(cut))) == len(whole) - 1
+    assert len(list(wds.WebDataset(urls, shardshuffle=3).compose(cut))) == len(whole) - 1
     assert f"1 packs of {shard.name} came, which has 2" in caplog.text
+    with pytest.raises(PackError, match=rf"{shard.name} is cut: it has [\d,]+ bytes of [\d,]+: copy it again"):
+        shard_urls(tmp_path / "cut")
+    shard.write_bytes(shard.read_bytes()[:700])
+    with pytest.raises(PackError, match=rf"{shard.name} can't be read: unexpected end of data.*: copy it again"):
+        list(wds.WebDataset(urls, shardshuffle=False).compose(cut))
 
 
 def has_images(members: list[tuple[str, bytes]]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import Flavor, PackConfig, Stage, plain
+from energon_pack.config.theirs import THEIRS
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
@@ -44,27 +45,31 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
     config = OmegaConf.to_object(composed)
     assert isinstance(config, PackConfig)
     _check_values(config)
-    if config.model.chat_template is not None and "{" not in config.model.chat_template:
-        config.model.chat_template = _read_text("model.chat_template", config.model.chat_template)
+    if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_name(named):
+        config.model.chat_template = _read_text("model.chat_template", named)
     return config
 
 
 def nearest_key(key: str) -> str:
     """Suggest what a user may have meant by a key that does not exist."""
+    node, _, name = key.rpartition(".")
     if key in _GONE:
         return _GONE[key]
-    node, _, name = key.rpartition(".")
+    of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
+    if name in THEIRS and not of_that_name:
+        return f"it is {THEIRS[name]} here"
     schema: Any = PackConfig
     steps = node.split(".") if node else []
     for depth, step in enumerate(steps, 1):
         schema = get_type_hints(schema).get(step)
         if schema is None:
-            return nearest_key(".".join(steps[:depth]))
+            ours, *others = of_that_name or ("",)
+            return f"did you mean {ours}?" if ours and not others else nearest_key(".".join(steps[:depth]))
         if not is_dataclass(schema):
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))
     dot = f"{node}." if node else ""
-    deeper = {key.rpartition(".")[2]: key for key in _keys_of(schema)}
+    deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
         if near := difflib.get_close_matches(name, keys, n=1):
             return f"did you mean {dot}{keys[near[0]]}?"
@@ -81,17 +86,19 @@ def nearest_name(name: str, names: Sequence[str]) -> str:
     return f"there are: {', '.join(names)}"
 
 
-def _keys_of(schema: Any) -> Iterator[str]:
+def keys_of(schema: Any) -> Iterator[str]:
     """Yield all keys below a node, with dots."""
     for name, kind in get_type_hints(schema).items():
-        yield from (f"{name}.{key}" for key in _keys_of(kind)) if is_dataclass(kind) else (name,)
+        yield from (f"{name}.{key}" for key in keys_of(kind)) if is_dataclass(kind) else (name,)
 
 
 def _reject_unknown(node: DictConfig, schema: type, prefix: str) -> None:
     types = get_type_hints(schema)
     for key in map(str, node):
         if key not in types:
-            raise PackError(f"unknown key {prefix}{key}; {nearest_key(prefix + key)}")
+            inner = next(iter(node[key]), "") if isinstance(node[key], DictConfig) else ""
+            named = ".".join(filter(None, (f"{prefix}{key}", inner)))
+            raise PackError(f"unknown key {named}; {nearest_key(named)}")
         if is_dataclass(types[key]):
             _reject_unknown(node[key], types[key], f"{prefix}{key}.")
 
@@ -175,6 +182,11 @@ def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
         for key, item in items:
             yield from _texts(item, ".".join(filter(None, (name, key))))
+
+
+def _may_be_name(text: str) -> bool:
+    """Say whether a text may be the name of one of a processor's chat templates; else it is a file."""
+    return re.fullmatch(r"[\w-]+", text) is not None and not Path(text).is_file()
 
 
 def _read_text(name: str, path: str) -> str:

@@ -81,7 +81,7 @@ class Destination(ABC):
         """Return the folder of the dataset, or its address."""
 
     @abstractmethod
-    def staging(self, identity: str) -> AbstractContextManager[Path]:
+    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> AbstractContextManager[Path]:
         """Open a folder for only this run, with the finished shards of an earlier run of the same identity.
 
         It is removed once the dataset is published, or when nothing in it is useful. After a kill or an error it stays,
@@ -89,14 +89,19 @@ class Destination(ABC):
 
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
+            check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
 
         Raises:
             PackError: another run is at work on the same dataset.
         """
 
     @abstractmethod
+    def plan(self) -> Path | None:
+        """Return the staging folder with the whole plan that `stage=plan` left; None: there is none."""
+
+    @abstractmethod
     def planned(self) -> AbstractContextManager[Path]:
-        """Open the staging folder that `stage=plan` left, for one of several processes that write its shards.
+        """Open the folder that `plan` returns, for one of several processes that write its shards.
 
         Raises:
             PlanMissing: there is none.

@@ -117,8 +117,8 @@ def write_energon(
 
 
 def sample_loader_py(flavor: PackedFlavor) -> bytes:
-    """Return the content of `.nv-meta/sample_loader.py` for one of `FORMS`."""
-    return (Path(__file__).parent / "sample_loaders" / f"{flavor.form}.py").read_bytes()
+    """Return the content of `.nv-meta/sample_loader.py`, from which another stack's class is filled."""
+    return (Path(__file__).parent / "sample_loaders" / f"{flavor.name}.py").read_bytes()
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
@@ -142,7 +142,7 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
         module, _, name = sample_type.partition(":")
         typed = {
             "sample_type": {"__module__": module, "__class__": name},
-            "sample_loader": f"{SAMPLE_LOADER}:sample_loader",
+            "sample_loader": f"{SAMPLE_LOADER}:{flavor.loader}",
             "part_filter": f"{SAMPLE_LOADER}:part_filter",
             "subflavors": {"sample_type": flavor.subflavor},
         }

@@ -169,7 +169,7 @@ class PlanRows:
 
 def _refuse_other(schema: pa.Schema) -> None:
     for column in PLAN_SCHEMA:
-        types = (column.type, OTHER_TYPES.get(column.name))
+        types = (column.type, *OTHER_TYPES.get(column.name, ()))
         if column.name not in schema.names or schema.field(column.name).type not in types:
             raise PackError(f"{PLAN} has no column {column.name} of type {column.type}")
 
@@ -202,10 +202,12 @@ def _makes_sense(member: PlanRow) -> bool:
 
 def _is_possible(cut: Cut) -> bool:
     turns, kinds = (cut.first_turn, cut.end_turn, cut.trained_turn or 0, cut.first_image or 0), cut.kinds
+    of_text = (cut.num_characters, cut.first_character, cut.first_token, cut.end_token)
     return (
         isinstance(cut.part, str)
         and PART_OF.fullmatch(cut.part) is not None
         and all(isinstance(turn, int) and turn >= 0 for turn in turns)
+        and (cut.form != "tokens" or all(isinstance(number, int) and number >= 0 for number in of_text))
         and isinstance(kinds, str)
         and set(kinds) <= BY_LETTER.keys()
         and (cut.form is None or cut.form in FORMS)

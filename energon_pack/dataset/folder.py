@@ -5,7 +5,6 @@ for its state, and an object that is overwritten meanwhile is noticed.
 """
 
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import energon_address, is_address, tidy
 from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
 
@@ -108,10 +108,7 @@ class DatasetFolder:
             OSError: it can't be read.
             ValueError: it is not JSON, or no object.
         """
-        try:
-            value = json.loads(self.read(name))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+        value = json_value(self.read(name))
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__}, not an object")
         return value

@@ -1,6 +1,7 @@
 """A dataset in a folder of a file system: written to a staging folder, and renamed at the end.
 
-    <output.dir>/.staging/NAME/lock           exclusive: plan or publish; shared: write shards
+    <output.dir>/.staging/NAME/               of one user: no other can write into it
+                 .staging/NAME/lock           exclusive: plan or publish; shared: write shards
                  .staging/NAME/<identity>.<run>/        the shards of a run, and all other files of its dataset
                  .staging/NAME/<identity>.<run>.parts/  files that are not whole yet
                  .staging/NAME/<inode>.old/             the old dataset, replaced by the folder with this inode
@@ -17,12 +18,12 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from energon_pack.dataset.destination import Destination, PlanMissing, another_run
-from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.losses import kept_ledger, page_beside
 from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
 from energon_pack.errors import PackError, sized
@@ -31,8 +32,8 @@ from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
-#: folder of a staging folder with the plan that `stage=write` reads
-JOBS = ".jobs"
+#: folder of a staging folder with what `stage=write` reads beside the plan, and its file that is written last
+JOBS, ABOUT = ".jobs", "about.json"
 _IDENTITY, _LOCK, _OLD, _GONE = ".identity", "lock", ".old", ".gone"
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that exists
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
@@ -70,10 +71,12 @@ class InFolder(Destination):
         return (self.final / name).exists()
 
     @contextmanager
-    def staging(self, identity: str) -> Iterator[Path]:
+    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
         try:
-            with self._locked(fcntl.LOCK_EX), self._own_folder(identity) as staging:
-                yield staging
+            with self._locked(fcntl.LOCK_EX):
+                check()
+                with self._own_folder(identity) as staging:
+                    yield staging
         finally:
             for folder in (self._folder, self._folder.parent):
                 with suppress(OSError):  # it is not empty
@@ -107,13 +110,19 @@ class InFolder(Destination):
             if not staging.exists():
                 (self._folder / _LOCK).unlink(missing_ok=True)
 
+    def plan(self) -> Path | None:
+        plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS}/{ABOUT}"))
+        return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
+
     @contextmanager
     def planned(self) -> Iterator[Path]:
-        left = [jobs.parent for jobs in self._folder.glob(f"*/{JOBS}") if jobs.parent.suffix != _GONE]
-        if not left:
-            raise PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
+        missing = PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
+        if self.plan() is None:
+            raise missing
         with self._locked(fcntl.LOCK_SH):
-            yield left[0]
+            if (staging := self.plan()) is None:
+                raise missing
+            yield staging
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         there = sum(path.stat().st_size for path in staging.glob("*.tar"))
@@ -144,6 +153,7 @@ class InFolder(Destination):
         inode = _inode(staging)
         if inode is None or _identity_of(staging) != identity:
             raise another_run(self.named)
+        shutil.rmtree(staging / JOBS, ignore_errors=True)
         for path in (staging / _IDENTITY, *staging.glob(f"*{DONE}")):
             path.unlink()
         old = self._folder / f"{inode}{_OLD}"
@@ -192,8 +202,9 @@ class InFolder(Destination):
         path = self._folder / _LOCK
         while True:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                self._folder.mkdir(0o700, parents=True, exist_ok=True)
+                self._refuse_others()
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:  # its last owner removed the folder
                 continue
             try:
@@ -211,6 +222,23 @@ class InFolder(Destination):
                 with suppress(OSError):  # the file system has no locks
                     fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile would keep it
                 os.close(lock)
+
+    def _refuse_others(self) -> None:
+        """Raise PackError if another user can write into the folder: a plan or shards in it may be that user's.
+
+        It is compared with a file of this process, because a file system may know no modes, or call root nobody.
+        """
+        there = self._folder.stat()
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                mine = os.fstat(file.fileno())
+        except PermissionError:
+            mine = None
+        if mine is None or there.st_uid != mine.st_uid or there.st_mode & ~mine.st_mode & 0o022:
+            raise PackError(
+                f"{self._folder} is of another user, or others can write into it: output.name=NAME writes elsewhere;"
+                " if all in it is yours, remove it, or chmod 700 it to go on from it"
+            )
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
@@ -237,12 +265,12 @@ def _remove(path: Path) -> None:
 
 
 def _keep_shards(staging: Path, identity: str) -> None:
-    """Keep finished shards of the same identity, and remove everything else."""
+    """Keep finished shards of the same identity, and its plan; remove everything else."""
     if not staging.exists():
         staging.mkdir(parents=True)
         write_whole(staging / _IDENTITY, identity.encode())
     finished = {path.name.removesuffix(".idx") for path in staging.glob("*.tar.idx")}
-    kept = {_IDENTITY, *finished, *(f"{name}{end}" for name in finished for end in (".idx", DONE))}
+    kept = {_IDENTITY, JOBS, PLAN, *finished, *(f"{name}{end}" for name in finished for end in (".idx", DONE))}
     for path in staging.iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

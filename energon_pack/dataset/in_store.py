@@ -10,7 +10,7 @@ continues from the shards that are there; a run of another identity needs output
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -71,8 +71,11 @@ class InStore(Destination):
     def has(self, name: str) -> bool:
         return name in self._names()
 
-    def staging(self, identity: str) -> AbstractContextManager[Path]:
-        return self._here.staging(identity)
+    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> AbstractContextManager[Path]:
+        return self._here.staging(identity, check)
+
+    def plan(self) -> Path | None:
+        return self._here.plan()
 
     def planned(self) -> AbstractContextManager[Path]:
         return self._here.planned()

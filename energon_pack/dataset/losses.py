@@ -8,7 +8,7 @@ from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
 from energon_pack.plan.compare_lens import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
-from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
 
 
@@ -38,17 +38,29 @@ def losses(report: Report, max_skipped: float) -> str | None:
 
 
 def dropped(report: Report, packing: PackingConfig) -> str | None:
-    """Return why a run has to ask for `packing.overlong=drop`: it drops many tokens. None if it may go on."""
-    share = report.dropped_share(Reason.OVERLONG.value)
-    if packing.overlong is not Overlong.auto or share <= packing.max_dropped_tokens:
+    """Return why a run that was not told to drop any number of tokens loses too many as overlong; None: it does not."""
+    is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
+    share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
+    if packing.overlong not in (Overlong.auto, *CUTTING) or share <= most:
         return None
-    number, most = report.skipped_by_reason[Reason.OVERLONG.value], packing.max_dropped_tokens
+    number = report.skipped_by_reason.get(Reason.OVERLONG.value, 0) + is_cut_off * report.samples_cut_off
+    one, several, knob = "has", "have", "packing.overlong=drop leaves them out"
+    if packing.overlong in CUTTING:
+        one, several, knob = "loses", "lose", "packing.max_dropped_tokens=1 allows any"
     return (
-        f"{amount(number, 'overlong sample')} {'has' if number == 1 else 'have'} {share:.0%} of all tokens,"
-        f" packing.max_dropped_tokens={most:g} allows less (packing.overlong=drop leaves them out;"
-        " a larger packing.max_token_len, fewer pixels and frames, or packing.overlong=split_turns where samples have"
-        " several questions keep more)"
+        f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"
+        f" packing.max_dropped_tokens={most:g} allows less ({knob};"
+        f" a larger packing.max_token_len, fewer pixels and frames, or {keeps_more(packing.overlong)} keep more)"
     )
+
+
+def keeps_more(overlong: Overlong) -> str:
+    """Name the other policies that keep all tokens of some samples that are too long."""
+    of_samples = {
+        Overlong.split_turns: "where samples have several questions",
+        Overlong.split_text: "where they are text without a chat",
+    }
+    return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
 def foresee(why: str | None, page: Path) -> None:

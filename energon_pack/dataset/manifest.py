@@ -3,16 +3,14 @@
 A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors import why_unknown
 
@@ -41,7 +39,7 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
         if data is None:
             path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
-        manifest: dict[str, Any] = json.loads(data)
+        manifest: dict[str, Any] = json_value(data)
         if why := why_unknown(manifest):
             raise ValueError(f"{dataset}: {why}")
         return manifest
@@ -70,7 +68,7 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
-    manifest = json.loads(_of(dataset, MANIFEST) or b"{}")
+    manifest = json_value(_of(dataset, MANIFEST) or b"{}")
     return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
@@ -94,7 +92,7 @@ def processor_folder(dataset: str | Path) -> str | None:
     """
     for folder in folders_of(dataset):
         try:
-            report = json.loads(_read(_joined(folder, REPORT)) or b"{}")
+            report = json_value(_read(_joined(folder, REPORT)) or b"{}")
             named = report["config"]["model"]["processor"]
         except (ValueError, KeyError, TypeError):  # packed by an old version, or damaged: lengths do not need it
             continue
@@ -132,7 +130,7 @@ def is_metadataset(dataset: str | Path) -> bool:
 
 def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
     """Yield the packed folders that a Metadataset names, itself or through other Metadatasets."""
-    waiting = [yaml.safe_load(_read(metadataset) or b"")]
+    waiting = [yaml_value(_read(metadataset) or b"")]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict) and isinstance(value.get("path"), str):

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import yaml
 
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.files import PlanFile
@@ -32,6 +31,7 @@ from energon_pack.errors import PackError
 from energon_pack.plan.items import Items
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import flavor_written
 
@@ -51,7 +51,7 @@ class Part:
         Raises:
             PackError: it leaves out packs.
         """
-        split = yaml.safe_load(self.folder.read(f"{META_FOLDER}/split.yaml"))
+        split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
         return {name: list(split["split_parts"].get(name) or ()) for name in SPLITS}

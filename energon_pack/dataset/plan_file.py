@@ -18,14 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.plan_rows import COLUMNS, SHARED_SCHEMA, SOUNDS_SCHEMA, WRITTEN_SCHEMA
+from energon_pack.errors import amount
 from energon_pack.plan import caps
 from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
-from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import with_cuts
-from energon_pack.samples.skip import Reason
+from energon_pack.samples.skip import NOTHING_TRAINED, Reason
 from energon_pack.sources.tar import BLOCK
 
 _ROWS = 200_000  # rows to sort at a time
@@ -33,8 +34,10 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted r
 
 
 def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator[dict[str, Any]]:
-    """Yield one entry of `skipped.jsonl` for each sample in no pack, in the order of the source."""
-    columns = ["key", "reason", "detail", "media_type", "does_not_fit", *caps.COLUMNS]
+    """Yield one entry of `skipped.jsonl` for each sample in no pack, or in packs without some of its tokens, in the
+    order of the source.
+    """
+    columns = ["key", *lengths.reads, "detail", "media_type", *caps.COLUMNS]
     refused = {row["sample"]: (row["reason"], row["detail"]) for row in lengths.refused.to_pylist()}
     for start, numbers, table in lengths.tables(columns, with_parts=False):
         end = start + table.num_rows
@@ -42,7 +45,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
         table = table.set_column(1, "reason", lengths.reason(table))
         is_refused = np.zeros(table.num_rows, np.bool_)
         is_refused[[number - start for number in refused if start <= number < end]] = True
-        is_out = (left_out > 0) | pc.is_valid(table["reason"]).to_numpy() | is_refused
+        lost = lengths.lost_tokens(slice(start, end), left_out)
+        is_out = (left_out > 0) | pc.is_valid(table["reason"]).to_numpy() | is_refused | (lost > 0)
         rows = table.filter(pa.array(is_out))
         ids = lengths.sample_ids(numbers[is_out], rows)
         items = start + np.flatnonzero(is_out)
@@ -50,10 +54,14 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
         for place, (sample_id, row, code) in enumerate(zip(ids, rows.to_pylist(), left_out[is_out], strict=True)):
             item = int(items[place])
             reason, detail = refused.get(item, (row["reason"], row["detail"]))
-            if reason == Reason.NOT_IN_FLAVOR:
+            if num_lost := int(lost[item - start]):
+                reason, detail = Reason.CUT_OFF.value, _lost(num_lost, row["token_len"], packing)
+            elif reason == Reason.NOTHING_TRAINED:
+                detail = detail or NOTHING_TRAINED
+            elif reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                what = detail if item in refused else row["does_not_fit"][flavor.form]
-                detail = f"output.flavor={flavor.name} has no place for it: {what}"
+                what = detail if item in refused else flavor.unfit(row["does_not_fit"])
+                detail = f"{flavor.holder} has no place for it: {what}"
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
@@ -81,8 +89,18 @@ def entries_of(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
+def _lost(number: int, token_len: int, packing: PackingConfig) -> str:
+    """Word that tokens of a sample are in none of its parts."""
+    lost = f"{number:,} of its {amount(token_len, 'token')}"
+    if packing.overlong == Overlong.truncate_text:
+        return f"{lost}: packing.overlong=truncate_text keeps the beginning"
+    return f"{lost}: nothing is trained in the parts that hold them"
+
+
 def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) -> tuple[str, str]:
     assert reason is not None
+    if reason is Reason.NOTHING_TRAINED:
+        return reason.value, f"{NOTHING_TRAINED}, nor of those it would share a pack with"
     if reason is not Reason.OVERLONG:
         return reason.value, ", ".join(caps.exceeded(row, packing))
     token_len = row["token_len"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
-from energon_pack.samples.cut import EXPANDED_TYPE, split_id
+from energon_pack.samples.cut import EXPANDED_TYPE, TEXT_TYPE, split_id
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.rows import MeasuredRow
 from energon_pack.sources.shard import JsonlShard, TarShard
@@ -30,7 +30,7 @@ SOUNDS_SCHEMA = pa.schema([LENGTHS_SCHEMA.field("num_audio_tokens")])
 #: columns that a plan may have, or not
 OPTIONAL = (*SHARED_SCHEMA.names, *SOUNDS_SCHEMA.names)
 #: other types that a column may have instead of its type in `PLAN_SCHEMA`
-OTHER_TYPES = {"cut": EXPANDED_TYPE}
+OTHER_TYPES = {"cut": (EXPANDED_TYPE, TEXT_TYPE)}
 
 
 @dataclass(slots=True)

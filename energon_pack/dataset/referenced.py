@@ -4,7 +4,6 @@ The source is looked for in this order: the loader's argument (`source_root` in 
 ENERGON_PACK_SOURCE, and report.json beside the packs, which names the place at the time of packing.
 """
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
+from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.references import Reference
@@ -33,7 +33,7 @@ def source_root(dataset: str | os.PathLike[str]) -> str:
         return root
     try:
         with open_file(path_in(os.fspath(dataset), REPORT)) as file:
-            root = json.loads(file.read(0, file.size)).get("source_root")
+            root = json_value(file.read(0, file.size)).get("source_root")
     except (OSError, ValueError, AttributeError):
         root = None
     if not isinstance(root, str):

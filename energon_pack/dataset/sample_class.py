@@ -4,14 +4,15 @@ If a class has other fields than its loader passes, every pack is lost, and Ener
 is asked for its fields, or, where it can't be imported, the user gives them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import FORMS, packed_flavor
+from energon_pack.samples.flavors import PACKED, packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.stacks import STACKS
 
 Taken = dict[str, bool]  # field → whether the class requires it
 
@@ -27,33 +28,40 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     Raises:
         PackError: there is no such flavour; the class accepts none of the forms, or can't be asked.
     """
-    if sample_type is None or name not in FORMS:
+    forms = [stack for stack in STACKS if stack.name == name]
+    if sample_type is None or not forms:
         flavor = packed_flavor(name)
         if flavor is None:
-            raise PackError(f"output.flavor={name}: there are {', '.join(FORMS)}, and what installed packages add")
+            raise PackError(f"output.flavor={name}: there are {', '.join(PACKED)}, and what installed packages add")
         if sample_type is not None:
             raise PackError(f"output.sample_type={sample_type}: no sample_loader.py reads output.flavor={name}")
         return flavor
-    taken = _fields_of(sample_type, name) if sample_fields is None else dict.fromkeys(sample_fields, False)
-    needed = {field for field, is_needed in taken.items() if is_needed}
-    for flavor in FORMS[name]:
-        if needed <= {*flavor.gives} <= taken.keys():
-            return flavor
-    given = ", or ".join(", ".join(flavor.gives) for flavor in FORMS[name])
-    if others := [other for other, forms in FORMS.items() if any({*form.gives} <= taken.keys() for form in forms)]:
-        given += f"; output.flavor={others[0]} gives what it takes"
+    taken = _fields_of(sample_type, forms) if sample_fields is None else dict.fromkeys(sample_fields, False)
+    if fitting := _taken_by(taken, forms):
+        return fitting
+    given = ", or ".join(", ".join(form.gives) for form in forms)
+    if other := _taken_by(taken, STACKS):
+        given += f"; output.flavor={other.name} gives what it takes"
+    elif "messages" in taken:
+        given += "; a class with one list of messages is one conversation, in which members would see each other"
     whose = "output.sample_fields" if sample_fields is not None else f"output.sample_type={sample_type}"
     listed = ", ".join(f"{field} (needed)" if is_needed else field for field, is_needed in taken.items())
     raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {given}")
 
 
-def _fields_of(sample_type: str, flavor: str) -> Taken:
+def _taken_by(taken: Taken, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:
+    """Return the first flavour that gives all that a class needs, and nothing that it does not take."""
+    needed = {field for field, is_needed in taken.items() if is_needed}
+    return next((form for form in forms if needed <= {*form.gives} <= taken.keys()), None)
+
+
+def _fields_of(sample_type: str, forms: Iterable[PackedFlavor]) -> Taken:
     """Return the fields of a class that not every Energon sample has (`__key__` … are left out)."""
     module, _, name = sample_type.partition(":")
     try:
         sample_class: Any = getattr(import_module(module), name)
     except Exception as error:  # importing a foreign stack may fail in any way
-        choices = " or ".join(f"[{','.join(form.gives)}]" for form in FORMS[flavor])
+        choices = " or ".join(f"[{','.join(form.gives)}]" for form in forms)
         raise PackError(
             f"output.sample_type={sample_type} can't be asked for its fields here ({one_line(error)}): have it"
             f" importable, or say which it takes: output.sample_fields={choices}"

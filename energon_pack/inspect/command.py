@@ -57,7 +57,7 @@ def _show_pack(given: argparse.Namespace) -> int:
             number = opened.number_of(named)
         if len(given.given) == 1 and given.random is None:
             for line in about(opened):
-                say(printable(line))
+                say(line)
             to.print()
         template, missing = None, None
         if given.tokens or given.processor or given.html:
@@ -105,7 +105,7 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
     hits, num_hits = search(opened, given.search, given.limit)
     lost = list(skipped(opened, given.search, given.limit))
     for line in lost:
-        say(printable(f"in no pack: {line}"))
+        say(f"in no pack: {line}")
     if not hits:
         if not lost:
             say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")

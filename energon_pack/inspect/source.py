@@ -21,20 +21,21 @@ from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.run.console import console
-from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.flavors.fit import do_not_fit
+from energon_pack.samples.keys import hint
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.settings import ControlTokens
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard, Source
-from energon_pack.sources.wds import damage_of, dotted_of
+from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import TemplateSettings
+from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
 from energon_pack.views.sampled import sample_view
 from energon_pack.views.terminal import print_next, print_sample
@@ -109,8 +110,9 @@ def look(
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    remarks += [f"its key {key!r} is not known: nothing reads it" for key in sample.unknown]
+    remarks += [f"its key {key!r} is not known: nothing reads it{hint(key)}" for key in sample.unknown]
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
+    remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)
         remarks += more
@@ -133,15 +135,17 @@ def _judged(
         if config.source.control_tokens is ControlTokens.skip:
             return replace(view, refused=f"{Reason.CONTROL_TOKEN.value}: {what}"), remarks
     counts = {"token_len": view.token_len, **counts_of(rendered, sample.kinds)}
-    if unfit := do_not_fit(sample.messages, sample.tools, sample.kinds)[flavor.form]:
-        what = f"{Reason.NOT_IN_FLAVOR.value}: output.flavor={flavor.name} has no place for it: {unfit}"
+    if unfit := flavor.unfit(do_not_fit(sample)):
+        what = f"{Reason.NOT_IN_FLAVOR.value}: {flavor.holder} has no place for it: {unfit}"
         return replace(view, refused=what), remarks
     if cuts := cuts_of(sample, config.labels):
         remarks.append(f"labels.expand={config.labels.expand.value}: it becomes {amount(len(cuts), 'sample')}")
     if too_much := caps.exceeded(counts, packing):
         remarks.append(f"{', '.join(too_much)}: packing.overlong={packing.overlong.value} says what becomes of it")
     if not view.num_supervised:
-        remarks.append("none of its tokens is trained on")
+        if config.labels.untrained is Untrained.drop:
+            return replace(view, refused=f"{Reason.NOTHING_TRAINED.value}: {NOTHING_TRAINED}"), remarks
+        remarks.append(NOTHING_TRAINED)
     return view, remarks
 
 
@@ -165,7 +169,7 @@ def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
     excluded = source.excluded.get(shard.name, frozenset())
     table = shard.index()
-    about = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    about = about_of(table)
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
     return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)

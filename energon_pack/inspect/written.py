@@ -16,4 +16,5 @@ def write_page(out: str, page: str) -> None:
         Path(out).write_text(page, encoding="utf-8")
     except OSError as error:
         raise PackError(f"--html {out}: {error.strerror}") from None
-    say(f"written: {out} ({len(page) / 1000:,.0f} kB)\n")
+    say(f"written: {out} ({len(page) / 1000:,.0f} kB)")
+    say("")

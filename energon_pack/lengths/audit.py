@@ -1,4 +1,4 @@
-"""Compares the lengths of some samples with transformers' full processor, which decodes, resizes and tokenizes them.
+"""Compares the tokens of some samples with those of transformers' full processor, which decodes, resizes and tokenizes.
 
 The samples are drawn at random, also from those whose lengths come from the cache: a source may have changed while its
 size and time stayed the same. If the full processor agreed with these very lengths before, the audit measures the
@@ -27,14 +27,13 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.image import open_image
-from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.video import UndecodableError
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.streams import UndecodableError
+from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, whole, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_again
+from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved
@@ -42,6 +41,7 @@ from energon_pack.templates.processor_inputs import full_ids, media_inputs, prep
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.templates.trial import num_waiting, told_apart
 
 _KNOWN = "known.json"
 _WHY_NOT = "not_asked.txt"  # the reason why the installed packages do not let the full processor read media
@@ -236,14 +236,12 @@ def audit(job: AuditJob) -> Audit:
         with Reader() as reader:
             for shard, row in reader.ahead(checked, lambda one: [one], of_medium):
                 try:
-                    full_len = _full_len(processor, template, reader, shard, row, job.method.read)
+                    difference = _difference(processor, template, reader, shard, row, job)
                 except UndecodableError as error:
                     undecodable.append(f"{shard.sample_id(row.key)} ({error})")
                     continue
-                if full_len != row.token_len:
-                    where = "measured again" if job.is_known else "in the full processor"
-                    difference = f"{shard.sample_id(row.key)} has {full_len} tokens {where},"
-                    return Audit(num_checked, num_unchecked, note, f"{difference} {row.token_len} as measured")
+                if difference:
+                    return Audit(num_checked, num_unchecked, note, f"{shard.sample_id(row.key)} has {difference}")
                 num_checked += 1
     names = len(undecodable), next(iter(undecodable), "")
     return Audit(num_checked, num_unchecked, note, "", job.is_known, *names)
@@ -273,37 +271,50 @@ def what_is_missing(error: ImportError) -> str:
     return text[:120]
 
 
-def _full_len(
-    processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings
-) -> int | str:
-    """Return the number of tokens that the full processor makes of one sample, or its error if it refuses it."""
+def _difference(
+    processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, job: AuditJob
+) -> str:
+    """Return how the tokens of one sample differ from those that were measured; empty: they do not."""
+    where = "measured again" if job.is_known else "in the full processor"
     try:
-        sample = read_again(reader, shard, row, settings)
-        if processor is None:
-            return len(template.encode(Sample(sample.timed, sample.media, sample.tools, sample.options)).ids)
-        return _processor_len(processor, template, sample, [reader.read(shard, part) for part in sample.parts])
+        read = read_again(reader, shard, row, job.method.read)
+        sample = Sample(read.timed, read.media, read.tools, read.options)
+        ids = made = template.encode(sample).ids
+        if processor is not None:
+            ids = _ids(processor, template, sample, read.parts, [reader.read(shard, part) for part in read.parts])
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
-        return f"no ({skip})"
+        return f"no ({skip}) tokens {where}, {row.token_len} as measured"
     except Exception as error:  # the processor refuses a sample that was measured: that is a difference
-        return f"no ({one_line(error, 160)})"
+        return f"no ({one_line(error, 160)}) tokens {where}, {row.token_len} as measured"
+    if len(ids) != row.token_len:
+        return f"{len(ids)} tokens {where}, {row.token_len} as measured"
+    if ids != made:
+        return f"other tokens: {told_apart(made, ids)}"
+    num_visual, _ = num_waiting(template, ids)
+    if num_visual != row.num_visual_tokens:
+        return f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
+    return ""
 
 
-def _processor_len(processor: Any, template: Template, sample: ReadSample, data: list[bytes]) -> int:
-    """Count the tokens that the full processor makes of one sample.
+def _ids(
+    processor: Any, template: Template, sample: Sample, parts: Sequence[AnyPart], data: Sequence[bytes]
+) -> list[int]:
+    """Return the tokens that the full processor makes of one sample.
 
     Args:
+        parts: where each medium is.
         data: the bytes of each medium.
 
     Raises:
         UndecodableError: one of them can't be decoded.
         Exception: any error of the processor.
     """
+    own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        opened = [open_image(d) if m.kind == IMAGE.kind else d for d, m in zip(data, sample.media, strict=True)]
-    except Exception as error:  # damaged bytes make Pillow's plugins raise anything
+        prepared = prepared_media(template, sample.media, own)
+    except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
-    asked = Sample(sample.timed, sample.media, sample.tools, sample.options)
-    given = media_inputs(template, prepared_media(template, sample.media, opened))
-    return len(full_ids(processor, template, asked, given))
+    first, end = sample.options.token_range or (0, None)
+    return full_ids(processor, template, sample, media_inputs(template, prepared))[first:end]

@@ -1,6 +1,6 @@
 """Indexes where each sample of a shard lies, keeps the index in the cache, and draws samples from it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -16,7 +16,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.sources import reader, wds
 from energon_pack.sources.draws import copy_numbers, drawn_rows
-from energon_pack.sources.shard import Shard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR
 
@@ -51,7 +51,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
     """Index every shard that is not in the cache yet.
 
     Raises:
-        PackError: a tar is compressed, or with `keep_damaged` off, damaged or of files whose keys have dots.
+        PackError: a tar is compressed; or with `keep_damaged` off, as `refuse_damaged`.
     """
     cache = index_cache(run)
     keys = [_key(shard) for shard in shards]
@@ -73,22 +73,33 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
         found[number] = _indexed(cache, shards[number], keys[number])
     indexed = [item for item in found if item is not None]
     assert len(indexed) == len(shards)
-    if keep_damaged:
-        return indexed
-    if dotted := next(filter(None, (wds.dotted_of(item.shard.path, item.about) for item in indexed)), None):
-        raise PackError(dotted)
-    damaged = [(item.shard.path, offset, what) for item in indexed for offset, what in wds.damage_of(item.about)]
-    if damaged:
-        raise _damage_error(*damaged[0], len(damaged) - 1)
+    if not keep_damaged:
+        refuse_damaged((item.shard, item.about) for item in indexed)
     return indexed
 
 
-def _damage_error(path: str, offset: int, what: str, num_others: int) -> PackError:
+def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
+    """Raise PackError if a file is damaged, or has keys with dots.
+
+    Args:
+        indexed: each file, with the metadata of its index.
+    """
+    damaged: list[tuple[Shard, int, str]] = []
+    for shard, about in indexed:
+        if dotted := wds.dotted_of(shard.path, about):
+            raise PackError(dotted)
+        damaged += [(shard, offset, what) for offset, what in wds.damage_of(about)]
+    if damaged:
+        raise _damage_error(*damaged[0], len(damaged) - 1)
+
+
+def _damage_error(shard: Shard, offset: int, what: str, num_others: int) -> PackError:
     """Return the error that names the first damage and its kind."""
     others = f" (and {num_others:,} more like it)" if num_others else ""
     if what.startswith(NO_TAR):
-        return PackError(f"{path} is {what}{others}; source.on_damaged=keep leaves it out")
-    return PackError(f"damaged tar {path}: {what} at byte {offset}{others}; source.on_damaged=keep packs what is whole")
+        return PackError(f"{shard.path} is {what}{others}; source.on_damaged=keep leaves it out")
+    where = f"{'tar' if isinstance(shard, TarShard) else 'file'} {shard.path}: {what} at byte {offset}{others}"
+    return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
 
 
 def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
@@ -141,7 +152,7 @@ def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int
     for shard, key in zip(shards, keys, strict=True):
         with losing_no_fault():
             table = shard.index()
-        about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        about = wds.about_of(table)
         about["num_rows"] = str(table.num_rows)
         for start in range(0, max(1, table.num_rows), _INDEX_ROWS):
             part = table.slice(start, _INDEX_ROWS)

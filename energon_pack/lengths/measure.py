@@ -28,7 +28,7 @@ from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
-from energon_pack.samples.flavors import FORM_NAMES
+from energon_pack.samples.flavors.fit import RULES
 from energon_pack.samples.media.formats import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.draws import drawn_keys
@@ -297,7 +297,7 @@ def lengths_cache(method: Method, run: Run) -> TableCache:
 def how_measured(method: Method) -> str:
     """Hash everything about a method that lengths depend on."""
     template = method.identity
-    versions = LENGTHS_VERSION, reader.INDEX_VERSION, FORM_NAMES
+    versions = LENGTHS_VERSION, reader.INDEX_VERSION, [*RULES]
     asked = [version_of(name) for name in ("transformers", "torchvision")] if template.family in ASKED else []
     chosen = [*asked, *(template.kinds or [])]  # not among the settings in the fingerprint
     chosen += [f"beginnings {BEGINNINGS_VERSION}"] if method.with_beginnings else []

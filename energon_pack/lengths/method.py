@@ -7,7 +7,7 @@ from energon_pack.run.context import Run
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.templates.choose import Choice
 from energon_pack.templates.identity import Identity
-from energon_pack.templates.processor import choice_of, date_of, identity_of, prepare_template, saved_template
+from energon_pack.templates.processor import choice_of, identity_of, lines_of, prepare_template, saved_template
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -36,9 +36,7 @@ class Method:
         Args:
             asked: the setting `model.template`.
         """
-        date = date_of(self.template_folder)
-        said = [] if date is None else [f"the chat template writes a date: {date} (model.date)"]
-        return [*self.choice.lines(asked), *said]
+        return [*self.choice.lines(asked), *lines_of(self.template_folder)]
 
 
 def prepare(

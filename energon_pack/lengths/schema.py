@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from energon_pack.samples.cut import CUT_TYPE
-from energon_pack.samples.flavors import FORM_NAMES
+from energon_pack.samples.flavors.fit import RULES
 from energon_pack.sources import wds
 
 _PART_TYPE = pa.list_(
@@ -18,7 +18,7 @@ _PART_TYPE = pa.list_(
     )
 )
 _FILES_TYPE = pa.list_(pa.struct([("name", pa.large_string()), ("size", pa.int64()), ("version", pa.string())]))
-_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in FORM_NAMES])
+_DOES_NOT_FIT_TYPE = pa.struct([(name, pa.large_string()) for name in RULES])
 LENGTHS_SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
@@ -39,13 +39,14 @@ LENGTHS_SCHEMA = pa.schema(
         ("num_control_tokens", pa.int32()),
         ("placeholders_put_in", pa.bool_()),
         ("placeholders_as_text", pa.bool_()),  # it has placeholders, but no media
-        ("media_unread", pa.bool_()),  # a field names a medium, but none was read
         ("assistant_first", pa.bool_()),  # no question stands before the first answer
-        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # for each flavour, content that such packs can't hold; null: none
+        ("does_not_fit", _DOES_NOT_FIT_TYPE),  # what each rule of `fit.RULES` has no place for; null: nothing
         ("num_weighted", pa.int32()),  # trained tokens whose weight in the loss is not 1
         ("tools_left_out", pa.bool_()),  # the chat template leaves its tools out
         ("unknown_keys", pa.list_(pa.string())),  # unknown keys of its JSON (`samples.keys.unknown_keys`); null: none
+        ("image_modes", pa.list_(pa.string())),  # modes of its images with more than 8 bits a channel; null: none
         ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
+        ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
         ("reason", pa.string()),  # null: it was measured
         ("detail", pa.large_string()),

@@ -1,7 +1,7 @@
 """Measures a slice of samples in a worker: reads JSON and headers of media, renders the chat template, counts."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -16,13 +16,10 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.samples.cut import CUT_TYPE, with_cuts
-from energon_pack.samples.flavors import do_not_fit
-from energon_pack.samples.media.asked import lists_of_frames
-from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.named import named_media
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import begins_with_assistant
-from energon_pack.samples.sample import AnyPart, Part, media_type, media_type_by_name
+from energon_pack.samples.sample import AnyPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader
@@ -39,11 +36,12 @@ from energon_pack.templates.template import Template
 _FORESEEN = 64  # samples whose media the template is told at once
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
+_MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
 #: reasons of samples whose media were not all read: no name may tell a medium (LMDB key, URL), yet they are no text
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 18
+LENGTHS_VERSION = 19
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -70,13 +68,14 @@ class LengthsRow(MeasuredRow):
     num_control_tokens: int = 0
     placeholders_put_in: bool = False
     placeholders_as_text: bool = False
-    media_unread: bool = False
     assistant_first: bool = False
     does_not_fit: dict[str, str | None] | None = None
     num_weighted: int = 0
     tools_left_out: bool = False
     unknown_keys: list[str] | None = None
+    image_modes: list[str] | None = None
     reasoning_left_out: bool = False
+    nulls_dropped: bool = False
     checksum: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -162,9 +161,6 @@ def _read_all(reader: Reader, job: MeasureJob) -> Iterator[tuple[LengthsRow, Rea
         row.parts = sample.parts
         row.positions = list(dict.fromkeys(positions)) if shard.media_root is None else []
         note(row, sample)
-        if not sample.media and not row.media_unread:  # a part that is a medium although its name does not say so
-            parts_left = (part for part in index_row.parts if part.name != row.record_part)
-            row.media_unread = any(_is_medium(reader, shard, part) for part in parts_left)
         if hashes is not None:
             hash_media(row, hashes, shard, sample)
         row.checksum = reader.checksum(shard, sample.raw, sample.parts)
@@ -176,18 +172,11 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     """Mark in the row of a sample what its author may not have meant, although it is packed."""
     row.placeholders_put_in = sample.placeholders_put_in
     row.placeholders_as_text = not sample.media and num_placeholders(sample.messages) > 0
-    row.media_unread = not sample.media and any(named_media(sample.fields))
     row.assistant_first = begins_with_assistant(sample.messages)
     row.tools_left_out = sample.leaves_out_tools
-    row.unknown_keys = [*sample.unknown] or None
-
-
-def _is_medium(reader: Reader, shard: Shard, part: Part) -> bool:
-    try:
-        probe_part(reader.part_file(shard, part), part)
-    except Skip:
-        return False
-    return True
+    row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
+    row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
+    row.nulls_dropped = sample.drops_nulls
 
 
 def _with_foresight(
@@ -205,17 +194,25 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
         rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
+        row.does_not_fit = do_not_fit(sample)
     except Skip as skip:
         leave_out(row, skip)
         return None
     for name, number in counts_of(rendered, sample.kinds).items():
         setattr(row, name, number)
-    kinds = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
-    row.does_not_fit = do_not_fit(sample.messages, sample.tools, kinds)
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
+    if unread := _unread(sample, template.spec.variables):
+        row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
     return rendered
+
+
+def _unread(sample: ReadSample, variables: Collection[str]) -> list[str]:
+    """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
+    said = sample.options.chat_template_kwargs
+    left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
+    return [*left, *(f"chat_template_kwargs.{key}" for key in said if key not in variables)]
 
 
 def leave_out(row: LengthsRow, skip: Skip) -> None:
@@ -225,8 +222,8 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     if row.media_type is None and skip.reason not in _MAY_HAVE_MEDIA:
         row.media_type = "text"
     row.parts, row.positions, row.num_bytes, row.checksum = [], [], 0, 0
-    row.placeholders_put_in = row.placeholders_as_text = row.media_unread = row.assistant_first = False
-    row.tools_left_out, row.unknown_keys = False, None
+    row.placeholders_put_in = row.placeholders_as_text = row.assistant_first = False
+    row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
@@ -236,6 +233,8 @@ def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
         row.token_len, row.num_supervised = token_len, num_supervised
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
+        if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:
+            row.reason, row.detail = Reason.BAD_MESSAGE.value, f"token_range {tokens} ends behind its last token"
     if weighted := [item for item in waiting if item.weighted]:
         texts = [replace(item.rendered, spans=item.weighted, weights=()) for item in weighted]
         for item, (_, num_weighted) in zip(weighted, template.count(texts, engine), strict=True):

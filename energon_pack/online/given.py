@@ -22,17 +22,17 @@ from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.image import upright, upright_size
+from energon_pack.samples.media.image import medium_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.settings import SETTING_KEYS
-from energon_pack.samples.named import named_media
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_in_our_words, with_hearing
 from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.unread import named_media, refuse_unread
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.sample import Sample
@@ -82,10 +82,7 @@ class Given:
     def member(self, number: int, token_len: int | None = None) -> MemberInput:
         """Return a sample with its media; raises Skip."""
         read, media = self.read(number)
-        name = self.sample_id(number)
-        with _named(name):
-            media = [upright(data) if isinstance(data, Image.Image) else data for data in media]
-        return read.member(name, media, token_len)
+        return read.member(self.sample_id(number), media, token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
         """Return a sample, and its media in the order of their placeholders.
@@ -111,6 +108,8 @@ class Given:
             found = [_probe(medium) for _, medium in opened]
             placed = place(record, [medium.kind for medium in found])
             fields = placed.record.fields
+            if self._settings.media is None:
+                refuse_unread(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
             found = as_asked(
                 [found[i] for i in placed.order],
@@ -119,14 +118,14 @@ class Given:
                 lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
             )
         except Skip as skip:
-            skip.media_type = _seems(item)
+            skip.media_type = skip.media_type or _seems(item)
             raise
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
             b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
-            placed.were_put_in, record.unknown, record.leaves_out_tools,
+            placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
         )  # fmt: skip
         return read, data
 
@@ -147,6 +146,12 @@ class Given:
                     media = inside or media
         record = parse_in_our_words(item, self._settings, bool(media))
         return record, media or list(record.listed_media or ())
+
+    def _kind_of(self, value: Any) -> str | None:
+        try:
+            return _probe(self._open(value)[1]).kind
+        except Skip:
+            return None
 
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""
@@ -257,6 +262,4 @@ def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _probe(medium: bytes | Image.Image) -> Media:
-    if isinstance(medium, bytes):
-        return probe(io.BytesIO(medium))
-    return Media(IMAGE.kind, *upright_size(medium, None))
+    return probe(io.BytesIO(medium)) if isinstance(medium, bytes) else medium_of(medium)

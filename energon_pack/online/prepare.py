@@ -30,7 +30,7 @@ from energon_pack.online.measure import measure_given
 from energon_pack.online.rows import write_rows
 from energon_pack.online.stored import Stored
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.overlong import CUTTING
+from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
@@ -122,7 +122,9 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
                     lambda method: measure_given(samples, known or "once", method, run, num_workers), method
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths([shard], None, source.limit, flavor, shares, config.seed)
+                lengths = Lengths(
+                    [shard], None, source.limit, flavor, shares, config.seed, untrained=config.labels.untrained
+                )
             measured, members = Measured(lengths, len(samples), 0), GivenRows(samples)
         planned = plan_source(config, measured, method, cost, run)
         folder = run.cache("lazy", planned.identity[:24])

@@ -23,6 +23,8 @@ class Counted:
     left_out: Ints  # samples that are left out, by index into LEFT_OUT
     tokens_left_out: Ints  # the tokens of these samples
     num_cut: int  # samples that are packed as their parts
+    num_cut_off: int  # of these, samples whose parts lack some of their tokens
+    tokens_cut_off: int  # the tokens that these parts lack
     num_parts: int  # in packs
     num_parts_out: int  # in no pack, because their conversation is left out
     lens: Tally  # of samples that were measured
@@ -34,7 +36,7 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
     in_a_pack, lens = plan.is_packed(lengths.scratch), Tally()
     samples, packed, tokens = np.zeros((3, len(MEDIA_TYPES) + 1), np.int64)
     left_out, tokens_left_out = np.zeros((2, len(LEFT_OUT)), np.int64)
-    num_cut = num_parts = num_parts_out = 0
+    num_cut = num_parts = num_parts_out = num_cut_off = tokens_cut_off = 0
     for block in blocks(len(items)):
         media, is_in = items.media[block], in_a_pack[block]
         tokens += _by(media[is_in], len(tokens), items.lens[block][is_in])
@@ -45,12 +47,17 @@ def count(lengths: Lengths, plan: PackPlan) -> Counted:
         samples += _by(media, len(samples))
         is_cut = lengths.is_cut[block] & (out == 0)
         num_cut += int(np.count_nonzero(is_cut))
+        lost = lengths.lost_tokens(slice(block.start, block.start + num), out)
+        num_cut_off, tokens_cut_off = num_cut_off + int(np.count_nonzero(lost)), tokens_cut_off + int(lost.sum())
         packed += _by(media[is_in[:num] | is_cut], len(packed))
         left_out += np.bincount(out, minlength=len(left_out))
         tokens_left_out += np.bincount(out, of_samples, len(LEFT_OUT)).astype(np.int64)
         lens.add(of_samples[of_samples > 0])
     tokens_left_out[LEFT_OUT.index(None)] = 0  # of samples that are packed
-    return Counted(samples, packed, tokens, left_out, tokens_left_out, num_cut, num_parts, num_parts_out, lens)
+    return Counted(
+        samples, packed, tokens, left_out, tokens_left_out, num_cut, num_cut_off, tokens_cut_off, num_parts,
+        num_parts_out, lens,
+    )  # fmt: skip
 
 
 @dataclass

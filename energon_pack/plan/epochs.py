@@ -16,14 +16,16 @@ def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: in
     """Return a plan with as many packs, each as full as before.
 
     Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
-    random, so nothing is measured or packed again. Then all packs are put in a new order. Epoch 0 is the plan itself.
+    random, so nothing is measured or packed again; one of which nothing is trained only with another such. Then all
+    packs are put in a new order. Epoch 0 is the plan itself.
     """
     if not epoch or not plan.num_packs:
         return plan
     seed = seed_of(seed, epoch)
     used = np.sort(plan.items)
     costs, _ = caps.costs(items.counts, packing)
-    alike = [*costs[:, used], groups(items, packing)[used], items.counts["num_images"][used] > 0]
+    has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
+    alike = [*costs[:, used], groups(items, packing)[used], has_image, is_trained]
     by_chance = np.lexsort((random_keys(len(used), seed, 20), *alike))
     in_place = np.lexsort((np.arange(len(used)), *alike))
     other = np.empty(len(items), np.int64)

@@ -22,9 +22,8 @@ from energon_pack.run.scratch import blocks
 from energon_pack.samples.cut import EXPANDED_TYPE, Cut
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.expanded import pairs_of, turns_of
-from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.frame_lists import has_lists
-from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
@@ -33,7 +32,7 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand, LabelsConfig, TrainOn
 
 #: Raise this number when the same conversation becomes other samples.
-_VERSION = 1
+_VERSION = 2
 
 
 def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> Lengths:
@@ -139,6 +138,5 @@ def _rows(whole: Whole, cuts: list[Cut], how: Expand) -> list[LengthsRow]:
     rows = []
     for cut, (part, rendered), of_tokens in zip(cuts, parts, counts, strict=True):
         row = whole.measured(cut, part, rendered, *of_tokens)
-        kinds = [medium.kind for medium, _ in lists_of_frames(part.media)] if part.media else []
-        rows.append(replace(row, does_not_fit=do_not_fit(part.messages, part.tools, kinds)))
-    return rows
+        rows.append(replace(row, does_not_fit=do_not_fit(part)))
+    return whole.trained(rows)

@@ -23,23 +23,24 @@ from energon_pack.plan.drawn import Share
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.cut import CUT_TYPE, EXPANDED_TYPE, as_expanded
+from energon_pack.samples.cut import CUT_TYPE, widened
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.draws import copy_numbers
+from energon_pack.templates.settings import Untrained
 
 #: Columns that the report counts, over all measured samples.
 NOTES = (
     "control_tokens",
     "placeholders_put_in",
     "placeholders_as_text",
-    "media_unread",
     "assistant_first",
     "tools_left_out",
     "weights",
     "reasoning_left_out",
+    "nulls_dropped",
 )
 #: notes whose column is a number of tokens: a sample is counted if it is above 0
 _COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
@@ -50,6 +51,8 @@ _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_
 
 _REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 
+#: columns with a list of names, which are counted
+LISTED = ("unknown_keys", "image_modes")
 _MOST_KEYS = 1000  # unknown keys that are counted: if names of people are keys, each sample has others
 
 #: The numbers kept for each item; 4 bytes each unless noted.
@@ -115,7 +118,11 @@ class Lengths:
         seed: decides which sample is in which split.
         scratch: where the arrays are kept.
         split_by_medium: samples with the same first medium are in the same split.
+        untrained: whether samples of which nothing is trained may be packed.
     """
+
+    #: the columns that `reason` reads
+    reads = ("reason", "does_not_fit", "num_supervised")
 
     def __init__(
         self,
@@ -127,6 +134,7 @@ class Lengths:
         seed: int = 0,
         scratch: Scratch = _IN_MEMORY,
         split_by_medium: bool = False,
+        untrained: Untrained = Untrained.drop,
     ):
         #: source shards by number
         self.shards = measured
@@ -135,9 +143,9 @@ class Lengths:
         self.reasons: Counter[str] = Counter()
         #: number of samples with each of `NOTES`
         self.notes: Counter[str] = Counter()
-        #: number of samples with an unknown key, by key, and the id of one such sample
-        self.unknown_keys: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
+        #: for each of `LISTED`: number of samples by name, and the id of one such sample
+        self.listed: dict[str, Counter[str]] = {column: Counter() for column in LISTED}
+        self.examples: dict[tuple[str, str], str] = {}
         #: trained tokens of all samples, cut or not, and how many of them have another weight than 1 in the loss
         self.num_supervised = self.num_weighted = 0
         folders = [name.rpartition("/")[0] for name in self.shard_names]
@@ -148,8 +156,9 @@ class Lengths:
         self.shares_of_entries: list[Share] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
-        #: whether `labels.expand` made the parts
-        self.are_expanded = False
+        #: the type of the column `cut`
+        self.cut_type = CUT_TYPE
+        self._drops_untrained = untrained is Untrained.drop
         self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
         self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[CachedRows] = []
@@ -164,6 +173,8 @@ class Lengths:
         self._join()
         #: tokens of each sample, whether it was cut or not
         self.sample_lens = self.items.lens
+        #: tokens of each sample that none of its parts has
+        self.cut_off = scratch.zeros(self.num_samples, np.int32)
         #: the number of each part's sample
         self.whole_of_part: Ints = np.zeros(0, np.int64)
         #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
@@ -174,7 +185,8 @@ class Lengths:
     def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> "Lengths":
         """Return these lengths with parts in place of some samples that have none yet.
 
-        If a part has a reason to be in no pack, its sample is left out for that reason.
+        If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
+        part: it has the number of tokens that no part has.
 
         Args:
             parts: chunks with parts, the rows to take from each, and the sample of each row.
@@ -182,12 +194,16 @@ class Lengths:
         cut = copy.copy(self)
         cut._rows, cut._columns = [*self._rows], self._new_columns()
         cut.is_cut, is_out = (self.scratch.zeros(self.num_samples, np.bool_) for _ in range(2))
+        cut.cut_off = self.scratch.zeros(self.num_samples, np.int32)
         for block in blocks(self.num_samples):
-            cut.is_cut[block] = self.is_cut[block]
+            cut.is_cut[block], cut.cut_off[block] = self.is_cut[block], self.cut_off[block]
         added = []
         for chunk, rows, whole in parts:
-            table = chunk.read(["reason", "detail", "does_not_fit", "cut"]).take(pa.array(rows))
-            cut.are_expanded |= table["cut"].type == EXPANDED_TYPE
+            table = chunk.read([*self.reads, "detail", "token_len", "cut"]).take(pa.array(rows))
+            cut.cut_type = max(cut.cut_type, table["cut"].type, key=len)
+            is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
+            cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
+            table, rows, whole = table.filter(pa.array(~is_off)), rows[~is_off], whole[~is_off]
             found = self._refused(table, whole)
             is_out[found["sample"].to_numpy()] = True
             cut.refused = pa.concat_tables([cut.refused, found])
@@ -242,7 +258,8 @@ class Lengths:
         never = counts.sum(axis=0) == 0
         np.cumsum(counts.sum(axis=0) + never, out=first[1:])
         drawn.num_samples = int(first[-1])
-        drawn.is_cut, drawn.sample_lens = (self.scratch.zeros(drawn.num_samples, kind) for kind in (np.bool_, np.int32))
+        kinds = (np.bool_, np.int32, np.int32)
+        drawn.is_cut, drawn.sample_lens, drawn.cut_off = (self.scratch.zeros(drawn.num_samples, kind) for kind in kinds)
         wholes = [np.zeros(0, np.int64)]
         for rows in self._rows:
             here = slice(rows.start, rows.start + rows.num)
@@ -261,6 +278,7 @@ class Lengths:
                 wholes.append(sample)
             else:
                 drawn.is_cut[sample] = self.is_cut[here][taken] & ~is_out
+                drawn.cut_off[sample] = self.cut_off[here][taken]
                 drawn.sample_lens[sample] = np.where(is_out, 0, self.sample_lens[here][taken])
             base = np.arange(rows.num) if rows.rows is None else rows.rows[: rows.num]
             drawn._rows.append(
@@ -291,10 +309,14 @@ class Lengths:
         own.items, own.shared = items, shared
         return own
 
-    @property
-    def cut_type(self) -> pa.StructType:
-        """The type of the column `cut`."""
-        return EXPANDED_TYPE if self.are_expanded else CUT_TYPE
+    def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
+        """Return how many tokens of each sample are in none of its packed parts.
+
+        Args:
+            left_out: `PackPlan.left_out` of these samples.
+        """
+        lost: AnyInts = np.where(self.is_cut[samples] & (left_out == 0), self.cut_off[samples], 0)
+        return lost
 
     def tables(self, columns: Sequence[str], with_parts: bool = True) -> Iterator[tuple[int, Ints, pa.Table]]:
         """Yield all rows, many at a time: the number of the first row's item, the shard of each row, and the
@@ -303,8 +325,8 @@ class Lengths:
         for rows in self._rows:
             if with_parts or rows.start < self.num_samples:
                 numbers, table = rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
-                if self.are_expanded and "cut" in columns:
-                    cuts = as_expanded(table["cut"])
+                if "cut" in columns:
+                    cuts = widened(table["cut"], self.cut_type)
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
                 yield rows.start, numbers, table
 
@@ -326,13 +348,19 @@ class Lengths:
         return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
-        """Return why each row can be in no pack of any plan; null: it may be packed."""
+        """Return why each row, of which `reads` are read, can be in no pack of any plan; null: it may be packed."""
         is_unfit = pc.is_valid(self._unfit(table))
-        return pc.coalesce(table["reason"], pc.if_else(is_unfit, Reason.NOT_IN_FLAVOR.value, None))
+        is_untrained = pc.and_(pc.equal(table["num_supervised"], 0), self._drops_untrained)
+        return pc.coalesce(
+            table["reason"],
+            pc.if_else(is_unfit, Reason.NOT_IN_FLAVOR.value, None),
+            pc.if_else(is_untrained, Reason.NOTHING_TRAINED.value, None),
+        )
 
     def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
         """Return the part of each row that packs of this flavor have no place for; null: it fits."""
-        return pc.struct_field(table["does_not_fit"], self.flavor.form)
+        answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
+        return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
 
     def largest(self, samples: Ints) -> dict[str, Ints]:
         """Return the largest counts of `caps` that each sample, or one of its parts, has.
@@ -393,29 +421,31 @@ class Lengths:
             tokens = table.select(["num_supervised", "num_weighted"]).filter(pc.is_null(reasons))
             self.num_supervised += pc.sum(tokens["num_supervised"]).as_py() or 0
             self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
-            self._count_unknown(mine, table.append_column("is_in", pc.is_null(reasons)))
+            for column in LISTED:
+                self._count_listed(column, mine, table.append_column("is_in", pc.is_null(reasons)))
 
-    def _count_unknown(self, rows: CachedRows, table: pa.Table) -> None:
-        """Count the unknown keys of samples that may be packed."""
-        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table["unknown_keys"])).to_numpy())
+    def _count_listed(self, column: str, rows: CachedRows, table: pa.Table) -> None:
+        """Count the names in the lists of samples that may be packed."""
+        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table[column])).to_numpy())
         if not len(places):
             return
-        lists = table["unknown_keys"].take(pa.array(places)).combine_chunks()
+        counts = self.listed[column]
+        lists = table[column].take(pa.array(places)).combine_chunks()
         names, of_list = lists.flatten(), lists.value_parent_indices()
         keys: tuple[Ints, pa.Table] | None = None
         for found in pc.value_counts(names).to_pylist():
             name = found["values"]
-            if name not in self.unknown_keys and len(self.unknown_keys) >= _MOST_KEYS:
+            if name not in counts and len(counts) >= _MOST_KEYS:
                 continue
-            self.unknown_keys[name] += found["counts"]
-            if name not in self.examples:
+            counts[name] += found["counts"]
+            if (column, name) not in self.examples:
                 keys = keys or rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
                 place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
-                self.examples[name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
+                self.examples[column, name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
 
     def _read(self, chunk: Chunk, with_key: bool) -> pa.Table:
         more = ["key"] * with_key + ["first_medium"] * self._by_medium
-        return chunk.read([*_COLUMNS, "unknown_keys", *more])
+        return chunk.read([*_COLUMNS, *LISTED, *more])
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
@@ -437,7 +467,7 @@ class Lengths:
         #: bytes of each item as members of a tar, and a checksum of its source
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
-        if self.are_expanded:
+        if self.cut_type != CUT_TYPE:
             others["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
         if self._num_turns > 1:
             others["turn"] = self._arrays["turn"]

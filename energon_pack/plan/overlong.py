@@ -1,12 +1,13 @@
-"""Cut conversations longer than a pack: between turns (`packing.overlong=split_turns`), or in text (`truncate_text`).
+"""Cut samples longer than a pack: conversations between turns (`packing.overlong=split_turns`) or in text
+(`truncate_text`), documents between tokens (`split_text`).
 
-Each part is a conversation of its own: the system turn, a run of turns, and their media.
+Each part of a conversation is one of its own: the system turn, a run of turns, and their media.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -23,24 +24,25 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
 from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.text_parts import text_parts
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.cut import Cut, exchanges
-from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.cut import CUT_TYPE, TEXT_TYPE, Cut, exchanges
+from energon_pack.samples.documents import DOCUMENT, is_document
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader, SourceChanged
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.templates.processor import load_saved
+from energon_pack.templates.settings import LabelsConfig
 
-CUTTING = (Overlong.split_turns, Overlong.truncate_text)
-#: Raise this number when the same conversation is cut in another way.
-_VERSION = 1
+#: Raise this number when the same sample is cut in another way.
+_VERSION = 2
 
 
 def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> None:
     """Raise PackError on the first overlong sample if `packing.overlong=error`."""
-    if packing.overlong is not Overlong.error:
+    if packing.overlong != Overlong.error:
         return
     overlong = plan.left_out[: lengths.num_samples] == LEFT_OUT.index(Reason.OVERLONG)
     if num := np.count_nonzero(overlong):
@@ -53,18 +55,18 @@ def check_overlong(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> 
         )
 
 
-def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, run: Run) -> Lengths:
+def cut_overlong(lengths: Lengths, method: Method, packing: PackingConfig, labels: LabelsConfig, run: Run) -> Lengths:
     """Return the lengths with parts in place of samples that are too long, if these can be cut."""
     items = lengths.items
     overlong = lengths.scratch.zeros(lengths.num_samples, np.bool_)
     for block in blocks(lengths.num_samples):
         overlong[block] = _is_overlong(items.lens[block], packing)
-        if packing.overlong is Overlong.truncate_text:
+        if packing.overlong != Overlong.split_turns:
             overlong[block] &= items.media[block] == 0
     making = Making(
         "cut",
-        key_of(how_cut(packing), _VERSION),
-        partial(cut, packing=packing),
+        key_of(how_cut(packing), _VERSION, *([] if labels.cut_end else ["open"])),
+        partial(cut, packing=packing, cut_end=labels.cut_end),
         lambda table: _is_overlong(table["token_len"].to_numpy(), packing),
         ("token_len",),
     )
@@ -87,38 +89,57 @@ def _is_overlong(token_len: npt.NDArray[Any], packing: PackingConfig) -> npt.NDA
     return is_overlong
 
 
-def cut(job: PartsJob, packing: PackingConfig) -> tuple[pa.Table, list[int]]:
-    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut."""
+def cut(job: PartsJob, packing: PackingConfig, cut_end: bool = True) -> tuple[pa.Table, list[int]]:
+    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut.
+
+    Args:
+        cut_end: `labels.cut_end`.
+    """
     template = load_saved(job.method.template_folder)
     parts: list[list[LengthsRow]] = []
     with Reader() as reader:
         hashes = MediaHashes(reader) if job.method.with_beginnings else None
         for shard, row in zip(job.shards, rows_of(job.rows, LengthsRow), strict=True):
             parts.append([])
-            if packing.overlong is Overlong.split_turns or not row.parts:
+            if packing.overlong == Overlong.split_turns or not row.parts:
                 try:
                     sample = read_again(reader, shard, row, job.method.read)
                     whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
-                    parts[-1] = _Conversation(whole, packing).parts()
+                    parts[-1] = _parts(whole, packing, cut_end)
                 except Skip:  # unlikely: it could be read when it was measured
                     raise SourceChanged(shard.path) from None
     rows = list(chain.from_iterable(parts))
-    return lengths_table(rows, job.method.with_beginnings), list(map(len, parts))
+    has_forms = packing.overlong == Overlong.split_text or (packing.overlong == Overlong.truncate_text and not cut_end)
+    table = lengths_table(rows, job.method.with_beginnings, TEXT_TYPE if has_forms else CUT_TYPE)
+    return table, list(map(len, parts))
+
+
+def _parts(whole: Whole, packing: PackingConfig, cut_end: bool) -> list[LengthsRow]:
+    """Return rows of the parts of a sample, and of the tokens that are in none; no row if it can't be cut."""
+    is_text = is_document(whole.sample.messages)
+    if packing.overlong == Overlong.split_text:
+        parts = [*text_parts(whole, packing)] if is_text else []
+    elif packing.overlong == Overlong.split_turns:
+        parts = _Conversation(whole, packing).parts()
+    else:
+        parts = [*islice(text_parts(whole, packing), 1)] if is_text and not cut_end else []
+        parts = parts or _Conversation(whole, packing, cut_end).beginning()
+    rows = whole.trained(parts) if parts else []
+    is_cut_off = packing.overlong == Overlong.truncate_text and any(row.reason is None for row in rows)
+    return [*rows, *([whole.cut_off(whole.row.token_len - rows[0].token_len)] if is_cut_off else [])]
 
 
 class _Conversation:
     """One overlong sample, and the measured lengths of its parts."""
 
-    def __init__(self, whole: Whole, packing: PackingConfig):
+    def __init__(self, whole: Whole, packing: PackingConfig, cut_end: bool = True):
         self._whole, self._packing = whole, packing
         self._messages = whole.sample.messages
+        self._form = None if cut_end else "open"
 
     def parts(self) -> list[LengthsRow]:
         """Return rows of its parts; none if it can't be cut."""
         edges = exchanges(self._messages)
-        if self._packing.overlong is Overlong.truncate_text:
-            found = self._beginning(edges)
-            return [] if found is None else [self._named(found, 1, 1)]
         found_all = []
         at = 0
         while at < len(edges) - 1:
@@ -127,24 +148,31 @@ class _Conversation:
                 return []
             at += step[0]
             found_all.append(step[1])
-        return [self._named(row, i + 1, len(found_all)) for i, row in enumerate(found_all)]
+        return found_all
 
-    def _beginning(self, edges: list[int]) -> LengthsRow | None:
-        """Return the longest beginning that fits: whole exchanges, or the first answer up to a token."""
+    def beginning(self) -> list[LengthsRow]:
+        """Return the row of the longest beginning that fits: whole exchanges, or the first answer up to a token."""
+        edges = exchanges(self._messages)
         whole = _most(lambda n: self._measured(edges[0], edges[n]), len(edges) - 2)
         if whole is not None:
-            return whole[1]
+            return [self._without_last(whole[1])]
         answer = next(i for i, message in enumerate(self._messages) if message["role"] in ("assistant", DOCUMENT))
         text = self._messages[answer]["content"]
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
-            return None
+            return []
         ends = self._whole.template.token_ends(text)
         found = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
-        return None if found is None else found[1]
+        return [] if found is None else [self._without_last(found[1])]
+
+    def _without_last(self, row: LengthsRow) -> LengthsRow:
+        """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""
+        last = max((i for i, message in enumerate(self._messages) if message["role"] == "assistant"), default=-1)
+        lacks_it = row.cut is not None and row.cut.end_turn <= last
+        return replace(row, num_supervised=0) if self._whole.trains_last and lacks_it else row
 
     def _measured(self, first: int, end: int, num_characters: int | None = None) -> LengthsRow | None:
         """Return the row of a part; None if it does not fit."""
-        cut = Cut("", first, end, num_characters, self._whole.kinds())
+        cut = Cut("", first, end, num_characters, self._whole.kinds(), self._form if num_characters else None)
         try:
             part, rendered = self._whole.rendered(cut)
         except Skip:  # a template may refuse turns without the turns before them
@@ -152,9 +180,6 @@ class _Conversation:
         [counts] = self._whole.template.count([rendered], self._whole.engine)
         row = self._whole.measured(cut, part, rendered, *counts)
         return None if caps.exceeded({name: getattr(row, name) for name in caps.COLUMNS}, self._packing) else row
-
-    def _named(self, row: LengthsRow, number: int, num_parts: int) -> LengthsRow:
-        return replace(row, cut=row.cut and row.cut._replace(part=f"{number}of{num_parts}"))
 
 
 def _most(measured: Callable[[int], LengthsRow | None], limit: int) -> tuple[int, LengthsRow] | None:

@@ -16,7 +16,7 @@ from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
 #: `PackPlan.left_out` by code
-LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP)
+LEFT_OUT = (None, Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED)
 
 _IN_MEMORY = Scratch()
 

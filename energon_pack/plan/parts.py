@@ -31,12 +31,14 @@ from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import media_type
+from energon_pack.samples.skip import Reason
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.sample import ReadSample, part_of
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.settings import TrainOn
 from energon_pack.templates.template import Template
 
 _SLICE = 200  # samples a job
@@ -200,6 +202,34 @@ class Whole(NamedTuple):
             hash_beginnings(self.template, [(row, rendered)])
         return row
 
+    @property
+    def as_sample(self) -> Sample:
+        """The sample as a template takes it."""
+        return Sample(self.sample.timed, self.sample.media, self.sample.tools, self.sample.options)
+
+    @property
+    def trains_last(self) -> bool:
+        """Whether only its last answer is trained."""
+        own = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
+        return bool(own == TrainOn.last)
+
     def kinds(self) -> str:
         """Return a letter for each medium, as `Cut.kinds`."""
         return "".join(kind[0] for kind in self.sample.kinds)
+
+    def trained(self, parts: Sequence[LengthsRow]) -> list[LengthsRow]:
+        """Return the rows of the parts in which something is trained, numbered, and a row for the tokens of the others.
+
+        Where none is trained, return one row, with the reason why the sample is left out.
+        """
+        kept = [row for row in parts if row.num_supervised]
+        if not kept:
+            return [replace(parts[0], reason=Reason.NOTHING_TRAINED.value, detail="nothing is trained in its parts")]
+        lost = sum(row.token_len for row in parts) - sum(row.token_len for row in kept)
+        cuts = [row.cut and row.cut._replace(part=f"{i}of{len(kept)}") for i, row in enumerate(kept, 1)]
+        numbered = [replace(row, cut=cut) for row, cut in zip(kept, cuts, strict=True)]
+        return [*numbered, *([self.cut_off(lost)] if lost else [])]
+
+    def cut_off(self, num_tokens: int) -> LengthsRow:
+        """Return a row that says how many tokens of the sample are in no part."""
+        return replace(self.row, token_len=num_tokens, reason=Reason.CUT_OFF.value)

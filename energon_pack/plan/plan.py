@@ -32,6 +32,7 @@ from energon_pack.plan.trees import Trees, find_trees, with_own_counts
 from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel, cost_model
 from energon_pack.steps.topology import stream
@@ -51,8 +52,9 @@ def plan_packs(
     """Pack items into sequences of at most `max_token_len` tokens, and put the packs in order.
 
     Every item with a length is in exactly one pack, or left out: `overlong`, or `over_cap` if it alone exceeds another
-    limit of a pack. Items of different turns, groups (`group_by`, `window`) or splits share no pack. Packs of one split
-    come in a row, in the order of their turns. One window is planned at a time.
+    limit of a pack, `nothing_trained` if nothing would be trained in its pack. Items of different turns, groups
+    (`group_by`, `window`) or splits share no pack. Packs of one split come in a row, in the order of their turns. One
+    window is planned at a time.
 
     Args:
         cost: the cost model that is made even over the ranks of a step, for `packing.topology`; None: a common model.
@@ -130,8 +132,9 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
 
     to_pack = is_there & (left_out == 0)
     to_pack[own] = False
+    sizes, own = _trained(np.ones(len(own), np.int64), own, items, left_out)
     packs, bound = PackBuilder(_IN_MEMORY), len(own)
-    packs.add(np.ones(len(own), np.int64), own)
+    packs.add(sizes, own)
     candidates = np.flatnonzero(to_pack)
     group = groups(items, packing)[candidates]
     candidates = candidates[np.argsort(group, kind="stable")]
@@ -144,9 +147,18 @@ def _packed(items: Items, packing: PackingConfig, seed: int) -> PackPlan:
         except ValueError as error:
             num = int(has_image.sum())
             raise PackError(f"packing.need_image: {num} samples with images are too few: {error}") from None
-        bound += max(lower_bound(values, limit) for values, limit in zip(of_members, limits, strict=True))
-        packs.add(np.diff(bins.starts), members[bins.items])
+        sizes, packed = _trained(np.diff(bins.starts), members[bins.items], items, left_out)
+        bound += max(lower_bound(values, limit) for values, limit in zip(costs[:, packed], limits, strict=True))
+        packs.add(sizes, packed)
     return packs.plan(left_out, bound)
+
+
+def _trained(sizes: Ints, members: Ints, items: Items, left_out: npt.NDArray[np.int8]) -> tuple[Ints, Ints]:
+    """Return the sizes and members of packs in which something is trained; leave out the members of the others."""
+    is_trained = np.add.reduceat(items.num_supervised[members].astype(np.int64), np.cumsum(sizes) - sizes) > 0
+    are_kept = np.repeat(is_trained, sizes)
+    left_out[members[~are_kept]] = LEFT_OUT.index(Reason.NOTHING_TRAINED)
+    return sizes[is_trained], members[are_kept]
 
 
 def _together(left_out: npt.NDArray[np.int8], whole: AnyInts) -> npt.NDArray[np.int8]:
@@ -238,6 +250,18 @@ def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> N
                 f"output.splits.{name}={share:g}: of {amount(len(plan.items), 'sample')} none is in it; a larger share,"
                 " or another seed"
             )
+
+
+def check_kinds(lengths: Lengths, plan: PackPlan) -> None:
+    """Raise PackError if packs for another stack's class hold images and videos: its encoder refuses each of them."""
+    if not lengths.flavor.gives or not plan.num_packs:
+        return
+    num = int((media_of_packs(lengths.items, plan) == MEDIA_TYPES.index("mix")).sum())
+    if num:
+        raise PackError(
+            f"{amount(num, 'pack')} of {plan.num_packs:,} would hold images and videos, and the class of"
+            " output.sample_type takes packs of one of them: packing.group_by=media"
+        )
 
 
 def without_window(items: Items, packing: PackingConfig, seed: int) -> int | None:

@@ -23,11 +23,14 @@ from energon_pack.plan.trees import sharing_figures
 from energon_pack.run.console import console, print_table, say
 from energon_pack.run.progress import Progress
 from energon_pack.run.scratch import blocks
+from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
+#: what becomes of images with more than 8 bits a channel
+LOST_BITS = "values above 255 become white, and fractions black, as in transformers"
 _MOST_KEYS = 20  # unknown keys that are listed
 
 
@@ -86,16 +89,17 @@ class Report:
     max_token_len: int
     tokens: int  # in packs
     tokens_left_out: int  # tokens of measured samples that are in no pack
-    tokens_left_out_by_reason: dict[str, int]
+    tokens_left_out_by_reason: dict[str, int]  # `cut_off`: of samples whose other tokens are packed
     num_supervised: int  # trained tokens in packs
     samples_with_control_tokens: int  # spelled out in their messages
     samples_with_placeholders_put_in: int
     samples_with_placeholders_as_text: int
     samples_with_assistant_first: int  # the first answer has no question before it
-    samples_with_media_unread: int  # a field names an image or a video, but the sample is packed as text
     samples_with_tools_left_out: int  # the chat template does not write their tools
     samples_with_reasoning_left_out: int  # the chat template does not write their reasoning
+    samples_with_nulls_dropped: int  # nulls of a table's rows were taken out of their calls and tools
     unknown_keys: dict[str, dict[str, Any]]  # the most frequent unknown keys of records: samples, example
+    image_modes: dict[str, dict[str, Any]]  # modes of images that lose bits: samples, example
     shared: dict[str, int] | None  # the savings of `packing.share`; None, and not in the file: none
     mixture: list[dict[str, Any]] | None  # one for each entry; None, and not in the file: there is no mixture
     samples_with_weights: int  # a trained token has another weight than 1 in the loss
@@ -110,6 +114,7 @@ class Report:
     flops: dict[str, Any]  # forward, of all packs: weights and attention of the language model, vision encoder; source
     steps: dict[str, Any] | None  # None, and not in the file: a step has one pack
     expanded: dict[str, Any] | None = None  # `Expansion`; None, and not in the file: `labels.expand=none`
+    samples_cut_off: int = 0  # packed samples whose parts lack some of their tokens; each is in skipped.jsonl
     run: RunFacts | None = None  # in the file these facts are beside the figures
 
     @property
@@ -120,7 +125,7 @@ class Report:
         ]
 
     def dropped_share(self, reason: str) -> float:
-        """Return the share of all tokens that the plan left out for this reason."""
+        """Return the share of all tokens that are in no pack for this reason."""
         return self.tokens_left_out_by_reason.get(reason, 0) / max(1, self.tokens + self.tokens_left_out)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,6 +177,7 @@ def summarize(
         samples_packed=num_packed,
         samples_skipped=reasons.total(),
         samples_cut=found.num_cut,
+        samples_cut_off=found.num_cut_off,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
@@ -180,23 +186,25 @@ def summarize(
         fill=_fill(tokens, packs.room.sum()),
         max_token_len=capacity,
         tokens=tokens,
-        tokens_left_out=int(found.tokens_left_out.sum()),
+        tokens_left_out=int(found.tokens_left_out.sum()) + found.tokens_cut_off,
         tokens_left_out_by_reason={
             reason.value: int(found.tokens_left_out[code])
             for code, reason in enumerate(LEFT_OUT)
             if reason is not None and found.left_out[code]
-        },
+        }
+        | ({Reason.CUT_OFF.value: found.tokens_cut_off} if found.num_cut_off else {}),
         num_supervised=packs.num_supervised,
         samples_with_control_tokens=lengths.notes["control_tokens"],
         samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
         samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
         samples_with_assistant_first=lengths.notes["assistant_first"],
-        samples_with_media_unread=lengths.notes["media_unread"],
         samples_with_tools_left_out=lengths.notes["tools_left_out"],
-        unknown_keys=unknown_keys(lengths),
+        unknown_keys=listed(lengths, "unknown_keys"),
+        image_modes=listed(lengths, "image_modes"),
         samples_with_weights=lengths.notes["weights"],
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
+        samples_with_nulls_dropped=lengths.notes["nulls_dropped"],
         by_media={
             name: MediaFigures(
                 samples_in=int(found.samples[code]),
@@ -222,10 +230,10 @@ def summarize(
     )
 
 
-def unknown_keys(lengths: Lengths) -> dict[str, dict[str, Any]]:
-    """Return the most frequent unknown keys of records: in how many samples each is, and one example."""
-    most = sorted(lengths.unknown_keys.items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
-    return {name: {"samples": number, "example": lengths.examples[name]} for name, number in most}
+def listed(lengths: Lengths, column: str) -> dict[str, dict[str, Any]]:
+    """Return the most frequent names in one of `items.LISTED`: in how many samples each is, and one example."""
+    most = sorted(lengths.listed[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
+    return {name: {"samples": number, "example": lengths.examples[column, name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:
@@ -298,14 +306,10 @@ def print_plan(report: Report) -> None:
         tokens = report.tokens_left_out_by_reason.get(reason)
         with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
         out.print(f"skipped: {number:,} {reason}{with_tokens}")
-    for line in _of_parts(report):
+    for line in lines_of_parts(report):
         out.print(line, soft_wrap=True)
-    for note in NOTES:
-        if number := getattr(report, f"samples_with_{note}"):
-            out.print(f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}")
-    for key, found in report.unknown_keys.items():
-        example = f"as {found['example']}: nothing reads it"
-        out.print(f"unknown key: {key!r} in {amount(found['samples'], 'sample')}, {example}")
+    for line in _notes(report):
+        out.print(line)
     if report.packs_without_window is not None:
         out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
     if report.steps:
@@ -316,11 +320,29 @@ def print_plan(report: Report) -> None:
         out.print(f"tokens of a sample: {lens}")
 
 
-def _of_parts(report: Report) -> Iterator[str]:
+def _notes(report: Report) -> Iterator[str]:
+    """Yield a line for each thing that the authors of samples may not have meant."""
+    for note in NOTES:
+        if number := getattr(report, f"samples_with_{note}"):
+            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
+    for mode, found in report.image_modes.items():
+        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
+        yield f"noted: {samples}: {LOST_BITS}"
+    for key, found in report.unknown_keys.items():
+        samples = f"{amount(found['samples'], 'sample')}, as {found['example']}"
+        yield f"unknown key: {key!r} in {samples}: nothing reads it{hint(key)}"
+
+
+def lines_of_parts(report: Report) -> Iterator[str]:
+    """Yield what became of samples that were expanded or cut, in a line each."""
     if report.expanded:
         yield said_of(report.expanded, report.shared is not None)
     elif report.samples_cut:
         yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
+    if number := report.samples_cut_off:
+        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
+        of_all = f"{amount(tokens, 'token')}, {report.dropped_share(Reason.CUT_OFF.value):.2%} of all"
+        yield f"cut off: {of_all}, of {amount(number, 'sample')}"
 
 
 def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:

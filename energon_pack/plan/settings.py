@@ -39,7 +39,12 @@ class Overlong(str, Enum):
     error = "error"
     own_pack = "own_pack"
     split_turns = "split_turns"
+    split_text = "split_text"
     truncate_text = "truncate_text"
+
+
+#: the policies that make parts of samples
+CUTTING = (Overlong.split_turns, Overlong.split_text, Overlong.truncate_text)
 
 
 class GroupBy(str, Enum):
@@ -92,9 +97,9 @@ class PackingConfig:
     #: the algorithm of `bins`; auto: balanced, or optimal if that needs fewer packs
     algorithm: Algorithm = Algorithm.auto
     #: a sample that is too long goes into the ledger (drop), ends the run (error), gets its own pack, or is cut; auto:
-    #: drop, but end the run before it writes if such samples hold more than `max_dropped_tokens`
+    #: drop, but end the run before it writes if that loses more than `max_dropped_tokens`
     overlong: Overlong = Overlong.auto
-    #: share of all tokens that overlong samples may hold, with overlong=auto
+    #: share of all tokens that overlong=auto, or a policy that cuts, may leave out
     max_dropped_tokens: float = 0.1
     #: most tokens of a sample that gets its own pack, only for `own_pack`
     hard_limit: int | None = None

@@ -9,14 +9,15 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
-from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
+from energon_pack.plan.settings import CUTTING, GroupBy, Overlong, PackingConfig
 from energon_pack.pooling.pool import Pool, costs_of
 from energon_pack.run.json_nodes import node_of
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
-from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.templates.sample import Rendered, Sample
+from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template
 from energon_pack.training.members import sample_of
 
@@ -41,14 +42,22 @@ class Measuring:
     Args:
         control_tokens: how samples that spell a special token are treated.
         drop: leave faulty samples out; else they end the training.
+        untrained: `labels.untrained`.
 
     Raises:
         PackError: a setting that needs a plan over all samples.
     """
 
-    def __init__(self, template: Template, packing: PackingConfig, control_tokens: ControlTokens, drop: bool):
+    def __init__(
+        self,
+        template: Template,
+        packing: PackingConfig,
+        control_tokens: ControlTokens,
+        drop: bool,
+        untrained: Untrained = Untrained.drop,
+    ):
         packing.check()
-        _refuse_plans(packing)
+        _refuse_plans(packing, untrained)
         self.packing = packing
         self._template, self._skips_control, self._drop = template, control_tokens is ControlTokens.skip, drop
         #: samples that were logged already
@@ -135,6 +144,8 @@ class Measuring:
     def _measured(self, rendered: Rendered, token_len: int, num_supervised: int, sample: Sample) -> Measured | Skip:
         if not token_len:
             return Skip(Reason.PROCESSOR_ERROR, "the chat template renders nothing")
+        if not num_supervised:
+            return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED)
         kinds = [medium.kind for medium in sample.media]
         counts = {"token_len": token_len, **counts_of(rendered, kinds)}
         measured = Measured(token_len, costs_of(counts, self.packing), media_type(kinds))
@@ -159,16 +170,18 @@ def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> 
     if "packing" not in content:
         raise PackError("packing_buffer_size needs the settings of a dataset that energon_pack packed")
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
-    return Measuring(template, packing, read.control_tokens, drop)
+    untrained = node_of(LabelsConfig, content["labels"]).untrained
+    return Measuring(template, packing, read.control_tokens, drop, untrained)
 
 
-def _refuse_plans(packing: PackingConfig) -> None:
+def _refuse_plans(packing: PackingConfig, untrained: Untrained) -> None:
     """Raise PackError for settings that need a plan and change samples; warn of those that only order packs."""
     refused = {
-        f"overlong={packing.overlong.value}": packing.overlong in (Overlong.split_turns, Overlong.truncate_text),
-        "need_image=true": packing.need_image,
+        f"packing.overlong={packing.overlong.value}": packing.overlong in CUTTING,
+        "packing.need_image=true": packing.need_image,
+        f"labels.untrained={untrained.value}": untrained is Untrained.keep,
     }
     for setting in (name for name, is_set in refused.items() if is_set):
-        raise PackError(f"packing.{setting} needs a plan over all samples: pack before training, or LazyPackedDataset")
+        raise PackError(f"{setting} needs a plan over all samples: pack before training, or LazyPackedDataset")
     if packing.window is not None or packing.topology.has_steps:
         _log.warning("packing.window and packing.topology need a plan and are ignored: packs are made as samples come")

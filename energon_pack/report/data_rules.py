@@ -5,9 +5,10 @@ from itertools import islice
 
 from energon_pack.errors import amount
 from energon_pack.pages.html import clipped
-from energon_pack.plan.report import num_lost_to_bad_data
+from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
 from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.samples.keys import hint
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
@@ -15,7 +16,7 @@ _UNTRAINED = 0.001  # share of the samples
 _AT_BOUND = 0.8  # share of the samples whose images have the least, or the most, tokens the model allows
 _OF_FOLDER = 0.5  # share of a folder's samples
 _OF_MEDIUM = 0.1  # share of the samples of a medium
-_MANY_NOTED = {"media_unread": 0.1, "assistant_first": 0.5}  # shares of the samples
+_MANY_NOTED = {"assistant_first": 0.5}  # shares of the samples
 _FEW_TOKENS = 64  # an image of so few tokens shows no small print
 _FOLDERS, _NAME = 5, 120  # folders that are named, characters of a name
 _KEYS = 8  # unknown keys that are named
@@ -24,10 +25,11 @@ _ALIKE = 0.01  # share of the samples
 _HELP = {
     Reason.MISSING_MEDIA: "source.media_root, source.remote_media, or the names in the JSON",
     Reason.UNREADABLE_MEDIA: "convert or remove these files",
+    Reason.MEDIA_UNREAD: "the key that names the media (source.columns.images), or source.media=ignore",
     Reason.UNSUPPORTED_MEDIA: "another model, or convert the files",
     Reason.PLACEHOLDER_MISMATCH: "as many placeholders (<image>, <video>, <audio>) in the text as there are media",
     Reason.PREFERENCE_DATA: "source.take=chosen",
-    Reason.NO_MESSAGES: "which field holds the turns: source.…",
+    Reason.NO_MESSAGES: "source.messages_key or source.columns.messages: the field that holds the turns",
     Reason.DUPLICATE_KEY: "a name of its own for each sample",
     Reason.CONTROL_TOKEN: "source.control_tokens",
     Reason.PROCESSOR_ERROR: "the details name what the processor refuses",
@@ -150,11 +152,6 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "media may have been lost on the way",
             "the media of these samples",
         ),
-        "media_unread": (
-            "name an image or a video in a field that is not read, and are packed as text",
-            "the model never sees these media",
-            "the field's name: name and media_files are read, of JSONL also image, images, video, videos",
-        ),
         "assistant_first": (
             "begin with a turn of the assistant",
             "where roles have changed places, questions are trained on, and answers are not",
@@ -175,13 +172,17 @@ def notes(figures: Figures) -> Iterator[Remark]:
             "answers are trained on without the thoughts that led to them",
             "model.chat_template",
         ),
+        "nulls_dropped": (
+            "are rows of a table, whose null values in calls and tools are dropped",
+            "a row has the keys of all rows, and calls would be trained on with arguments of other tools",
+            "source.nulls=keep",
+        ),
     }
     for name, (what, why, knob) in said.items():
         if num := figures.source.notes.get(name):
             most = _MANY_NOTED.get(name, 1.0) * figures.source.samples
             grade = Grade.wrong if num > most else Grade.look
-            is_longer = name == "media_unread"  # these samples get longer with their media
-            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob, changes_lens=is_longer)
+            yield Remark(grade, f"{part(num, figures.source.samples)} {what}", why, knob)
 
 
 def unknown_keys(figures: Figures) -> Iterator[Remark]:
@@ -189,7 +190,9 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
     keys = figures.source.unknown_keys
     if not keys:
         return
-    named = (f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']})" for key, found in keys.items())
+    named = (
+        f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']}{hint(key)})" for key, found in keys.items()
+    )
     what = f"{len(keys)} keys of records are not known: {', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"
     why = "nothing reads them: what they say of media, of what is trained, or of how much, is lost"
     yield Remark(
@@ -198,6 +201,15 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
         why,
         "nothing where they are remarks; else a key that is read: messages, system, tools, images, videos",
     )
+
+
+def image_modes(figures: Figures) -> Iterator[Remark]:
+    """Tell which images lose bits when they become RGB."""
+    modes = figures.source.image_modes
+    if modes:
+        named = ", ".join(f"{mode} ({found['samples']:,}, as {found['example']})" for mode, found in modes.items())
+        what = f"samples have images of more than 8 bits a channel, by mode: {named}"
+        yield Remark(Grade.look, what, LOST_BITS, "the images: convert them to 8 bits")
 
 
 def images(figures: Figures) -> Iterator[Remark]:

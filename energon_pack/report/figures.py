@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.losses import dropped
+from energon_pack.dataset.losses import dropped, keeps_more
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.report import Report, unknown_keys
+from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
 from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
@@ -74,6 +75,7 @@ class Source:
     sees_media: bool  # whether the model sees media
     drawn_again: int = 0
     unknown_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.unknown_keys`
+    image_modes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see `Report.image_modes`
     num_weighted: int = 0  # trained tokens whose weight in the loss is not 1
 
 
@@ -87,6 +89,7 @@ class Loss:
     over_cap: int
     is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
     is_meant: bool = False  # the user set packing.overlong=drop
+    keeps_more: str = ""  # settings that would keep more of the samples that are too long
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,12 @@ class Figures:
     def skipped_by_reason(self) -> dict[str, int]:
         """Return the skipped samples of the plan, or of the source where nothing was planned."""
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
+
+    @property
+    def in_ledger(self) -> dict[str, int]:
+        """Return the entries of the ledger by reason: the skipped samples, and those that are cut off."""
+        num_cut_off = self.report.samples_cut_off if self.report else 0
+        return {**self.skipped_by_reason, **({Reason.CUT_OFF.value: num_cut_off} if num_cut_off else {})}
 
 
 def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: int = 0, num_repeated: int = 0) -> Source:
@@ -164,7 +173,8 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
-        unknown_keys=unknown_keys(lengths),
+        unknown_keys=listed(lengths, "unknown_keys"),
+        image_modes=listed(lengths, "image_modes"),
         num_weighted=lengths.num_weighted,
     )
 
@@ -237,9 +247,10 @@ def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
 def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
     """Count the samples of each origin that the settings leave out, whatever the plan."""
     out = np.zeros(num, np.int64)
-    if lengths.reasons[Reason.NOT_IN_FLAVOR]:
-        for start, _, table in lengths.tables(["reason", "does_not_fit"], with_parts=False):
-            is_out = pc.equal(lengths.reason(table), Reason.NOT_IN_FLAVOR.value).fill_null(False).to_numpy()
+    found_here = [reason.value for reason in (Reason.NOT_IN_FLAVOR, Reason.NOTHING_TRAINED) if lengths.reasons[reason]]
+    if found_here:
+        for start, _, table in lengths.tables(lengths.reads, with_parts=False):
+            is_out = pc.is_in(lengths.reason(table), pa.array(found_here)).to_numpy()
             out += np.bincount(origin[start : start + table.num_rows][is_out], minlength=num)
     return out
 
@@ -250,7 +261,12 @@ def planned_figures(
     """Return the fields of `Figures` that only a planned run has."""
     is_too_much, is_meant = dropped(report, packing) is not None, packing.overlong is Overlong.drop
     return {
-        "loss": replace(loss_of(lengths, plan), is_too_much=is_too_much, is_meant=is_meant),
+        "loss": replace(
+            loss_of(lengths, plan),
+            is_too_much=is_too_much,
+            is_meant=is_meant,
+            keeps_more=keeps_more(packing.overlong),
+        ),
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),

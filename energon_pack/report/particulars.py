@@ -23,14 +23,14 @@ _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon
 
 
 def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
-    """List the samples that were left out by reason, with examples.
+    """List the samples that were left out, or are cut, by reason, with examples.
 
     Args:
         ledger: the file that names all of them.
         left_out: pictures of samples that the plan left out.
     """
-    reasons, samples = figures.skipped_by_reason, figures.source.samples
-    asks, name = "Which samples are in no pack, and why?", "skipped samples"
+    reasons, samples = figures.in_ledger, figures.source.samples
+    asks, name = "Which samples are in no pack, or not whole, and why?", "skipped samples"
     if not reasons:
         return section(asks, tag("p", "None."), name=name)
     rows = [

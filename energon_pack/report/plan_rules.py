@@ -47,7 +47,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
             knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
         if not (figures.report and figures.report.expanded):
-            knobs.append("packing.overlong=split_turns where samples have several questions")
+            knobs.append(loss.keeps_more)
         most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
@@ -57,6 +57,29 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
             ", or ".join(knobs) or "packing.max_token_len",
         )
+
+
+def cut_off(figures: Figures) -> Iterator[Remark]:
+    """Tell how many tokens of packed samples are in no part."""
+    report, loss = figures.report, figures.loss
+    if report and loss and report.samples_cut_off:
+        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
+        yield Remark(
+            Grade.wrong if loss.is_too_much else Grade.look,
+            f"{short(tokens)} tokens ({percent(tokens, report.tokens + report.tokens_left_out)}) are cut off:"
+            f" {amount(report.samples_cut_off, 'sample')} {'is' if report.samples_cut_off == 1 else 'are'} packed"
+            " without them",
+            "training never sees them; the ledger says of each sample how many, and why",
+            f"packing.max_token_len, or {loss.keeps_more}",
+        )
+
+
+def untrained(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples are left out because nothing of them is trained."""
+    if num := figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value):
+        what = f"{part(num, figures.source.samples)} are in no pack, for none of their tokens is trained"
+        knob = "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others"
+        yield Remark(Grade.look, what, "they would cost time and teach nothing", knob)
 
 
 def over_cap(figures: Figures) -> Iterator[Remark]:

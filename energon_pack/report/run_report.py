@@ -107,7 +107,7 @@ class RunReport:
             looked_at = self._look(written, stored) if written else []
             left_out = self._pictures_of_left_out()
             figures = self._figures()
-            figures = replace(figures, examples=some_of_each(ledger, figures.skipped_by_reason))
+            figures = replace(figures, examples=some_of_each(ledger, figures.in_ledger))
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             packs = fitting(looked_at, _MOST_LOOKED_AT)

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import os
 import shutil
 import signal
@@ -12,6 +13,8 @@ from typing import NoReturn
 
 from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.bounds import hold_here
+from energon_pack.run.console import LogLine, complain
 from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
 
@@ -22,8 +25,8 @@ EXIT_CODES: dict[int, str] = {
     PackError.exit_code: "refused, or wrong input: one line names the value and what to change",
     2: "an unknown option, or a missing argument: the usage is printed",
     SamplesLost.exit_code: (
-        "too much is lost: to bad data (`max_skipped`), as overlong (`packing.max_dropped_tokens`), or a whole medium:"
-        " nothing was published"
+        "too much is lost: to bad data (`max_skipped`), as overlong or cut off (`packing.max_dropped_tokens`), or a"
+        " whole medium: nothing was published"
     ),
     EXIT_INTERRUPTED: "interrupted; the same `energon-pack` command continues from the files that are there",
 }
@@ -109,9 +112,12 @@ def on_disk(text: str) -> Path:
 def prepare_process() -> None:
     """Keep names and messages from ending the work in an ASCII locale, and let SIGTERM interrupt it as Ctrl-C does."""
     collect_rarely()
+    hold_here()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LogLine())
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
 
 
@@ -139,7 +145,7 @@ def run(name: str, work: Callable[[], int]) -> NoReturn:
         text, code = f"{error.filename or 'reading or writing failed'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
         text, code = "interrupted", EXIT_INTERRUPTED
-    print(f"energon_pack.{name}: {' '.join(text.splitlines())}", file=sys.stderr)
+    complain(f"energon_pack.{name}", text)
     sys.exit(code)
 
 

@@ -1,19 +1,46 @@
-"""Print to standard output."""
+"""Print for people: a terminal shows what data bring (names of files, texts, errors of libraries), and obeys nothing.
+
+All that is printed comes through here: lines, tables, progress, errors, and what is logged.
+"""
 
 import io
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
+
+from energon_pack.errors import printable
 
 _ANY_WIDTH = 10_000  # columns
 
 
+class SafeConsole(Console):
+    """A console that escapes all but its own control sequences."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, but="\n"), style, control)
+
+
+class LogLine(logging.Formatter):
+    """Formats what is logged for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), but="\n")
+
+
 def say(text: str) -> None:
     """Print a line to standard output without breaking it."""
-    console().print(text, soft_wrap=True)
+    console().print(printable(text), soft_wrap=True)
+
+
+def complain(program: str, text: str) -> None:
+    """Print an error to standard error, as one line."""
+    print(f"{program}: {printable(' '.join(text.splitlines()))}", file=sys.stderr)
 
 
 @contextmanager
@@ -42,4 +69,4 @@ def print_table(table: Table) -> None:
 
 def console() -> Console:
     """Return standard output as a console: as wide as the terminal, or 120 columns."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
+    return SafeConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)

@@ -20,6 +20,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from energon_pack.errors import amount
+from energon_pack.run.console import SafeConsole
 
 _SECONDS_BEFORE_LINES = 30.0
 _MOST_SECONDS_BETWEEN_LINES = 600.0
@@ -87,7 +88,7 @@ class Progress:
 
     def __init__(self, stages: Sequence[str] = (), job: str = "", quiet: bool = False):
         self._stages, self._job = stages, job
-        self._console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+        self._console: Console = SafeConsole(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
         #: whether a terminal shows stages as they go
         self.is_live = not quiet and _can_draw()
         self._bars = bars.Progress(

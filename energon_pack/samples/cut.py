@@ -1,9 +1,11 @@
 """Makes parts of a conversation: where it may be cut, and the content of a part.
 
-A part is a range of its turns. `Cut.form` says what else is done to it, where `labels.expand` makes samples of one:
+A part is a range of its turns. `Cut.form` says what else is done to it:
 
     turns   all up to an answer; only the turns from `trained_turn` on are trained, images before `first_image` are text
     pairs   a question and its answer, with the media of the first question
+    open    an answer whose text is cut, and whose end is not trained
+    tokens  a document: of the tokens of a range of its text, those from `first_token` to `end_token`
 """
 
 import re
@@ -29,7 +31,7 @@ CUT_TYPE = pa.struct(
         ("kinds", pa.string()),
     ]
 )
-#: of parts that `labels.expand` made: only tables that hold such have these columns
+#: of parts that `labels.expand` made: only tables that hold such, or a longer type, have these columns
 EXPANDED_TYPE = pa.struct(
     [
         *CUT_TYPE,
@@ -39,21 +41,33 @@ EXPANDED_TYPE = pa.struct(
         ("window_text", pa.string()),
     ]
 )
-FORMS = ("turns", "pairs")
+#: of parts that have a form of their own beside those
+TEXT_TYPE = pa.struct(
+    [
+        *EXPANDED_TYPE,
+        ("first_character", pa.int32()),
+        ("first_token", pa.int32()),
+        ("end_token", pa.int32()),
+    ]
+)
+FORMS = ("turns", "pairs", "open", "tokens")
 
 
 class Cut(NamedTuple):
-    """Names a part of a sample: a row of `CUT_TYPE`, or of `EXPANDED_TYPE`."""
+    """Names a part of a sample: a row of `CUT_TYPE`, `EXPANDED_TYPE` or `TEXT_TYPE`."""
 
     part: str  # `2of3`
     first_turn: int  # a range of messages; the system turn is in each part
     end_turn: int
-    num_characters: int | None  # characters kept of the last message's text; None: all
+    num_characters: int | None  # characters kept of the last message's text, from `first_character` on; None: all
     kinds: str  # the letter of each medium of the whole sample
     form: str | None = None  # one of `FORMS`; None: only the range
     trained_turn: int | None = None  # the turns before this one are not trained
     first_image: int | None = None  # the first of the sample's images that stays one
     window_text: str | None = None  # the text that replaces the turns before
+    first_character: int | None = None
+    first_token: int | None = None  # this and the next: of the tokens of these characters alone
+    end_token: int | None = None
 
     @property
     def all_kinds(self) -> list[str]:
@@ -65,20 +79,20 @@ def with_cuts(schema: pa.Schema, cuts: pa.StructType) -> pa.Schema:
     return schema.set(schema.get_field_index("cut"), pa.field("cut", cuts))
 
 
-def as_expanded(cuts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of `CUT_TYPE` as one of `EXPANDED_TYPE`; one that is, as it is."""
-    if cuts.type == EXPANDED_TYPE:
+def widened(cuts: pa.ChunkedArray, wanted: pa.StructType) -> pa.ChunkedArray:
+    """Return a column of cuts as one of a type that has its fields first; one that is, as it is."""
+    if cuts.type == wanted:
         return cuts
-    added = list(EXPANDED_TYPE)[CUT_TYPE.num_fields :]
+    added = list(wanted)[cuts.type.num_fields :]
     chunks = [
         pa.StructArray.from_arrays(
             [*chunk.flatten(), *(pa.nulls(len(chunk), each.type) for each in added)],
-            fields=list(EXPANDED_TYPE),
+            fields=list(wanted),
             mask=chunk.is_null(),
         )
         for chunk in cuts.chunks
     ]
-    return pa.chunked_array(chunks, EXPANDED_TYPE)
+    return pa.chunked_array(chunks, wanted)
 
 
 def split_id(sample_id: str) -> tuple[str, str | None]:
@@ -130,7 +144,8 @@ def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
     first = max(cut.first_turn, has_system)
     part = [*messages[:has_system], *messages[first : cut.end_turn]]
     if cut.num_characters is not None:
-        part[-1] = {**part[-1], "content": part[-1]["content"][: cut.num_characters]}
+        start = cut.first_character or 0
+        part[-1] = {**part[-1], "content": part[-1]["content"][start : start + cut.num_characters]}
     if (asked := _media_turn(messages, cut)) is not None:
         media, own = media_alone(messages[asked]["content"], cut.all_kinds), part[has_system]["content"]
         part[has_system] = {**part[has_system], "content": with_media_first(media, own, cut.all_kinds)}
@@ -176,6 +191,8 @@ def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
 def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) -> dict[str, Any]:
     """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
+    What its form asks of a template is among its options.
+
     Args:
         fields: those of the whole sample.
         media: as `media_of_part` returned them.
@@ -189,4 +206,8 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     settings = fields.get("media_settings")
     if isinstance(settings, list) and len(settings) == len(cut.kinds):
         own["media_settings"] = [settings[number] for number in media]
+    if cut.form == "open":
+        own["label_settings"] = {**(fields.get("label_settings") or {}), "end_of_turn": False}
+    if cut.form == "tokens":
+        own["token_range"] = [cut.first_token, cut.end_token]
     return own

@@ -49,23 +49,18 @@ def turns_of(
 def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     """Return a part for each question with its answer, with the media of the user's first turn.
 
-    Empty: the conversation stays whole, as it has one question, or its first one has no media. A pair of which nothing
-    is trained makes no part.
+    Empty: the conversation stays whole, as it has one question, or its first one has no media.
 
     Args:
         messages: of the whole sample.
         kinds: of its media.
-
-    Raises:
-        Skip: as `turn_weight`.
     """
     first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:
         return []
     edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
-    weights = [turn_weight(message, True) for message in messages]
-    pairs = [(start, end) for start, end in pairwise(edges) if any(weights[start:end])]
-    if len(edges) < 3 or not pairs:
+    pairs = [*pairwise(edges)]
+    if len(pairs) < 2:
         return []
     letters = "".join(kind[0] for kind in kinds)
     return [Cut(f"{number}of{len(pairs)}", *pair, None, letters, "pairs") for number, pair in enumerate(pairs, 1)]

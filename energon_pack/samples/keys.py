@@ -5,19 +5,22 @@
 sample, unless its value has no effect. Every other key is unknown: the report lists it with a sample that has it.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
+from energon_pack.samples.media.settings import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
-_MOST, _LONGEST = 8, 60  # most unknown keys that are reported of a sample; most characters of each
+_LONGEST = 60  # most characters of an unknown key
+_NEAR = 0.8  # likeness of two spellings of a key, as difflib measures it
 
 
 class _Elsewhere(NamedTuple):
@@ -39,7 +42,7 @@ _READ: tuple[frozenset[str], ...] = (
             *("answers", "text", "system", "system_prompt", "tools", "functions"),
             *("name", "media_files", "media", "media_type"),
             *MEDIA_KEYS,
-            *("fps", "timestamp_decimal", "patch_positions", "video_frames", "objects"),
+            *("fps", *RATE_KEYS, "timestamp_decimal", "patch_positions", "video_frames", "objects"),
             *OPTION_KEYS,
             *(PREFERENCE_KEYS - {"chosen", "rejected", *LABELS}),  # these are read if they make preference data
         )
@@ -55,8 +58,7 @@ _READ: tuple[frozenset[str], ...] = (
         (
             *("type", "text", "value", "thinking", *PART_TYPES, "path", "url", "source"),
             *("name", "id", "input", "tool_call", "tool_use_id", "content"),
-            *("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels"),
-            *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps"),
+            *SETTING_KEYS,
         )
     ),
 )
@@ -129,39 +131,75 @@ _ELSEWHERE: tuple[Mapping[str, _Elsewhere], ...] = (
 _KNOWN = tuple(read.union(harmless) for read, harmless in zip(_READ, _HARMLESS, strict=True))
 
 
-def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> tuple[str, ...]:
+@lru_cache(4096)
+def meant(unknown: str) -> str | None:
+    """Return the key that an unknown key nearly is, as `imgae` is `image`; None: there is none."""
+    place = max(number for number, prefix in enumerate(_PLACES) if unknown.startswith(prefix))
+    there = sorted(_READ[place].union(MEDIA_KEYS))
+    return next(iter(difflib.get_close_matches(unknown.removeprefix(_PLACES[place]).lower(), there, 1, _NEAR)), None)
+
+
+def hint(unknown: str) -> str:
+    """Return `: did you mean image?` for an unknown key; empty: no key is nearly it."""
+    near = meant(unknown)
+    return f": did you mean {near}?" if near and not unknown.endswith(near) else ""
+
+
+def is_of_media(key: str) -> bool:
+    """Tell whether a key, of a sample or a content part, names media."""
+    return key in MEDIA_KEYS or key in PART_TYPES
+
+
+def is_known(key: str) -> bool:
+    """Tell whether a key of a sample is read, or harmless."""
+    return key in _KNOWN[0]
+
+
+def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[str, list[Any]]:
     """Find the unknown keys of a sample, of its turns (`messages[].mood`) and of content parts (`content[].mood`).
+
+    A key of media in a part that is a text is unknown, too.
 
     Args:
         value: the sample's JSON as its author wrote it.
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
+    Returns:
+        The values of each.
+
     Raises:
         Skip: a key that means something in another tool.
     """
-    unknown: dict[str, None] = {}
+    unknown: dict[str, list[Any]] = {}
+
+    def add(strange: Iterator[tuple[str, Any]]) -> None:
+        for key, item in strange:
+            unknown.setdefault(key, []).append(item)
+
     if not _KNOWN[0].issuperset(value):
-        unknown = dict.fromkeys(_strange({key: item for key, item in value.items() if key not in conversation}, 0))
+        add(_strange({key: item for key, item in value.items() if key not in conversation}, 0))
     for key in conversation:
         for turn in value[key] if isinstance(value[key], list) else ():
             if not isinstance(turn, dict):
                 continue
             if not _KNOWN[1].issuperset(turn):
-                unknown |= dict.fromkeys(_strange(turn if "role" in turn or "from" in turn else without_sides(turn), 1))
+                add(_strange(turn if "role" in turn or "from" in turn else without_sides(turn), 1))
             content = turn.get("content", turn.get("value"))
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and not _KNOWN[2].issuperset(part):
-                    unknown |= dict.fromkeys(_strange(part, 2))
-    return tuple(islice(unknown, _MOST))
+                    add(_strange(part, 2))
+                if isinstance(part, dict) and part.get("type", "text") == "text":
+                    add((f"{_PLACES[2]}{key}", part[key]) for key in PART_TYPES if part.get(key))
+    return unknown
 
 
-def _strange(value: Mapping[str, Any], place: int) -> Iterator[str]:
+def _strange(value: Mapping[str, Any], place: int) -> Iterator[tuple[str, Any]]:
     for key in value:
         if key in _KNOWN[place]:
             continue
         elsewhere = _ELSEWHERE[place].get(key)
         if elsewhere is None:
             if value[key] is not None:
-                yield f"{_PLACES[place]}{str(key)[:_LONGEST]}"
+                yield f"{_PLACES[place]}{str(key)[:_LONGEST]}", value[key]
         elif not any(value[key] == silent for silent in elsewhere.silent):
             raise Skip(elsewhere.reason, f"{_PLACES[place]}{key} is {str(value[key])[:60]} ({elsewhere.meaning})")

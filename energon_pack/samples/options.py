@@ -1,7 +1,7 @@
 """Reads a sample's options for rendering and training, from the fields of a source and of a pack alike. Pure.
 
 {"weight": 0.5, "chat_template_kwargs": {"enable_thinking": false}, "media_settings": [{"max_pixels": 50176}, null],
- "label_settings": {"train_on": "last"}, "use_audio_in_video": true}
+ "label_settings": {"train_on": "last"}, "use_audio_in_video": true, "token_range": [1, 1025]}
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,9 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
 #: the fields of a sample that `options_of` reads
-OPTION_KEYS = ("weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video")
+OPTION_KEYS = (
+    "weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video", "token_range",
+)  # fmt: skip
 _NAMES = frozenset(OPTION_KEYS)
 
 
@@ -33,6 +35,8 @@ class SampleOptions:
     labels: Mapping[str, Any] = field(default_factory=dict)
     #: whether the sound of its videos is heard, too
     use_audio_in_video: bool = False
+    #: of its tokens, the first that is part of it, and the first that no longer is; None: all are
+    token_range: tuple[int, int] | None = None
 
 
 NO_OPTIONS = SampleOptions()
@@ -64,6 +68,11 @@ def options_of(fields: Mapping[str, Any]) -> SampleOptions:
     hears = own.get("use_audio_in_video", False)
     if not isinstance(hears, bool):
         raise Skip(Reason.BAD_MESSAGE, f"use_audio_in_video is {str(hears)[:40]!r}, not true or false")
+    tokens = own.get("token_range")
+    is_range = isinstance(tokens, list) and len(tokens) == 2 and all(type(number) is int for number in tokens)
+    if tokens is not None and not (is_range and 0 <= tokens[0] < tokens[1]):
+        raise Skip(Reason.BAD_MESSAGE, f"token_range is {str(tokens)[:40]}, not the numbers of two tokens")
     all_media = {key: item for key, item in variables.items() if key in SHARED_KEYS}
-    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS}
-    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears)
+    variables = {key: item for key, item in variables.items() if key not in SHARED_KEYS and item is not None}
+    token_range = None if tokens is None else (tokens[0], tokens[1])
+    return SampleOptions(sample_weight(own), variables, tuple(media), all_media, labels, hears, token_range)

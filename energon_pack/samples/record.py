@@ -5,6 +5,7 @@
 Pure functions. Measuring, writing and training all call them, so a sample means the same in each of the three.
 """
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,10 +17,11 @@ from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import turns_of
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
 from energon_pack.samples.frame_lists import frame_parts, without_lists
-from energon_pack.samples.keys import unknown_keys
+from energon_pack.samples.keys import hint, unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
 from energon_pack.samples.media.settings import SETTING_KEYS
+from energon_pack.samples.nulls import without_nulls_of_a_table
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
 from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS, Message
@@ -63,10 +65,12 @@ class Record:
     declared: str | None = None
     #: the sample's other fields, unchanged
     fields: dict[str, Any] = field(default_factory=dict)
-    #: unknown keys, as `keys.unknown_keys` names them
-    unknown: tuple[str, ...] = ()
+    #: unknown keys, as `keys.unknown_keys` names them, and the values of each
+    unknown: Mapping[str, list[Any]] = field(default_factory=dict)
     #: whether the settings leave its tools out
     leaves_out_tools: bool = False
+    #: whether nulls of a table were taken out of it
+    drops_nulls: bool = False
 
 
 def parse_record(value: Any, settings: ReadSettings) -> Record:
@@ -97,6 +101,8 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = preferred(value, _keys(settings), settings.take)
+    without = without_nulls_of_a_table(value, settings.nulls)
+    value = value if without is None else without
 
     messages, used = _find_messages(value, settings)
     unknown = unknown_keys(value, [*used])
@@ -143,6 +149,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
         leaves_out_tools=is_as_text and (tools is not None or has_calls),
+        drops_nulls=without is not None,
     )
 
 
@@ -237,7 +244,7 @@ def _turns(message: Any, index: int) -> list[Message]:
     if role is None:
         if named is None and (pair := turns_of_pair(message, index)):
             return pair
-        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}")
+        raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_roles_like(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
@@ -259,6 +266,14 @@ def _turns(message: Any, index: int) -> list[Message]:
     elif not isinstance(content, str):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the content {content!r}")
     return [normal]
+
+
+def _roles_like(named: Any) -> str:
+    """Name the roles that are known, the likeliest first."""
+    known = [role for role in _ROLES if role not in (DOCUMENT, *CALL_ROLES)]
+    near = difflib.get_close_matches(str(named).lower(), known, 1)
+    which = f"did you mean {near[0]}? " if near else ""
+    return f"{which}known are {', '.join(known)}; source.roles.user, .assistant, .system and .tool take others"
 
 
 def _with_content(turn: Message, index: int) -> Message:
@@ -288,7 +303,8 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
             part = {"type": kind, **({"name": named} if isinstance(named, str) else {})}
             parts.append({**part, "settings": said} if said else part)
         else:
-            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}")
+            meant = hint(f"content[].{kind}")
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a content part {str(item)[:80]}{meant}")
     return flat_content(parts)
 
 

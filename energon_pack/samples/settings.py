@@ -45,11 +45,24 @@ class Frames(str, Enum):
     images = "images"
 
 
+class UnreadMedia(str, Enum):
+    """The treatment of media that a sample holds under a key that is not read."""
+
+    ignore = "ignore"
+
+
 class Boxes(str, Enum):
     """The text that stands for a box of ms-swift's field `objects`."""
 
     qwen = "qwen"
     internvl = "internvl"
+
+
+class Nulls(str, Enum):
+    """The treatment of null values in the calls and tools of a record."""
+
+    drop = "drop"
+    keep = "keep"
 
 
 @dataclass
@@ -112,12 +125,16 @@ class ReadSettings:
     control_tokens: ControlTokens = ControlTokens.keep
     #: how to read a video that is listed as the files of its frames: as one video, or as images
     frames: Frames = Frames.video
+    #: ignore: samples whose media nothing reads are packed as text; None: each is left out
+    media: UnreadMedia | None = None
     #: module:function of the user that changes each record before it is read, or leaves it out; None: no change
     map: str | None = None
     #: the text for boxes in `objects`: qwen: Qwen2-VL's and Qwen3-VL's · internvl; None: such a sample is left out
     boxes: Boxes | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
+    #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
+    nulls: Nulls | None = None
     columns: Columns = field(default_factory=Columns)
     roles: Roles = field(default_factory=Roles)
 
@@ -139,7 +156,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "boxes", "use_audio_in_video", "columns", "roles", "mixture", "classes")
+_LATER = ("map", "media", "boxes", "nulls", "use_audio_in_video", "columns", "roles", "mixture", "classes")
 
 
 def _is_unset(value: Any) -> bool:
@@ -147,4 +164,4 @@ def _is_unset(value: Any) -> bool:
 
 
 #: for conversations that packs store: an answer alone was not read as a document there
-STORED = ReadSettings(sample_type=SampleType.chat)
+STORED = ReadSettings(sample_type=SampleType.chat, nulls=Nulls.keep)

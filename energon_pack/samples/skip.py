@@ -6,7 +6,7 @@ from energon_pack.errors import without_passwords
 
 
 class Reason(str, Enum):
-    """The reason why a sample is in no pack; its value stands in `skipped.jsonl`."""
+    """The reason why a sample is in no pack, or some of its tokens (`CUT_OFF`); its value stands in `skipped.jsonl`."""
 
     MISSING_JSON = "missing_json"
     INVALID_JSON = "invalid_json"
@@ -18,6 +18,7 @@ class Reason(str, Enum):
     UNSUPPORTED_MEDIA = "unsupported_media"
     MISSING_MEDIA = "missing_media"
     UNREADABLE_MEDIA = "unreadable_media"
+    MEDIA_UNREAD = "media_unread"
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"
     DOTTED_KEY = "dotted_key"
     DUPLICATE_KEY = "duplicate_key"
@@ -27,6 +28,8 @@ class Reason(str, Enum):
     TRUNCATED_TAR = "truncated_tar"
     OVERLONG = "overlong"
     OVER_CAP = "over_cap"
+    NOTHING_TRAINED = "nothing_trained"
+    CUT_OFF = "cut_off"
     NOT_IN_FLAVOR = "not_in_flavor"
     NOT_CHOSEN = "not_chosen"
     LEFT_OUT_BY_MAP = "left_out_by_map"
@@ -37,9 +40,13 @@ class Reason(str, Enum):
     def is_policy(self) -> bool:
         """Tell whether the settings chose it, not a fault of the data: then it does not count for `max_skipped`."""
         return self in (
-            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOT_IN_FLAVOR, Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP,
-            Reason.NOT_DRAWN,
+            Reason.OVERLONG, Reason.OVER_CAP, Reason.NOTHING_TRAINED, Reason.CUT_OFF, Reason.NOT_IN_FLAVOR,
+            Reason.NOT_CHOSEN, Reason.LEFT_OUT_BY_MAP, Reason.NOT_DRAWN,
         )  # fmt: skip
+
+
+#: the detail of a sample that `Reason.NOTHING_TRAINED` leaves out
+NOTHING_TRAINED = "none of its tokens is trained"
 
 
 class Skip(Exception):

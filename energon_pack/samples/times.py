@@ -39,6 +39,8 @@ def load_positions(raw: bytes, name: str) -> Any:
     Raises:
         Skip: `unreadable_media`.
     """
+    if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
     try:
         array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)  # np.load would read zips, too
     except Exception as error:  # a damaged header makes numpy raise anything

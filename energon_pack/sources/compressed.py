@@ -10,7 +10,6 @@ import lzma
 import os
 import re
 import shlex
-import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from energon_pack.errors import PackError, amount
+from energon_pack.errors import PackError, amount, sized
 from energon_pack.run.console import say
 from energon_pack.run.executors.local import count_cores
 from energon_pack.samples.bytes import Bytes, as_file
 from energon_pack.sources.storage import File, open_file, real_path
 
 #: names of compressed tars, and of compressed JSON
-COMPRESSED_LINES = re.compile(r"\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
-COMPRESSED_NAMES = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+COMPRESSED_LINES = re.compile(r"(?i)\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
+COMPRESSED_NAMES = re.compile(r"(?i)\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def _opened_by_arrow(file: BinaryIO, compression: str) -> Any:
@@ -44,7 +43,8 @@ _OPENED_BY: dict[str, Callable[[BinaryIO], Any]] = {
     "unlz4": partial(_opened_by_arrow, compression="lz4"),
 }
 _BLOCK = 4 << 20
-_ENDING = re.compile(r"\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
+_MOST_TIMES = 256  # what a file may unpack to; text of samples takes 3 to 20 times its compressed bytes
+_ENDING = re.compile(r"(?i)\.(tgz|tbz2?|txz|gz|bz2|xz|zst|zstd|lz4)$")
 
 
 def compression(file: Bytes) -> str | None:
@@ -116,7 +116,10 @@ def _unpack(path: str, file: File, how: str, copy: Path) -> None:
     temporary = copy.with_name(uuid.uuid4().hex)
     try:
         with _OPENED_BY[how](as_file(file, _BLOCK)) as stream, open(temporary, "wb") as out:
-            shutil.copyfileobj(stream, out, _BLOCK)
+            while block := stream.read(_BLOCK):
+                out.write(block)
+                if out.tell() > _MOST_TIMES * (file.size + _BLOCK):
+                    raise PackError(f"{path} has {sized(file.size)}, and unpacks to more than {sized(out.tell())}")
         os.replace(temporary, copy)
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk

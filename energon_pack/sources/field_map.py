@@ -18,6 +18,7 @@ import yaml
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import NotPlain, yaml_value
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
@@ -96,8 +97,8 @@ def read_field_map(folder: str) -> FieldMap | None:
     """
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
-        value = yaml.load(read_whole(path) or b"", _Plain)
-    except (OSError, yaml.YAMLError) as error:
+        value = yaml_value(read_whole(path) or b"", _Plain)
+    except (OSError, NotPlain) as error:
         raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(value, dict):
         return None

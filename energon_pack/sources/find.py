@@ -16,9 +16,9 @@ from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
 from energon_pack.sources.storage import expand, real_path, walk
 
-TARS = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
-LINES = re.compile(r"\.jsonl?$")
-_PARQUET = re.compile(r"\.parquet$")
+TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+LINES = re.compile(r"(?i)\.jsonl?$")
+_PARQUET = re.compile(r"(?i)\.parquet$")
 
 
 def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:

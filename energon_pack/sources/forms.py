@@ -30,7 +30,7 @@ from energon_pack.sources.storage import expand, folder_of, walk
 from energon_pack.sources.table_shard import TableShard
 
 _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
-_TABLES = re.compile(r"\.(parquet|arrow)$")  # if there are such files, a CSV may be anything
+_TABLES = re.compile(r"(?i)\.(parquet|arrow)$")  # if there are such files, a CSV may be anything
 _LINES: dict[Format, type[JsonlShard]] = {
     Format.jsonl: JsonlShard,
     Format.table: TableShard,
@@ -213,7 +213,7 @@ def _form_of_file(file: str) -> Format:
 
 
 def _stem(file: str) -> str:
-    return re.sub(r"\.(parquet|jsonl(\.\w+)?)$", "", TARS.sub("", file))
+    return re.sub(r"(?i)\.(parquet|jsonl(\.\w+)?)$", "", TARS.sub("", file))
 
 
 def _together(parts: Sequence[Source]) -> Source:

@@ -1,10 +1,10 @@
 """Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
-import json
 import os
 from functools import partial
 from typing import Any
 
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.lmdb_file import open_value
 from energon_pack.sources.named_bytes import bytes_at
@@ -21,12 +21,12 @@ TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
 
 
 def kind_of_table(path: str) -> str:
     """Return the extension of a table that decides how it is read."""
-    return os.path.splitext(path.removesuffix(".gz"))[1]
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
 def joined_name(file: str, key: str) -> str:
@@ -36,7 +36,7 @@ def joined_name(file: str, key: str) -> str:
 
 def media_in(media_root: str, name: str) -> str | None:
     """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
-    return joined_name(media_root, name) if media_root.endswith(_ZIP) and not is_address(name) else None
+    return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not is_address(name) else None
 
 
 def open_inside(file: str, key: str) -> File:
@@ -46,13 +46,13 @@ def open_inside(file: str, key: str) -> File:
         FileNotFoundError, KeyError: nothing is there.
         Skip: `unreadable_media`, `unsupported_media`.
     """
-    if file.endswith(TABLES):
+    if file.lower().endswith(TABLES):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
-    if file.endswith(_ZIP):
+    if file.lower().endswith(_ZIP):
         return open_member(file, key)
-    return open_value(file, key) if file.endswith(_LMDB) else _open_base64(file, key)
+    return open_value(file, key) if file.lower().endswith(_LMDB) else _open_base64(file, key)
 
 
 def _open_base64(path: str, key: str) -> InMemory:
@@ -62,7 +62,7 @@ def _open_base64(path: str, key: str) -> InMemory:
     if not (offset.isdecimal() and size.isdecimal()):
         raise KeyError(key)
     with open_file(path) as file:
-        value = json.loads(file.read(int(offset), min(int(size), file.size)))
+        value = json_value(file.read(int(offset), min(int(size), file.size)))
         return InMemory(bytes_at(way, partial(_item, value)), file.version)
 
 

@@ -38,7 +38,7 @@ _ABOUT = 32  # bytes of a label, approximately
 class LmdbShard(JsonlShard):
     """An LMDB of images and labels; `record_offset` is the number of a sample, from 1."""
 
-    names = re.compile(r"(^|/)data\.mdb$|\.lmdb$")
+    names = re.compile(r"(?i)(^|/)data\.mdb$|\.lmdb$")
     called = "LMDB of images and labels"
     is_read_by_place = False
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+from energon_pack.run.plain_data import NotPlain, yaml_value
 from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of, with_own_names
 from energon_pack.sources.storage import absolute, folder_of, open_file
 
@@ -52,8 +51,8 @@ def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
 def _read(path: str) -> dict[str, Any] | None:
     try:
         with open_file(path) as file:
-            value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
-    except (OSError, yaml.YAMLError):
+            value = yaml_value(file.read(0, file.size)) if file.size <= _LARGEST else None
+    except (OSError, NotPlain):
         return None  # finding lines reports what is wrong
     return value if isinstance(value, dict) and "megatron.energon" in str(value.get("__module__")) else None
 

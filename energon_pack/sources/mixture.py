@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-import yaml
-
 from energon_pack.errors import PackError
+from energon_pack.run.plain_data import NotPlain, yaml_value
 from energon_pack.run.stores import is_address, joined
 from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
 from energon_pack.sources.storage import absolute, folder_of, open_file
@@ -61,8 +60,8 @@ def read_mixture(path: Any) -> list[Entry] | None:
         return None
     try:
         with open_file(path) as file:
-            value = yaml.safe_load(file.read(0, file.size)) if file.size <= _LARGEST else None
-    except (OSError, yaml.YAMLError):
+            value = yaml_value(file.read(0, file.size)) if file.size <= _LARGEST else None
+    except (OSError, NotPlain):
         return None  # finding lines reports what is wrong
     if not isinstance(value, dict) or "mixture" not in value:
         return None

@@ -29,7 +29,7 @@ def may_have_base64(raw: bytes) -> bool:
 
 
 def with_names(value: Any, name: str) -> Any:
-    """Replace media by names, and drop null values, because a struct of Arrow has every field of any row.
+    """Replace media by names.
 
     Args:
         name: the name of the value; names of its media are this name and the way to them.
@@ -37,8 +37,7 @@ def with_names(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _STRUCT:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
-        named = ((key, with_names(item, f"{name}/{quote(key, safe='')}")) for key, item in value.items())
-        return {key: item for key, item in named if item is not None}
+        return {key: with_names(item, f"{name}/{quote(key, safe='')}") for key, item in value.items()}
     if isinstance(value, list):
         return [with_names(item, f"{name}/{index}") for index, item in enumerate(value)]
     return name if isinstance(value, bytes) or (isinstance(value, str) and _BASE64.match(value)) else value

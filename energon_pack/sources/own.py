@@ -16,7 +16,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 
 _NAMES = {"columns": Columns, "roles": Roles}
-_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes")
+_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes", "nulls")
 _PIXELS = ("min_pixels", "max_pixels")
 _HEARD = "use_audio_in_video"
 _OPTIONS = ("labels", "chat_template_kwargs", _HEARD, *_PIXELS)
@@ -114,8 +114,12 @@ def _object(where: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _whole(number: Any) -> Any:
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
 def _pixels(where: str, item: Mapping[str, Any]) -> dict[str, int]:
-    found = {key: item[key] for key in _PIXELS if item.get(key) is not None}
+    found = {key: _whole(item[key]) for key in _PIXELS if item.get(key) is not None}
     if wrong := next((key for key, number in found.items() if type(number) is not int or number < 1), None):
         raise PackError(f"{where}: {wrong} is {found[wrong]!r}, not a number of pixels")
     if found.get("min_pixels", 1) > found.get("max_pixels", found.get("min_pixels", 1)):

@@ -12,9 +12,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import Bytes
 
+_LARGEST = 1 << 30  # bytes of a page, beside what it takes in the file
 _WINDOW = 256  # bytes that are read at once to find elements
 _MOST_ELEMENTS = 4096  # elements of a page: if there are more, decompressing the page is faster
 _MOST_VISITED = 512  # elements for one part: with more (copies of copies of copies) the page is decompressed
@@ -57,12 +59,16 @@ class Compressed:
     of: tuple[str, str]
 
     def read(self, file: Bytes, start: int, length: int) -> bytes:
-        """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page."""
+        """Read some bytes; raises pyarrow's ArrowException or OSError for a damaged page, or one that is too large."""
         key = (*self.of, self.offset)
         data = _pages.get(key)
         if data is None:
             packed = file.read(self.offset, self.packed_size)
-            data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
+            try:
+                with bounded(_LARGEST + 4 * len(packed)):
+                    data = pa.Codec(self.codec).decompress(packed, self.size, asbytes=True) if self.size else b""
+            except Unbounded as error:
+                raise OSError(None, f"a page of {self.size:,} bytes in {len(packed):,}: {error}") from None
             _pages.put(key, data)
         return data[start : start + length]
 

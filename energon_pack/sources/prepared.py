@@ -3,20 +3,22 @@
 Only `split.yaml` (or `split.json`) and `.info.json` are read; the other YAML of a prepared folder can run code.
 """
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from braceexpand import braceexpand
 
 from energon_pack.errors import PackError
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.run.stores import StoreError
 from energon_pack.sources.storage import absolute, folder_of, read_whole
+
+_LARGEST, _SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,9 @@ def _names(value: Any, where: str) -> list[str]:
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         raise PackError(f"{where} is {str(value)[:80]!r}, not a list of names")
     try:
-        return [name for entry in value or () for name in braceexpand(entry)]
-    except ValueError as error:  # unbalanced braces
+        with bounded(_LARGEST, _SECONDS):
+            return [name for entry in value or () for name in braceexpand(entry)]
+    except (ValueError, Unbounded) as error:  # unbalanced braces, or {0..9999999999}
         raise PackError(f"{where}: {error}") from None
 
 
@@ -146,10 +149,10 @@ def _load(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
             data = read_whole(path)
             if data is None:
                 continue
-            value = json.loads(data) if name.endswith(".json") else yaml.safe_load(data)
+            value = json_value(data) if name.endswith(".json") else yaml_value(data)
         except StoreError:
             raise
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError) as error:
             raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None
         if not isinstance(value, dict):
             raise PackError(f"{path} is a {type(value).__name__}, not a mapping")

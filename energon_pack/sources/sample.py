@@ -8,6 +8,7 @@ All three then do the same: JSON ─► record ─► placeholders ─► patch 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 from energon_pack.samples.bytes import Range, as_file
@@ -18,17 +19,18 @@ from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.named import named_media
 from energon_pack.samples.options import SampleOptions, options_of
 from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped
+from energon_pack.samples.unread import named_media, refuse_unread, unread
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
-from energon_pack.sources.shard import Shard
+from energon_pack.sources.shard import Shard, TarShard
 
 
 class ReadSample(NamedTuple):
@@ -47,6 +49,7 @@ class ReadSample(NamedTuple):
     placeholders_put_in: bool = False
     unknown: Sequence[str] = ()  # unknown keys
     leaves_out_tools: bool = False  # `source.tools` leaves its tools out
+    drops_nulls: bool = False  # nulls of a table were taken out of it
 
     @property
     def kinds(self) -> list[str]:
@@ -101,19 +104,45 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         seems = media_type(kinds)
         placed = place(record, kinds)
         fields = placed.record.fields
+        if settings.media is None:
+            _refuse_unread(reader, shard, row, placed.record, [part.name for part in listed])
         opened = [listed[i] for i in placed.order]
         media = _as_asked(reader, shard, opened, [found[i] for i in placed.order], fields)
         positions, marks = _times(reader, shard, placed, row.key, row.parts)
         timed = stamped(placed.messages, marks)
     except Skip as skip:
-        skip.media_type = seems or _seems(raw)
+        skip.media_type = skip.media_type or seems or _seems(raw)
         raise
     parts = [MediaPart(*listed[i], found[i].kind, found[i].extension) for i in placed.order]
     is_timed = timed != placed.messages
     return ReadSample(
         raw, placed.messages, timed, record.tools, fields, parts, positions, marks, is_timed, media,
-        placed.were_put_in, record.unknown, record.leaves_out_tools,
+        placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
     )  # fmt: skip
+
+
+def _refuse_unread(reader: Reader, shard: Shard, row: IndexRow, record: Record, read: Sequence[str]) -> None:
+    """Leave out a sample with a medium that nothing reads; raises Skip as `refuse_unread`."""
+    refuse_unread(record, read, bool(read), partial(_kind_of, reader, shard, row), shard.media_root is None)
+    is_mapped = isinstance(shard, TarShard) and shard.field_map is not None  # then the map says what is taken
+    for part in () if read or is_mapped else row.parts:  # a medium, although its name does not say so
+        if part.name != row.record_part and (kind := _kind(reader, shard, part)):
+            raise unread(f"its part {part.name!r} is", kind, "", "`name` lists media")
+
+
+def _kind_of(reader: Reader, shard: Shard, row: IndexRow, name: str) -> str | None:
+    try:
+        (part,) = reader.positions(shard, [name], row.key, row.parts)
+    except Skip:
+        return None
+    return None if part is None else _kind(reader, shard, part)
+
+
+def _kind(reader: Reader, shard: Shard, part: Part) -> str | None:
+    try:
+        return probe_part(reader.part_file(shard, part), part).kind
+    except Skip:
+        return None
 
 
 def _seems(raw: bytes) -> str | None:

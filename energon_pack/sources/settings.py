@@ -35,7 +35,7 @@ class Compressed(str, Enum):
 
 
 class OnDamaged(str, Enum):
-    """What happens with a damaged tar."""
+    """What happens with a damaged file, or one that a copy broke off."""
 
     error = "error"
     keep = "keep"
@@ -58,7 +58,7 @@ class SourceConfig(ReadSettings):
     media_root: str | None = None
     #: whether media that a JSONL names on other object stores are read, with the keys of this run
     remote_media: bool = False
-    #: a damaged tar is an error before any work, or its whole samples are kept
+    #: a damaged or cut file is an error before any work, or its whole samples are kept
     on_damaged: OnDamaged = OnDamaged.error
     #: a compressed tar is refused, with the command that unpacks it, or packed from a copy in the cache
     compressed: Compressed = Compressed.refuse

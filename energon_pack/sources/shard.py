@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import bucket_of, is_address, lies_in
+from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.raw_json import load_json
@@ -215,7 +217,7 @@ class JsonlShard(_File):
     mark = ":"
     called = "JSONL"
     #: matches such files in a folder
-    names: ClassVar[re.Pattern[str]] = re.compile(r"\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
+    names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
     #: whether names of files tell splits, from which `source.split` takes one
@@ -260,7 +262,7 @@ class JsonlShard(_File):
         if not may_have_base64(raw):
             return raw
         try:
-            value = json.loads(raw)
+            value = json_value(raw)
         except ValueError:  # `record` reports it
             return raw
         return json.dumps(with_names(value, joined_name(os.path.basename(self.path), f"{offset}+{size}"))).encode()
@@ -293,7 +295,8 @@ class JsonlShard(_File):
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         names = record.listed_media or []
         if not names and record.declared not in (None, "text"):
-            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media")
+            meant = next(filter(None, map(hint, record.unknown)), "")
+            raise Skip(Reason.MISSING_MEDIA, f"declared as {record.declared}, but it names no media{meant}")
         return [look_up(self._asked_for(name)) for name in names]
 
     def part(self, name: str, key: str, parts: Sequence[Part], look_up: LookUp) -> Part:

@@ -24,7 +24,7 @@ class TableShard(JsonlShard):
     `record_offset` is the number of a row, as `datasets` counts them.
     """
 
-    names = re.compile(r"\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
     called = "tables"
     is_read_by_place = False
     has_splits = True
@@ -34,7 +34,7 @@ class TableShard(JsonlShard):
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
         sizes = np.append(sizes, np.zeros(len(table.bad), np.int64))
         numbers = np.arange(len(sizes))
-        return index_of(numbers, numbers, sizes, self._digest(), table.bad)
+        return index_of(numbers, numbers, sizes, self._digest(), table.bad, table.damage)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         return self.is_same_object if is_address(self.path) else about["digest"] == self._digest()

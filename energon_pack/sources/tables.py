@@ -19,14 +19,17 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, one_line, sized
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.recent import Recent
 from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
+from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.batches import LARGEST, MOST_TIMES, read_all
+from energon_pack.sources.csv_rows import read_csv
 from energon_pack.sources.inside import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
@@ -36,7 +39,8 @@ from energon_pack.sources.storage import File, InMemory, State, open_file, state
 
 _BUFFER = 1 << 20
 _GROUP = 1024  # rows of a group in a table without groups
-_LARGEST = 1 << 30  # bytes of a group that are read at once
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's; its first half begins a stream, too
+_MOST_ROWS = 8  # of a byte: a table of nothing, or of the same again and again, may have any number
 _SMALL_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
 
 
@@ -49,8 +53,14 @@ class Table:
     text_lens: list[int]  # approximate bytes of a row's text, for each group
     read: Callable[[int], pa.Table]  # returns the group with this number
     bad: list[str] = field(default_factory=list)  # lines that are no rows
+    damage: list[tuple[int, str]] = field(default_factory=list)  # offset and description
     parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
     chunks: list[list[Chunk]] = field(default_factory=list)  # for Parquet: the columns of each group
+
+    def most_bytes(self, group: int) -> int:
+        """Return how much memory reading a group may take, by its bytes in the file."""
+        packed = sum(chunk.size for chunk in self.chunks[group]) if self.chunks else self.file.size
+        return LARGEST + MOST_TIMES * min(packed, self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -89,9 +99,9 @@ def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], 
         of_bytes = {*range(len(group))} - texts
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
-        if size > _LARGEST:
+        if size > LARGEST:
             raise PackError(
-                f"{path}: row group {number} has {sized(size)} that are read at once: write it in groups of 200 rows:"
+                f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}:"
                 f" python -c {shlex.quote(_ANEW)} {shlex.quote(path)} NEW.parquet"
             )
 
@@ -102,54 +112,22 @@ def _is_text(leaf: Any) -> bool:
 
 def _arrow(path: str, file: File) -> Table:
     source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
-    is_stream = file.read(0, 6) != b"ARROW1"
-    return _in_memory((pa.ipc.open_stream if is_stream else pa.ipc.open_file)(source).read_all(), file)
-
-
-def _csv(path: str, file: File) -> Table:
-    bad: list[str] = []
-
-    def leave_out(row: Any) -> str:
-        bad.append(f"{row.actual_columns} columns, not {row.expected_columns}: {row.text[:80]!r}")
-        return "skip"
-
-    how: dict[str, Any] = {"delimiter": "\t" if kind_of_table(path) == ".tsv" else ",", "newlines_in_values": True}
-    reading = pa.csv.ReadOptions(use_threads=False)
-    with pa.csv.open_csv(
-        _text(path, file), reading, pa.csv.ParseOptions(**how, invalid_row_handler=lambda row: "skip")
-    ) as head:
-        names = head.schema.names
-    as_bytes = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()))  # an answer "007" is no number
-    parsing = pa.csv.ParseOptions(**how, invalid_row_handler=leave_out)
-    read = pa.csv.read_csv(_text(path, file), reading, parsing, as_bytes)
-    table = _in_memory(_in_utf8(read, bad), file)
-    table.bad = bad
+    if file.read(0, 6) == b"ARROW1":
+        groups = pa.ipc.open_file(source)
+        batches = map(groups.get_batch, range(groups.num_record_batches))
+        return _in_memory(read_all(batches, groups.schema, file.size), file)
+    stream = pa.ipc.open_stream(source)
+    table = _in_memory(read_all(stream, stream.schema, file.size), file)
+    if file.read(0, 4) == _END_OF_STREAM[:4] and file.read(file.size - 8, 8) != _END_OF_STREAM:
+        table.damage = [(file.size, "it breaks off behind a batch of rows, without the mark of a stream's end")]
     return table
 
 
-def _text(path: str, file: File) -> Any:
-    raw = as_file(file, _BUFFER)
-    return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "gzip") if path.endswith(".gz") else raw
-
-
-def _in_utf8(table: pa.Table, bad: list[str]) -> pa.Table:
-    """Decode bytes to texts; rows that are not UTF-8 are left out, and added to `bad`."""
-    schema = pa.schema([(name, pa.string()) for name in table.column_names])
-    try:
-        return table.cast(schema)
-    except pa.ArrowInvalid:
-        pass
-    is_text = [all(map(_is_utf8, row.values())) for row in table.to_pylist()]
-    bad += [f"row {number} is not UTF-8" for number, is_whole in enumerate(is_text) if not is_whole]
-    return table.filter(pa.array(is_text)).cast(schema)
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        (value or b"").decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _csv(path: str, file: File) -> Table:
+    rows = read_csv(path, file)
+    table = _in_memory(rows.table, file)
+    table.bad, table.damage = rows.bad, rows.damage
+    return table
 
 
 def _in_memory(table: pa.Table, file: File) -> Table:
@@ -164,6 +142,7 @@ def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
     return [max(1, total // max(1, num)) for total, num in zip(sums, lens, strict=True)]
 
 
+_REMEDY = "write it in groups of 200 rows"
 _ANEW = (
     "import pyarrow.parquet as p, sys; f = p.ParquetFile(sys.argv[1]);"
     " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
@@ -205,23 +184,31 @@ def table_row(path: str, version: str, number: int) -> bytes:
     """
     try:
         _, key, row = _place(path, version, number)
-        rows = _texts.get(key) or _texts.put(key, _rows(key))
+        rows = _texts.get(key)
+        rows = _texts.put(key, _rows(key)) if rows is None else rows
+        if not rows:
+            raise Skip(Reason.INVALID_JSON, f"row group {key[2]} takes more than {sized(LARGEST)}: {_REMEDY}")
         return rows[row]
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
         raise Skip(Reason.INVALID_JSON, f"row {number} can't be read: {one_line(error)}") from None
 
 
 def _rows(key: _Key) -> list[bytes]:
-    """Return the JSON of each row of a group."""
+    """Return the JSON of each row of a group; empty: it takes more memory than its bytes can need."""
     path, version, index = key
     table, name = _opened(path, version), os.path.basename(path)
-    values = _without_bytes(table, key)
-    if values is None:
-        group = _group(key)
-        columns = [_emptied(column.combine_chunks()) for column in group.columns]
-        values = pa.table(columns, group.column_names).to_pylist()
-    rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
-    return [json.dumps(row, default=str).encode() for row in rows]
+    try:
+        with bounded(table.most_bytes(index)):
+            values = _without_bytes(table, key)
+            if values is None:
+                group = _group(key)
+                columns = [_emptied(column.combine_chunks()) for column in group.columns]
+                values = pa.table(columns, group.column_names).to_pylist()
+            rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
+            # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
+            return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
+    except Unbounded:
+        return []
 
 
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
@@ -300,7 +287,7 @@ def open_cell(path: str, key: str) -> File:
         if value := _by_page(table, group, row, [unquote(step) for step in way]):
             return _Cell(path, version, value)
         data = bytes_at(way, partial(_item, _group(group), row), lambda scalar: scalar.as_py())
-    except pa.ArrowException as error:
+    except (pa.ArrowException, Unbounded) as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{key!r} of the table: {one_line(error)}") from None
     return InMemory(data, version)
 
@@ -326,8 +313,17 @@ def _column(table: Table, group: _Key, leaf: int) -> Column | None:
     kept = _columns.get((group, leaf))
     if kept is None:
         try:
-            column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], table.parquet.schema.column(leaf))
-        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):  # damaged: pyarrow reports it
+            with bounded(table.most_bytes(group[2])):
+                schema = table.parquet.schema.column(leaf)
+                column = column_of(table.file, group[:2], table.chunks[group[2]][leaf], schema)
+        except (
+            Unbounded,
+            pa.ArrowException,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # damaged: pyarrow reports it
             column = None
         if column is not None and len(column.first) - 1 != table.group_lens[group[2]]:
             column = None
@@ -347,7 +343,11 @@ def _place(path: str, version: str, number: int) -> tuple[Table, _Key, int]:
 def _group(key: _Key) -> pa.Table:
     """Return the rows of a group, which are kept for the next cell."""
     group = _groups.get(key)
-    return _groups.put(key, _opened(key[0], key[1]).read(key[2])) if group is None else group
+    if group is None:
+        table = _opened(key[0], key[1])
+        with bounded(table.most_bytes(key[2])):
+            group = _groups.put(key, table.read(key[2]))
+    return group
 
 
 def _opened(path: str, version: str | None) -> Table:
@@ -356,7 +356,10 @@ def _opened(path: str, version: str | None) -> Table:
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)
         file = open_file(path)
-        table = _READ_BY[kind_of_table(path)](path, file)
+        with bounded(2 * (LARGEST + MOST_TIMES * file.size)):
+            table = _READ_BY[kind_of_table(path)](path, file)
+        if table.starts[-1] > _MOST_ROWS * file.size:
+            raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
         _tables.put(path, (file.version, table))
     return table
 
@@ -365,6 +368,8 @@ def _opened(path: str, version: str | None) -> Table:
 def _named(path: str) -> Iterator[None]:
     try:
         yield
+    except Unbounded as error:
+        raise PackError(f"{path} can't be read: {error}, and has {sized(os.path.getsize(path))}") from None
     except (pa.ArrowException, ValueError, IndexError, OSError) as error:  # ValueError: no UTF-8, or a footer
         if isinstance(error, PackError):
             raise

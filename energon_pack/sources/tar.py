@@ -33,6 +33,7 @@ _LONG_NAME, _LONG_LINK = b"L", b"K"  # GNU
 _PAX, _PAX_GLOBAL = b"x", b"g"
 _EXTENDED = frozenset((_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL))
 _MAX_EXTENDED_SIZE = 1 << 20
+_PAX_KEYS = frozenset((b"path", b"size", b"GNU.sparse.name"))
 _SMALLEST_READ, _LARGEST_READ = 4 << 10, 256 << 10
 _SMALL_MEMBER = 8 << 10  # bytes: reading such a member costs no more than a separate read of the next header
 
@@ -247,7 +248,10 @@ def _pax(payload: bytes) -> dict[str, str]:
         if not len(digits) < length <= len(payload):
             break
         key, _, value = payload[len(digits) + 1 : length - 1].partition(b"=")
-        fields[key.decode(errors="backslashreplace")] = value.decode(errors="backslashreplace")
+        if key in _PAX_KEYS:  # all others could be without end
+            fields[key.decode()] = value.decode(errors="backslashreplace")
+        elif key.startswith(b"GNU.sparse"):
+            fields["GNU.sparse"] = ""
         payload = payload[length:]
     if not fields.get("size", "0").isdecimal():
         del fields["size"]

@@ -87,8 +87,13 @@ def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
     return about["headers"] == scan.headers.hexdigest()
 
 
+def about_of(index: pa.Table) -> dict[str, str]:
+    """Return the metadata of an index."""
+    return {name.decode(): value.decode() for name, value in (index.schema.metadata or {}).items()}
+
+
 def damage_of(about: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return offset and description of each damage that `index_tar` found."""
+    """Return offset and description of each damage that an index found."""
     return [(offset, what) for offset, what in json.loads(about.get("damage", "[]"))]
 
 
@@ -190,8 +195,8 @@ class _Rows:
     def _take_record(self, group: dict[str, Member]) -> Member | None:
         """Take the part with the record out of a sample's parts; of a question and an answer, the first."""
         if not self._record_parts:
-            return group.pop("json", None) or first_of_pair(group) or group.pop("txt", None)
-        return group.pop(self._record_parts[0], None) if len(self._record_parts) == 1 else first_of_pair(group)
+            return _taken(group, "json") or first_of_pair(group) or _taken(group, "txt")
+        return _taken(group, self._record_parts[0]) if len(self._record_parts) == 1 else first_of_pair(group)
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
         """Add late parts to an earlier sample, unless it has one of them: then they belong to another sample."""
@@ -236,6 +241,11 @@ class _Rows:
             self._part_starts.append(len(self._parts))
 
 
+def _taken(group: dict[str, Member], part: str) -> Member | None:
+    """Take a part out of a sample, also one in capitals: `k.JSON`."""
+    return group.pop(next((name for name in (part, *group) if name in group and name.lower() == part), part), None)
+
+
 def _key_of(name: str) -> str:
     return name[: name.find(".", name.rfind("/") + 1)]
 
@@ -249,7 +259,7 @@ def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) ->
     Raises:
         Skip: like `parse_record`, and `missing_json` for a text that is no caption.
     """
-    if part == "json" or part in SIDES:
+    if part.lower() == "json" or part in SIDES:
         return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):

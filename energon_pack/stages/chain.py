@@ -12,9 +12,10 @@ from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
+from energon_pack.run.files import one_of_machine
 from energon_pack.run.stores import is_address
 from energon_pack.sources.storage import path_in
-from energon_pack.stages.writing import plan_settings, planned_jobs
+from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
 
 
 def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
@@ -42,17 +43,11 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     chain = Chain(config.executor, folder, command)
     if config.executor.show:
         for stage, script in chain.scripts(_missing(config, places)).items():
-            say(f"# {folder / stage}.sh\n{script}")
+            for line in (f"# {folder / stage}.sh", *script.split("\n")):
+                say(line)
         return {}
-    run_settings = json.dumps(plan_settings(config), sort_keys=True)
-    if jobs := chain.submitted(run_settings):
-        say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {folder}")
-    else:
-        stages = _missing(config, places)
-        folder.mkdir(parents=True, exist_ok=True)
-        with terms_of(places.folders, kept_as=name) as terms:
-            jobs = chain.submit(stages, terms, run_settings)
-        say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {folder}")
+    with one_of_machine(folder):
+        jobs = _submitted(config, places, chain)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
@@ -65,12 +60,27 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     return places.destination.published_report() or {}
 
 
+def _submitted(config: PackConfig, places: Places, chain: Chain) -> dict[str, str]:
+    """Return the jobs of a run by stage: those that do it already, or else the missing ones, submitted now."""
+    run_settings = json.dumps(plan_settings(config), sort_keys=True)
+    if jobs := chain.submitted(run_settings):
+        say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
+        return jobs
+    refuse_other_plan(config, places.destination)
+    stages = _missing(config, places)
+    chain.folder.mkdir(parents=True, exist_ok=True)
+    with terms_of(places.folders, kept_as=chain.folder.name) as terms:
+        jobs = chain.submit(stages, terms, run_settings)
+    say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
+    return jobs
+
+
 def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | None]:
     """Return the stages that are still missing, and the missing parts of each; None: the stage has no parts."""
     all_parts = range(config.executor.num_tasks)
     if places.there is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(config, places.source, places.destination, len(all_parts))
+    jobs = planned_jobs(config, places, len(all_parts))
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
     parts = [part for part, some in enumerate(jobs) if not all(map(places.destination.has_shard, some))]
@@ -80,5 +90,5 @@ def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | No
 def _progress(destination: Destination) -> str:
     """Describe the progress of a run by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
-    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), len([*staging.glob("*/.jobs/*.tar")])
+    num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)
     return f"{num_done} of {num_shards} shards written" if num_shards else "no plan yet"

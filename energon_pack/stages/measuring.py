@@ -75,8 +75,9 @@ def measure_source(
             measured = measure_shards(first, method, run)
             scratch = Scratch(run.cache())
             lengths = Lengths(
-                measured, source.excluded, limit, flavor, shares, config.seed, scratch, method.with_beginnings
-            )
+                measured, source.excluded, limit, flavor, shares, config.seed, scratch, method.with_beginnings,
+                config.labels.untrained,
+            )  # fmt: skip
             return expand(lengths, config.labels, method, run)
 
         lengths, method = without_wrong_shortcut(lengths_by, method)

@@ -9,7 +9,7 @@ from energon_pack.config.resolve import final_folder
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_beside, refuse_losses
 from energon_pack.dataset.plan_file import entries_of, ledger
-from energon_pack.errors import SamplesLost, printable
+from energon_pack.errors import SamplesLost
 from energon_pack.plan.compare_lens import print_choices, try_lens
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
@@ -62,11 +62,11 @@ def leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, fin
 def say_wrong(wrong: Iterable[Remark]) -> None:
     """Print a line for each thing that looks wrong."""
     for remark in wrong:
-        say(printable(f"wrong: {remark.what}: {remark.why}; {remark.knob}"))
+        say(f"wrong: {remark.what}: {remark.why}; {remark.knob}")
 
 
 def _say_seen(seen: Seen) -> None:
     """Print the first sample of each reason, if no dataset has a ledger of them; then print what is wrong."""
     for reason, entries in seen.examples.items():
-        say(printable(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}"))
+        say(f"first {reason}: {entries[0]['sample_id']}: {entries[0]['detail']}")
     say_wrong(seen.wrong)

@@ -15,10 +15,11 @@ from energon_pack.lengths.method import Method
 from energon_pack.plan.expand import expansion_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import draw
-from energon_pack.plan.overlong import CUTTING, check_overlong, cut_overlong
+from energon_pack.plan.overlong import check_overlong, cut_overlong
 from energon_pack.plan.packs import PackPlan
-from energon_pack.plan.plan import check_splits, plan_packs, share
+from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
+from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.stages.measuring import Measured
@@ -44,12 +45,13 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
-                lengths = cut_overlong(lengths, method, packing, run)
+                lengths = cut_overlong(lengths, method, packing, config.labels, run)
         lengths = draw(lengths, measured.mixture, packing, config.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share(lengths, packing)
         plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
         check_overlong(lengths, plan, packing)
+        check_kinds(lengths, plan)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)

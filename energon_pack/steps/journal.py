@@ -3,10 +3,12 @@
 Batches are counted when they come out of the loader; packs that its workers have read ahead do not count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
+from energon_pack.errors import PackError, one_line
 from energon_pack.steps.place import Place, Share, joined
 
 #: items of a batch that the journal reads
@@ -53,12 +55,13 @@ class Journal:
         #: consumed by this rank in this run
         self.own = Consumed()
         self._batches = 0
-        if is_of_rank(states, self._ranks, self._rank):
-            self.before, self.own = Consumed(**states[0]["before"]), Consumed(**states[0]["own"])
-            self._batches = states[0]["batches"]
-        elif states:
-            own = [Consumed(**state["own"]) for state in states]
-            self.before = sum(own, Consumed(**states[0]["before"]))
+        with reading("Journal.state()"):
+            if is_of_rank(states, self._ranks, self._rank):
+                self.before, self.own = _consumed(states[0]["before"]), _consumed(states[0]["own"])
+                self._batches = int(states[0]["batches"])
+            elif states:
+                own = [_consumed(state["own"]) for state in states]
+                self.before = sum(own, _consumed(states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
         """Count a batch.
@@ -95,14 +98,30 @@ class Journal:
         return state | {"share": None if self._share is None else asdict(self._share.after(self._read))}
 
 
+def _consumed(values: Mapping[str, Any]) -> Consumed:
+    return Consumed(**{name: int(value) for name, value in values.items()})
+
+
 def refuse_none(states: Sequence[State], of: str) -> None:
     """Raise ValueError if these are no states of ranks.
 
     Args:
         of: the method that returns such states, for the message.
     """
-    if isinstance(states, Mapping) or any("share" not in state for state in states):
+    are_listed = isinstance(states, Sequence) and not isinstance(states, str)
+    if not are_listed or any(not isinstance(each, Mapping) or "share" not in each for each in states):
         raise ValueError(f"states: a list with what {of} was on each rank; these are none, or a single one")
+
+
+@contextmanager
+def reading(of: str) -> Iterator[None]:
+    """Raise ValueError where a state has another form than the method `of` gives it."""
+    try:
+        yield
+    except PackError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # RuntimeError: torch
+        raise ValueError(f"a state that is damaged, or that {of} did not give: {one_line(error)}") from None
 
 
 def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share:
@@ -117,9 +136,11 @@ def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share
     """
     if not states:
         return Share(place, ranks, rank)
-    if any(state["share"] is None for state in states):
-        raise ValueError("states of a blend: it is no blend now, and its packs would come twice")
-    shares = [Share.of(state["share"]) for state in states]
+    with reading("Journal.state(), or state_dict()"):
+        if any(state["share"] is None for state in states):
+            raise PackError("states of a blend: it is no blend now, and its packs would come twice")
+        shares = [Share.of(state["share"]) for state in states]
+        batches = {int(state["rank"]): int(state["batches"]) for state in states}
     other = shares[0].place
     if (other.num, other.fingerprint) != (place.num, place.fingerprint):
         raise ValueError(
@@ -130,7 +151,6 @@ def begin(place: Place, ranks: int, rank: int, states: Sequence[State]) -> Share
         return shares[0]
     place = joined(shares)
     is_end = place.taken.first % place.num == 0 and not place.taken.above  # an epoch's last row may not be whole
-    batches = {state["rank"]: state["batches"] for state in states}
     if len(set(batches.values())) > 1 and not is_end:
         said = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
         raise ValueError(f"states of several steps ({said}): give those of one checkpoint")

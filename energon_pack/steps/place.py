@@ -22,6 +22,11 @@ class Taken:
     #: ascending
     above: list[int] = field(default_factory=list)
 
+    @property
+    def numbers(self) -> list[int]:
+        """Return all numbers that stand here."""
+        return [self.first, *self.above]
+
     def left(self, index: int) -> int:
         """Return the number at an index among those left."""
         number = self.first + index
@@ -87,6 +92,18 @@ class Share:
             raise ValueError(f"pack {position} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
         return self.taken.index(turn)
 
+    @property
+    def epoch(self) -> int:
+        """Return the epoch of the last pack that was read, which is under way even if it has no pack left."""
+        if self.taken.first:
+            return self.position(self.taken.index(self.taken.first - 1)) // self.place.num
+        return max(0, self.place.taken.first - 1) // self.place.num
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether this rank has no pack left in its epoch."""
+        return self.position(0) >= (self.epoch + 1) * self.place.num
+
     def after(self, read: Sequence[int]) -> "Share":
         """Return the share that is left after each worker has read so many packs.
 
@@ -98,15 +115,20 @@ class Share:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Share":
-        """Return the share with these fields, as `dataclasses.asdict` gives them."""
-        place = values["place"]
-        topology, taken = Topology(**place["topology"]), Taken(**place["taken"])
-        return cls(
-            Place(place["num"], place["fingerprint"], topology, taken, place.get("reorders", False)),
-            values["ranks"],
-            values["rank"],
-            Taken(**values["taken"]),
-        )
+        """Return the share with these fields, as `dataclasses.asdict` gives them.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError: a field is missing, or has another form.
+        """
+        place, taken = values["place"], Taken(**values["taken"])
+        topology, before = Topology(**place["topology"]), Taken(**place["taken"])
+        numbers = place["num"], values["ranks"], values["rank"], *(n for of in (taken, before) for n in of.numbers)
+        if any(type(number) is not int or number < 0 for number in (*numbers, *place["topology"].values())):
+            raise TypeError(f"a number of {numbers} is none")
+        if not values["rank"] < values["ranks"]:
+            raise ValueError(f"rank {values['rank']} of {values['ranks']}")
+        whole = Place(place["num"], place["fingerprint"], topology, before, place.get("reorders", False))
+        return cls(whole, values["ranks"], values["rank"], taken)
 
 
 def joined(shares: Sequence[Share]) -> Place:

@@ -38,7 +38,7 @@ def beginnings(
 
     Args:
         media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. A sample whose media
-            have no place in its text has no beginnings.
+            have no place in its text has no beginnings, nor has one that is only some of its text's tokens.
     """
     special, features = template.special_ids, template.feature_ids
     places = [sorted([*item.spans, *item.media]) for item in rendered]
@@ -46,7 +46,7 @@ def beginnings(
     found = []
     for item, of_media, spans, (ids, ranges) in zip(rendered, media, places, located, strict=True):
         at = dict(zip(spans, ranges, strict=True))
-        if len(of_media) != len(item.media) or (0, 0) in item.media:
+        if len(of_media) != len(item.media) or (0, 0) in item.media or item.token_range:
             found.append(list[Beginning]())
             continue
         in_order = sorted(zip((at[place] for place in item.media), of_media, strict=True))

@@ -21,7 +21,7 @@ from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import named_processor, state_of
+from energon_pack.templates.folder import has_media, named_processor, state_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
@@ -62,11 +62,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
     own = {**files.own, **model.processor_kwargs}  # as from_pretrained does
 
-    chat_template = model.chat_template or files.chat_template
-    if isinstance(chat_template, dict):
-        chat_template = chat_template.get("default")
-    if not chat_template:
-        raise PackError(f"{where} has no chat template: give model.chat_template=FILE")
+    chat_template, tool_template = _chat_templates(model.chat_template, files, where)
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     video = _merged(files.video, kwargs, video_settings(media), has_old_names=family.has_old_names)
     changed = _filled(video_settings(media))
@@ -98,6 +94,8 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         add_special_tokens=bool(model.add_special_tokens),
         document_end=model.document_end,
         date=model.date,
+        tool_template=tool_template,
+        sets_template=model.chat_template is not None,
     )
     rules = _rules(family, processor, model)
     factor = rules.settings.get("factor")
@@ -117,9 +115,13 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
             raise PackError(_no_token(token, model.template, class_of(folder), where))
-    if model.add_special_tokens is None and _adds_its_own(template, files.tokenizer):
-        return Template(replace(spec, add_special_tokens=True), rules, template.tokenizer)
-    return template
+    if unread := [name for name in model.chat_template_kwargs if name not in spec.variables]:
+        named = ", ".join(sorted(spec.variables)) or "none"
+        raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
+    if files.is_processor and _adds_its_own(template, files.tokenizer):
+        adds = model.add_special_tokens is not False
+        spec = replace(spec, add_special_tokens=adds, own_special_tokens=True)
+    return template if spec is template.spec else Template(spec, rules, template.tokenizer)
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +144,8 @@ class _Files:
     """The contents of a processor's folder."""
 
     tokenizer: Any  # a tokenizer of transformers
-    chat_template: Any
+    is_processor: bool  # transformers loads more than the tokenizer
+    chat_template: Any = None  # of the processor; a text, or texts by name; None: the tokenizer's own serves
     image: dict[str, Any] = field(default_factory=dict)
     video: dict[str, Any] = field(default_factory=dict)
     audio: dict[str, Any] = field(default_factory=dict)
@@ -174,8 +177,8 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
     own = _own(folder)
-    chat_template = own.get("chat_template") or tokenizer.chat_template
-    return _Files(tokenizer, chat_template, image, _video(folder, own), own=own)
+    chat_template = own.get("chat_template") if has_media(folder) else None
+    return _Files(tokenizer, has_media(folder), chat_template, image, _video(folder, own), own=own)
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:
@@ -198,8 +201,33 @@ def _of_full(processor: ProcessorSettings, where: str) -> _Files:
     _check_fast(tokenizer, where)
     parts = {kind: part.to_dict() for kind in KINDS if (part := part_of(full, kind)) is not None}
     image, video, audio = (parts.pop(medium.kind, {}) for medium in (IMAGE, VIDEO, AUDIO))
-    chat_template = getattr(full, "chat_template", None) or tokenizer.chat_template
-    return _Files(tokenizer, chat_template, image, video, audio, _own(Path(processor.folder)), parts)
+    chat_template = getattr(full, "chat_template", None)
+    return _Files(tokenizer, True, chat_template, image, video, audio, _own(Path(processor.folder)), parts)
+
+
+def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str, str]:
+    """Return the chat template of conversations, and that of conversations with tools if it is another, as transformers
+    takes them: of several templates a tokenizer takes `tool_use` for tools, and a processor takes `default` for all.
+
+    Args:
+        setting: a template, or the name of one of several; None: the processor's own.
+
+    Raises:
+        PackError: there is no such template.
+    """
+    found = files.chat_template or files.tokenizer.chat_template or {}
+    named = found if isinstance(found, dict) else {"default": found}
+    if setting is not None and "{" not in setting and setting not in named:
+        what = f"neither Jinja text nor a readable file, and {where} has no template of that name"
+        raise PackError(f"model.chat_template={setting}: {what}; it has {', '.join(named) or 'none'}")
+    if setting is not None:
+        return named.get(setting, setting), ""
+    if not named:
+        raise PackError(f"{where} has no chat template: give model.chat_template=FILE")
+    if "default" not in named:
+        raise PackError(f"{where} has no default chat template: model.chat_template chooses one of {', '.join(named)}")
+    tools = "" if files.chat_template else named.get("tool_use", "")
+    return named["default"], tools if tools != named["default"] else ""
 
 
 def _check_fast(tokenizer: Any, where: str) -> None:
@@ -207,11 +235,6 @@ def _check_fast(tokenizer: Any, where: str) -> None:
         raise PackError(
             f"{where}: {type(tokenizer).__name__} has no fast form (tokenizer.json), which packing counts with"
         )
-
-
-def has_media(folder: Path) -> bool:
-    """Say whether a folder contains more than a tokenizer."""
-    return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
 
 
 def _own(folder: Path) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.templates.build import build, has_media
+from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
-from energon_pack.templates.folder import named_processor
+from energon_pack.templates.folder import has_media, named_processor
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.refusals import refuse_damaged, refuse_silent, refuse_unpackable
+from energon_pack.templates.refusals import refuse_damaged, refuse_other_class, refuse_silent, refuse_unpackable
 from energon_pack.templates.served import class_of
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
@@ -53,6 +53,8 @@ class Choice:
     tried: list[Tried] = field(default_factory=list)
     #: why nothing was compared
     note: str = ""
+    #: whether the chat template writes a token that ends an answer
+    ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
         """Return the lines that a run prints about it before samples are measured.
@@ -71,6 +73,9 @@ class Choice:
         elif asked in AUTO:
             counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
+        if not self.ends_answers:
+            what = "the chat template writes no token that ends an answer: the model is never trained to stop"
+            lines.append(f"{what} (model.chat_template)")
         return lines
 
 
@@ -119,6 +124,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     if name in AUTO:
         if not has_media(folder):
             raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
+        refuse_other_class(settings.model.processor_class, folder, where)
         refuse_unpackable(folder, where)
     tried: list[Tried] = []
     candidates: list[_Candidate] = []

@@ -1,11 +1,12 @@
 """Find the folder with a processor's files, which may come from the model hub."""
 
+import os
 from pathlib import Path
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.templates.settings import ModelConfig
 
-_SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py")
+_SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 
 
 def local_folder(model: ModelConfig) -> Path:
@@ -76,4 +77,9 @@ def settings_files(folder: Path) -> list[Path]:
 
 def state_of(folder: Path) -> str:
     """Return a text that changes whenever the files of a processor change."""
-    return str([(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
+    return str([(os.fspath(path), path.stat().st_size, path.stat().st_mtime_ns) for path in settings_files(folder)])
+
+
+def has_media(folder: Path) -> bool:
+    """Say whether a folder contains more than a tokenizer."""
+    return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))

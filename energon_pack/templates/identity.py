@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from energon_pack.samples.media.kinds import ADDED
+from energon_pack.templates.chat.jinja import variables_in, writes_date
 from energon_pack.templates.families.rules import ProcessorSettings
-from energon_pack.templates.settings import DATE, Labels, MediaConfig
+from energon_pack.templates.settings import DATE, Alpha, Labels, MediaConfig, Think
 
 #: further kinds of media: images and videos in one sample, videos with different numbers of frames, and videos whose
 #: sound is heard
@@ -34,6 +37,19 @@ class TemplateSpec:
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
     date: str = DATE  # the ISO date that the chat template writes
     shortcut: bool = True  # whether one rendering may serve all conversations of a shape
+    tool_template: str = ""  # the chat template of conversations with tools; empty: the same
+    sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
+    own_special_tokens: bool = False  # whether the tokenizer adds its own in the processor's call by itself
+
+    @property
+    def chat_templates(self) -> list[str]:
+        """Return the chat templates that conversations are rendered with."""
+        return [self.chat_template, *filter(None, [self.tool_template])]
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Return the names of the chat templates' variables, besides those of the conversation."""
+        return frozenset().union(*map(variables_in, self.chat_templates))
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,34 @@ class Identity:
     def fingerprint(self) -> str:
         """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
         return hash_of(self.fingerprints)
+
+
+def fingerprints_of(
+    spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
+) -> dict[str, str]:
+    """Return a hash for each thing that a length depends on.
+
+    Args:
+        tokenizer: the tokenizer as JSON.
+        rules: everything that the text of a medium depends on.
+        kinds: the kinds of media that are measured.
+    """
+    ends = [] if spec.document_end is None else [spec.document_end]
+    thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
+    chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
+    chat.append(spec.add_special_tokens)
+    chat += [spec.date] if writes_date(*spec.chat_templates) else []
+    media = asdict(spec.media)
+    if spec.media.alpha is Alpha.auto:  # so that the hash is that of earlier versions
+        del media["alpha"]
+    return {
+        "tokenizer": hash_of(tokenizer),
+        "chat_template": hash_of(chat),
+        "media": hash_of([spec.family, rules, media]),
+        "rules": str(rules_version("".join(spec.chat_templates))),
+        **({} if spec.shortcut else NO_SHORTCUT),
+        **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),
+    }
 
 
 def rules_version(chat_template: str) -> int:

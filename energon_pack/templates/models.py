@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
+from energon_pack.run.plain_data import NotPlain, yaml_value
 
 
 def conf_dir() -> Path:
@@ -40,9 +40,9 @@ def read_model(name: str) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"model={name}: there are {', '.join(packaged_models())}; or name a YAML file")
     try:
-        node = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise ValueError(f"model={name}: {path} is no YAML: {' '.join(str(error).split())}") from None
+        node = yaml_value(path.read_bytes())
+    except NotPlain as error:
+        raise ValueError(f"model={name}: {path} is no YAML: {error}") from None
     if not isinstance(node, dict) or not {"name", "template"} <= node.keys():
         raise ValueError(f"model={name}: {path} is no model's YAML: it has no name and template of its own")
     return {"hub_id": None, "mask": "positions", "rope": "none", **node}

@@ -31,7 +31,7 @@ from energon_pack.templates.template import Template
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 5  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 6  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -73,6 +73,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
     def make(built: Path) -> None:
         template, choice = _chosen(settings, folder)
+        choice = replace(choice, ends_answers=template.ends_answers)
         template.save(built)
         write_whole(built / _CHOICE, json.dumps(asdict(choice)).encode())
         _built.clear()
@@ -142,10 +143,16 @@ def _chosen(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]
     return template, choice
 
 
-def date_of(folder: str) -> str | None:
-    """Return the date that the template writes into texts; None: it writes none."""
+def lines_of(folder: str) -> list[str]:
+    """Return the lines that a run prints about texts that a processor alone would write otherwise."""
     values = json.loads(Path(folder, "spec.json").read_bytes())
-    return str(values["date"]) if writes_date(values["chat_template"]) else None
+    lines, adds = [], values["add_special_tokens"]
+    if writes_date(values["chat_template"], values["tool_template"]):
+        lines.append(f"the chat template writes a date: {values['date']} (model.date)")
+    if adds != values["own_special_tokens"]:
+        how = "adds tokens that its own call does not add" if adds else "leaves out tokens that its own call adds"
+        lines.append(f"special tokens of the processor: model.add_special_tokens={str(adds).lower()} {how}")
+    return lines
 
 
 def identity_of(folder: str) -> Identity:
@@ -192,7 +199,7 @@ def _key(settings: TemplateSettings, folder: Path, place: str = "") -> str:
     """
     digest = hashlib.sha256()
     for path in settings_files(folder):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     how = {name: value for name, value in asdict(settings.model).items() if name not in _NOT_IN_TEMPLATE}
     how["processor"] = place

@@ -1,7 +1,10 @@
 """Prepare images, chosen frames and other media for processors, in training and when lengths are verified."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +12,11 @@ import numpy as np
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.media.video import decode_frames
-from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
+from energon_pack.templates.families.asking import changed
+from energon_pack.templates.folder import has_media
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -49,6 +54,8 @@ def clip(template: Template, pixels: Any, video: Media) -> Clip:
     """
     chosen = template.choose_frames(video)
     shown = decode_frames(pixels, chosen) if isinstance(pixels, bytes) else [pixels[index] for index in chosen]
+    if isinstance(pixels, bytes) and shown[0].size != (video.width, video.height):
+        raise UndecodableError("its frames are {}×{}".format(*shown[0].size) + f", its header says {video}")
     frames = template.prepare_frames(shown, video.settings)
     sound = AUDIO.decoded(pixels, video, template.rules.rate) if video.is_heard else None
     return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata_of(video, chosen), sound)
@@ -70,27 +77,64 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
     Raises:
         Exception: any error of the class.
     """
-    spec = template.spec
+    spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
+    adds = {"add_special_tokens": spec.add_special_tokens}
     text = template.raw_text(sample)
-    if text is None and writes_date(spec.chat_template):  # transformers writes today's date, and takes no other
-        text = template.text(sample)
     if text is None:
-        text = processor.apply_chat_template(
+        text = _chat_text(processor, template, sample)
+        if spec.add_special_tokens == spec.own_special_tokens and not _stands_in(processor, template):
+            adds = _special_tokens(processor, tokenizer, text)
+    if tokenizer is processor or (not media and _needs_media(processor)):
+        ids: list[int] = tokenizer(text, **adds)["input_ids"]
+        return ids
+    # Return tensors, as in training: some processors need this, others can't do it for all samples.
+    made = processor(text=[text], text_kwargs=adds, return_tensors="pt", **media)["input_ids"]
+    return [int(number) for number in made[0]]
+
+
+def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
+    """Return the text that a processor writes for a conversation: it is given a template only by the setting."""
+    spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
+    is_told = spec.sets_template or _stands_in(processor, template)
+    writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
+    own = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
+    with _on_date(spec.date):
+        text: str = writes.apply_chat_template(
             template.messages(sample),
-            chat_template=spec.chat_template,
             tools=sample.tools,
             tokenize=False,
             add_generation_prompt=False,
+            **own,
             **{**spec.chat_template_kwargs, **sample.options.chat_template_kwargs},
         )
-    if not hasattr(processor, "tokenizer") or (not media and _needs_media(processor)):
-        tokenizer = getattr(processor, "tokenizer", processor)
-        ids: list[int] = tokenizer(text, add_special_tokens=spec.add_special_tokens)["input_ids"]
-        return ids
-    settings = {"add_special_tokens": spec.add_special_tokens}
-    # Return tensors, as in training: some processors need this, others can't do it for all samples.
-    made = processor(text=[text], text_kwargs=settings, return_tensors="pt", **media)["input_ids"]
-    return [int(number) for number in made[0]]
+    return text
+
+
+def _stands_in(processor: Any, template: Template) -> bool:
+    """Say whether a tokenizer stands in for a processor that can't be loaded here: it knows not all of its files."""
+    return not hasattr(processor, "tokenizer") and has_media(Path(template.spec.processor.folder))
+
+
+def _special_tokens(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:
+    """Return the argument that `apply_chat_template(tokenize=True)` would give: a tokenizer adds no special tokens, a
+    processor adds its own unless the text begins with one.
+    """
+    begins = bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
+    return {"add_special_tokens": False} if tokenizer is processor or begins else {}
+
+
+@contextmanager
+def _on_date(date: str) -> Iterator[None]:
+    """In this context, transformers' templates write a date as today's."""
+    from transformers.utils import chat_template_utils
+
+    class Fixed(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Fixed":
+            return cls.fromisoformat(date)
+
+    with changed(chat_template_utils, datetime=Fixed):
+        yield
 
 
 def _needs_media(processor: Any) -> bool:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.templates.served import PROCESSOR_FILES, class_of, models_of, settings_in
+from energon_pack.templates.models import model_of
+from energon_pack.templates.served import PROCESSOR_FILES, class_of, known_classes, models_of, settings_in
 from energon_pack.templates.template import Template
 
 _FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
@@ -26,6 +27,24 @@ def refuse_damaged(folder: Path) -> None:
     """
     for name in _FILES:
         settings_in(folder / name)
+
+
+def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
+    """Check that a processor is of the class that a model has, where its rules are found by asking whichever is there.
+
+    Args:
+        expected: `model.processor_class`.
+        where: the setting that names the folder.
+
+    Raises:
+        PackError: it is of another class of transformers; a class of its own code may have any name.
+    """
+    name = class_of(folder)
+    if expected and name != expected and name in known_classes():
+        raise PackError(
+            f"{where} is a {name}, and this model has a {expected}: +model={model_of(name)} packs with it, and"
+            " model.processor_class=null takes it all the same"
+        )
 
 
 def refuse_unpackable(folder: Path, where: str) -> None:

@@ -41,6 +41,7 @@ class Rendered:
     weights: Sequence[float] = ()  # of each span; empty: all are 1
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds
+    token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,9 @@ def models_of(folder: Path) -> Iterator[Any]:
     Raises:
         PackError: a file of the folder is no JSON.
     """
-    with importing():
-        prepare_torchvision()
-        import transformers
+    models, processors = _auto("modeling"), _auto("processing")
+    import transformers
 
-    models, processors = (import_module(f"transformers.models.auto.{name}_auto") for name in ("modeling", "processing"))
     own = said(folder, ("config.json",), "model_type")
     processor = said(folder, PROCESSOR_FILES, "processor_class")
     served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
@@ -36,6 +34,17 @@ def models_of(folder: Path) -> Iterator[Any]:
         # In a model that also speaks, the thinker is the part that sees, hears and writes.
         if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])
+
+
+def known_classes() -> set[str]:
+    """Return the names of transformers' own classes of processors."""
+    return set(_auto("processing").PROCESSOR_MAPPING_NAMES.values())
+
+
+def _auto(name: str) -> Any:
+    with importing():
+        prepare_torchvision()
+        return import_module(f"transformers.models.auto.{name}_auto")
 
 
 def class_of(folder: Path) -> str:

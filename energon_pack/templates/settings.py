@@ -66,6 +66,25 @@ class Expand(str, Enum):
     pairs = "pairs"
 
 
+class Untrained(str, Enum):
+    """What happens to a sample of which nothing is trained."""
+
+    drop = "drop"
+    #: it shares a pack with samples that are trained
+    keep = "keep"
+
+
+class Alpha(str, Enum):
+    """The colour behind transparent pixels.
+
+    auto: as in transformers, the colours that are stored there; with `qwen_vl_utils`, white behind RGBA.
+    """
+
+    auto = "auto"
+    white = "white"
+    black = "black"
+
+
 @dataclass
 class ModelConfig:
     """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
@@ -90,13 +109,14 @@ class ModelConfig:
     max_pixels: int | None = None
     #: pixels of a token's side, the processor's patch_size × merge_size; None: any
     factor: int | None = None
-    #: Jinja text, or a file with it, in place of the processor's own
+    #: Jinja text, a file with it, or the name of one of the processor's own, for all samples; None: as transformers
+    #: chooses among the processor's own
     chat_template: str | None = None
     #: variables of the chat template
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: if the
-    #: template's text does not begin with one, as in transformers' `apply_chat_template(tokenize=True)`
-    add_special_tokens: bool | None = False
+    #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: as transformers'
+    #: `apply_chat_template(tokenize=True)` does: a processor's if the template's text does not begin with one
+    add_special_tokens: bool | None = None
     #: the token that ends a raw text; None: the tokenizer's end token, unless it ends a turn of a chat; "": none
     document_end: str | None = None
     #: the ISO date that a chat template writes as today's (`strftime_now`)
@@ -105,6 +125,8 @@ class ModelConfig:
     mask: Mask = Mask.positions
     #: the kind of positions in a batch
     rope: Rope = Rope.none
+    #: the class of the published processor; transformers' other classes are refused; None: any
+    processor_class: str | None = None
 
     @property
     def all_processor_kwargs(self) -> dict[str, Any]:
@@ -136,6 +158,8 @@ class MediaConfig:
     crop_width: int | None = None
     #: pixels, for center_crop
     crop_height: int | None = None
+    #: the colour behind transparent pixels
+    alpha: Alpha = Alpha.auto
     #: a name in `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: no change
     video: str = "default"
     #: frames per second
@@ -197,6 +221,10 @@ class LabelsConfig(Labels):
     window_images: int | None = None
     #: the text in place of an older image
     window_text: str = "[image]"
+    #: a sample of which nothing is trained goes into the ledger (drop), or into a pack with others
+    untrained: Untrained = Untrained.drop
+    #: whether the token that ends an answer is trained after a text that `packing.overlong=truncate_text` cut
+    cut_end: bool = True
 
     @property
     def of_text(self) -> Labels:

@@ -20,12 +20,11 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
@@ -36,12 +35,10 @@ from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import (
     HEARD,
     MIXED,
-    NO_SHORTCUT,
     UNEVEN,
     Identity,
     TemplateSpec,
-    hash_of,
-    rules_version,
+    fingerprints_of,
 )
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
@@ -49,7 +46,7 @@ from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, without_first
+from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, within_range, without_first
 
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
@@ -67,14 +64,19 @@ class Template(Preparation):
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
+        self._tool_chat = self._chat
+        if spec.tool_template:
+            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, False, needs_tools=True)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
         others = [*rules.feature_tokens.values(), *rules.marks]
-        self._frames = Frames(self._chat, self.media_tokens, others, special)
-        self._raw = RawTexts(self._chat, self._frames, tokenizer, spec)
+        self._frames = {
+            chat: Frames(chat, self.media_tokens, others, special) for chat in (self._chat, self._tool_chat)
+        }
+        self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
         self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
@@ -92,18 +94,20 @@ class Template(Preparation):
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}")
+                others = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{others}")
         expansions, before, after = self._expand(sample.media)
         for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
             waiting[media.kind].append((number, *expanded))
         places = [(0, 0)] * len(expansions)
         messages = self._as_the_template_takes_them(sample)
-        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
+        chat, frames = self._chat_for(sample)
+        leaves_out_tools = bool(sample.tools)
         if is_document(messages):
             marked, weights = self._raw.marked(messages[0])
         else:
-            refuse_left_out(chat.renderer, messages, sample.tools)
             marked, weights = chat.render_marked(messages, sample.tools, labels)
+            leaves_out_tools = refuse_left_out(chat.renderer, messages, sample.tools)
 
         pieces = ["" if marked.startswith(before) else before]  # do not write a first token twice
         spans: list[tuple[int, int]] = []
@@ -133,7 +137,8 @@ class Template(Preparation):
         if left_out := sum(map(len, waiting.values())):
             raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {left_out} media")
         text = "".join(pieces)
-        spans, weights = self._trained(chat, text, spans, weights, [place for place in places if place[1]], labels)
+        placed = [place for place in places if place[1]]
+        spans, weights = self._trained(chat, frames, text, spans, weights, placed, labels)
         if not sample.options.weight:
             spans, weights = [], []
         return Rendered(
@@ -141,17 +146,19 @@ class Template(Preparation):
             spans,
             sum(number for kind, number in num_features.items() if KINDS[kind].is_visual),
             self._num_control_tokens(sample.messages, sample.tools),
-            bool(sample.tools) and not chat.renderer.shows_tools,
+            leaves_out_tools,
             places,
             weights if weights.count(1.0) < len(weights) else (),
             labels.think in (Think.train, Think.mask_empty)
             and chat.renderer.leaves_out_reasoning(messages, sample.tools),
             num_features[AUDIO.kind],
+            sample.options.token_range,
         )
 
     def _trained(
         self,
         chat: ChatTemplate,
+        frames: Frames,
         text: str,
         spans: Sequence[tuple[int, int]],
         weights: Sequence[float],
@@ -160,12 +167,12 @@ class Template(Preparation):
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
-        if trains_whole_turns and not self._frames.are_near(text, spans, media):
+        if trains_whole_turns and not frames.are_near(text, spans, media):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
             trained = chat.adjusted(text, trained, labels)
-        trained = self._frames.untrained(text, trained, sorted(media))
+        trained = frames.untrained(text, trained, sorted(media))
         return [span[:2] for span in trained], [span.weight for span in trained]
 
     def _labels(self, sample: Sample) -> Labels:
@@ -222,7 +229,8 @@ class Template(Preparation):
         """
         located = self.located([(item.text, item.spans) for item in rendered])
         pairs = zip(rendered, located, strict=True)
-        return [Tokens(ids, *without_first(ranges, item.weights)) for item, (ids, ranges) in pairs]
+        within = [(item, *within_range(ids, ranges, item.token_range)) for item, (ids, ranges) in pairs]
+        return [Tokens(ids, *without_first(ranges, item.weights)) for item, ids, ranges in within]
 
     def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
         """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
@@ -270,17 +278,28 @@ class Template(Preparation):
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return sorted({end for _, end in encoding.offsets if end})
 
+    def token_places(self, text: str) -> list[tuple[int, int]]:
+        """Return the characters of each token of a whole text, as `tokenize` makes them."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=self.spec.add_special_tokens)
+        return [*encoding.offsets]
+
     def messages(self, sample: Sample) -> list[Message]:
         """Return the conversation in the form that the chat template takes."""
         return self._as_the_template_takes_them(as_seen(sample))
 
     def _as_the_template_takes_them(self, sample: Sample) -> list[Message]:
         messages = split_content(sample.messages, [media.kind for media in sample.media])
+        chat, frames = self._chat_for(sample)
         if self._labels(sample).think is Think.drop_history:
-            messages = self._chat.without_thoughts(messages)
+            messages = chat.without_thoughts(messages)
         if sample.media and not is_document(messages):
-            messages = list(map(self._frames.with_all_media, messages))
-        return self._chat.renderer.as_it_wants(messages)
+            messages = list(map(frames.with_all_media, messages))
+        return chat.renderer.as_it_wants(messages)
+
+    def _chat_for(self, sample: Sample) -> tuple[ChatTemplate, Frames]:
+        """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
+        chat = self._tool_chat if sample.tools else self._chat
+        return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
 
     def shows(self, kind: str) -> bool:
         """Say whether the chat template writes the token of a medium; a template that refuses the question counts as
@@ -303,6 +322,7 @@ class Template(Preparation):
             CountingError: an engine that is set by name can't be used.
         """
         counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
+        counted = [None if item.token_range else counts for item, counts in zip(rendered, counted, strict=True)]
         unsure = [i for i, counts in enumerate(counted) if counts is None]
         tokens = dict(zip(unsure, self.tokenize([rendered[i] for i in unsure]), strict=True))
         return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
@@ -322,20 +342,7 @@ class Template(Preparation):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Return a hash for each thing that a length depends on."""
-        spec = self.spec
-        ends = [] if spec.document_end is None else [spec.document_end]
-        thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
-        chat: list[Any] = [*ends, *thoughts, spec.chat_template, spec.processor.tokens, spec.chat_template_kwargs]
-        chat.append(spec.add_special_tokens)
-        chat += [spec.date] if writes_date(spec.chat_template) else []
-        return {
-            "tokenizer": hash_of(self._tokenizer.to_str()),
-            "chat_template": hash_of(chat),
-            "media": hash_of([self.spec.family, self.rules.settings, asdict(self.spec.media)]),
-            "rules": str(rules_version(spec.chat_template)),
-            **({} if spec.shortcut else NO_SHORTCUT),
-            **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in self.media_tokens]) else {}),
-        }
+        return fingerprints_of(self.spec, self._tokenizer.to_str(), self.rules.settings, self.media_tokens)
 
     @property
     def identity(self) -> Identity:
@@ -345,6 +352,11 @@ class Template(Preparation):
     def fingerprint(self) -> str:
         """Return one hash over `fingerprints`: equal hashes mean equal lengths."""
         return self.identity.fingerprint
+
+    @property
+    def ends_answers(self) -> bool:
+        """Whether the chat template writes a token that ends an answer."""
+        return self._chat.ends_answers
 
     @property
     def is_misread(self) -> bool:
@@ -363,8 +375,7 @@ class Template(Preparation):
         Raises:
             Skip: the template refuses the conversation.
         """
-        chat = self._chat.with_variables(sample.options.chat_template_kwargs)
-        return chat.render(self.messages(sample), sample.tools)
+        return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
         """Return the same template for only these kinds of media, which may include MIXED and UNEVEN."""

@@ -15,6 +15,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
+from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.arguments import Clip, Prepared, metadata_of
 from energon_pack.templates.full import full_processor
@@ -50,6 +51,7 @@ _LISTS: list[tuple[str, ...]] = [
 ]
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
+_QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
 _NUM_FURTHER = {"image": 400, "video": 40}
 
 
@@ -104,6 +106,7 @@ class Trial:
         """
         rng = np.random.default_rng(seed)
         self.tries = [self._draw(kinds, rng, seed) for seed, kinds in enumerate(lists)]
+        self.tries.append(Try(Sample(_QUESTION, [], [TOOL]), len(lists), is_still=True))
         self._truths: dict[str, list[int] | str] = {}
 
     @errors_only()
@@ -132,8 +135,11 @@ class Trial:
         truth = self._truth(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
         made: list[int] | str
+        num_features = 0, 0
         try:
-            made = template.encode(one.sample).ids
+            rendered = template.render(one.sample)
+            made = template.tokenize([rendered])[0].ids
+            num_features = rendered.num_visual_tokens, rendered.num_audio_tokens
         except Skip as skip:
             made = skip.detail
         if isinstance(truth, str) and isinstance(made, list) and template.spec.family in ASKED:
@@ -144,9 +150,14 @@ class Trial:
             outcome.num_refused += 1
             outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
             return
-        if made != truth:
-            what = ", ".join(map(str, one.sample.media)) or "a text"
-            outcome.difference = f"of {what} it makes {_counted(made, truth)}"
+        what = ", ".join(map(str, one.sample.media)) or "a text"
+        if isinstance(truth, str) or made != truth:
+            outcome.difference = f"of {what} it makes {told_apart(made, truth)}"
+            return
+        if num_features != (waiting := num_waiting(template, truth)):
+            outcome.difference = (
+                f"of {what} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
+            )
             return
         outcome.num_compared += max(len(one.sample.media), 1)
 
@@ -211,16 +222,16 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
                 medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(RATES)))
             made = [_expanded(template, medium) for template in (rules, shapes)]
             if made[0] != made[1]:
-                return f"of {medium} it makes another text than the processor's own call"
+                return f"of {medium} it makes another text, or more or fewer features, than the processor's own call"
     return ""
 
 
-def _expanded(template: Template, medium: Media) -> str:
+def _expanded(template: Template, medium: Media) -> tuple[str, int]:
     try:
         frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
-        return template.rules.expand_all([medium], [frames])[0][0]
+        return template.rules.expand_all([medium], [frames])[0]
     except Skip:
-        return ""
+        return "", 0
 
 
 def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
@@ -277,7 +288,15 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
     )
 
 
-def _counted(made: list[int] | str, truth: list[int] | str) -> str:
+def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
+    """Count the tokens that wait for features of images and videos, and of sounds."""
+    tokens = {**template.rules.media_tokens, **template.rules.feature_tokens}
+    visual = {template.token_id(token) for kind, token in tokens.items() if KINDS[kind].is_visual}
+    sounds = {template.token_id(token) for kind, token in tokens.items() if kind == AUDIO.kind}
+    return sum(number in visual for number in ids), sum(number in sounds for number in ids)
+
+
+def told_apart(made: list[int] | str, truth: list[int] | str) -> str:
     """Say in a few words how the two results differ."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
     if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):

@@ -243,8 +243,6 @@ class MemberEncoder:
         if num.num_tokens and not all(medium.is_seen for medium in sample.media):
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
-        for image in member.images[0 if is_whole else num.num_images :]:
-            image.load()
         rendered = template.render(sample)
         added = prepared_media(template, sample.media[first:], pixels[first:])
         if not first:
@@ -321,7 +319,7 @@ def sample_of(member: MemberInput) -> Sample:
     if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
         raise OSError(f"its {missing} is missing from the pack")
     media = {
-        IMAGE.kind: iter([Media(IMAGE.kind, *image.size) for image in member.images]),
+        IMAGE.kind: iter([getattr(image, "medium", Media(IMAGE.kind, *image.size)) for image in member.images]),
         **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
     }
     kinds = [kind for kind, own in member.media.items() for _ in own]

@@ -242,8 +242,8 @@ def _check_accounts(
     stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: checks.Ledger, findings: Findings
 ) -> None:
     names = chain(_samples(stated.folder, shards), ledger.names())
-    for number, defects in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
-        findings.add("source samples", stated.folder.name, defects, number)
+    for number, defects, file in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
+        findings.add("source samples", stated.folder.name, defects, number, file)
 
 
 def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator[str]:
@@ -280,10 +280,13 @@ def print_findings(findings: Findings, max_errors: int) -> None:
     for note in findings.notes:
         say(note)
     shown = findings.first(max_errors)
+    left = findings.num_defects.total() - len(shown)
     for defect in shown:
-        say(str(defect))
-    if more := findings.num_defects.total() - len(shown):
-        say(f"and {more:,} more" if shown else f"{more:,} defects")
+        more = findings.more[defect.check, defect.file]
+        left -= more
+        say(f"{defect}; and {more:,} more of {defect.file}" if more else str(defect))
+    if left:
+        say(f"and {left:,} more" if shown else f"{left:,} defects")
 
 
 def main() -> int:

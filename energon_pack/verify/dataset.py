@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
@@ -15,9 +14,11 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replay
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import FORMS, packed_flavor, why_unknown
-from energon_pack.samples.flavors.base import Flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
 from energon_pack.verify.packs import samples_of
@@ -134,7 +135,14 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield from _sample_loader(folder, flavor)
     elif folder.has(f"{META_FOLDER}/{SAMPLE_LOADER}"):
         yield f"{SAMPLE_LOADER} is there, and packing wrote none"
-    for name, expected in dataset_yamls(flavor, which, sample_type if isinstance(sample_type, str) else None).items():
+    stack = sample_type if isinstance(sample_type, str) else None
+    forms = [form for form in STACKS if stack and form.name == name] or [flavor]
+    wanted = [dataset_yamls(form, which, stack) for form in forms]
+    yield from min((list(_changed_yamls(folder, yamls)) for yamls in wanted), key=len)
+
+
+def _changed_yamls(folder: DatasetFolder, wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, expected in wanted.items():
         try:
             found = _load(folder, name)
         except (OSError, ValueError) as error:
@@ -143,10 +151,10 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
         yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, expected))
 
 
-def _sample_loader(folder: DatasetFolder, flavor: Flavor) -> Iterator[str]:
+def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]:
     """Check that sample_loader.py, which Energon runs, is the one that packing wrote."""
     try:
-        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") not in map(sample_loader_py, FORMS.get(flavor.name, ())):
+        if folder.read(f"{META_FOLDER}/{SAMPLE_LOADER}") != sample_loader_py(flavor):
             yield f"{SAMPLE_LOADER} is not what packing writes"
     except OSError as error:
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"
@@ -157,10 +165,7 @@ def _load(folder: DatasetFolder, name: str) -> Any:
     path = f"{META_FOLDER}/{name}"
     if name.endswith(".json"):
         return folder.read_object(path)
-    try:
-        return yaml.safe_load(folder.read(path))
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    return yaml_value(folder.read(path))
 
 
 # ------------------------------------------------------------------------------------------------ packs and samples
@@ -211,18 +216,24 @@ def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
 
 
 class Ledger:
-    """skipped.jsonl: the samples it names, and what is wrong with it."""
+    """skipped.jsonl: the samples it names, and what is wrong with it.
+
+    A sample that is `cut_off` is packed, and counts for nothing but the check of its line.
+    """
 
     def __init__(self, folder: DatasetFolder):
         self._folder = folder
         self.reasons: Counter[str] = Counter()
         self.defects: list[str] = []
-        samples, alone = [], []
+        samples, alone, cut_off = [], [], []
         try:
             for number, entry in self._entries():
                 sample, reason = at(entry, "sample_id"), at(entry, "reason")
                 if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
                     self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
+                    continue
+                if reason == Reason.CUT_OFF:
+                    cut_off.append(hashed(sample))
                     continue
                 self.reasons[reason] += 1
                 samples.append(hashed(sample))
@@ -232,6 +243,7 @@ class Ledger:
             self.defects.append(f"it can't be read: {error.strerror or error}")
         #: all samples that it names, and samples that can be in no pack
         self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+        self._cut_off = np.array(cut_off, np.uint64)
 
     def _entries(self) -> Iterator[tuple[int, Any]]:
         with self._folder.open(LEDGER) as ledger:
@@ -245,10 +257,12 @@ class Ledger:
         yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
 
     def check(self, packed: Hashes) -> Iterator[str]:
-        """Check that its lines are entries, and that no entry names a packed sample."""
+        """Check that its lines are entries, and that no entry names a packed sample but one that was cut."""
         yield from self.defects
         both = np.intersect1d(self.in_no_pack, packed)
         yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
+        lost = np.setdiff1d(self._cut_off, packed)
+        yield from (f"{sample} is in no pack" for sample in (named(lost, self.names()) if len(lost) else ()))
 
 
 def totals(

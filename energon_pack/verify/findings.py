@@ -50,6 +50,8 @@ class Defect(NamedTuple):
     check: str
     where: str
     what: str
+    #: the file of the source that is missing or another one; said once, however many samples it is true of
+    file: str | None = None
 
     def __str__(self) -> str:
         return f"{self.check}: {printable(self.where)}: {printable(self.what)}"
@@ -63,17 +65,30 @@ class Findings:
     num_looked_at: Counter[str] = field(default_factory=Counter)
     num_defects: Counter[str] = field(default_factory=Counter)
     defects: dict[str, list[Defect]] = field(default_factory=dict)
+    #: how many more defects of a check have the same file as one that is kept
+    more: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     #: facts that the user has to know, and that are no defects
     notes: list[str] = field(default_factory=list)
 
-    def add(self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1) -> None:
-        """Record what a check found at one place."""
+    def add(
+        self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1, file: str | None = None
+    ) -> None:
+        """Record what a check found at one place.
+
+        Args:
+            file: see `Defect`.
+        """
         self.num_looked_at[check] += num_looked_at
         for what in whats:
             self.num_defects[check] += 1
-            kept = self.defects.setdefault(check, [])
-            if len(kept) < self.max_defects:
-                kept.append(Defect(check, where, what))
+            self._keep(Defect(check, where, what, file))
+
+    def _keep(self, defect: Defect) -> None:
+        kept = self.defects.setdefault(defect.check, [])
+        if defect.file is not None and any(other.file == defect.file for other in kept):
+            self.more[defect.check, defect.file] += 1
+        elif len(kept) < self.max_defects:
+            kept.append(defect)
 
     def note(self, notes: Iterable[str]) -> None:
         """Keep notes for the user, at most as many as defects of one check."""
@@ -83,9 +98,9 @@ class Findings:
         """Add the findings of another."""
         self.num_looked_at += other.num_looked_at
         self.num_defects += other.num_defects
-        for check, defects in other.defects.items():
-            kept = self.defects.setdefault(check, [])
-            kept += defects[: self.max_defects - len(kept)]
+        self.more += other.more
+        for defect in chain.from_iterable(other.defects.values()):
+            self._keep(defect)
         self.note(other.notes)
 
     def first(self, number: int) -> list[Defect]:

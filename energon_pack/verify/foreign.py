@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import yaml
-
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
@@ -12,6 +10,7 @@ from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.context import Run
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import NotPlain, yaml_value
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import Findings
@@ -83,8 +82,8 @@ def _missing(folder: DatasetFolder) -> Iterator[str]:
 def _missing_code(folder: DatasetFolder) -> Iterator[str]:
     """Yield the missing Python files that its dataset.yaml names: `sample_loader.py:sample_loader`."""
     try:
-        value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
-    except (OSError, yaml.YAMLError):
+        value = yaml_value(folder.read(f"{META_FOLDER}/dataset.yaml"))
+    except (OSError, NotPlain):
         return  # `_missing` reports it, or Energon
     named = value.values() if isinstance(value, dict) else ()
     files = {text.partition(":")[0] for text in named if isinstance(text, str) and ".py:" in text}

@@ -13,6 +13,7 @@ from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import BLOCK
 
@@ -26,7 +27,7 @@ def compared(
     shards: Mapping[str, Shard],
     sources: Sources,
     settings: ReadSettings,
-) -> Iterator[tuple[str, str, Iterable[str]]]:
+) -> Iterator[tuple[str, str, Iterable[str], str | None]]:
     """Compare each member with the sample that its row of the plan names.
 
     Args:
@@ -35,27 +36,36 @@ def compared(
         shards: of the source, by name; `sources` has them open.
 
     Yields:
-        Check, sample id of the member, and what is wrong.
+        Check, sample id of the member, what is wrong, and the file of the source that is missing or another one.
     """
     for index, member in enumerate(members):
         shard = shards.get(member.shard)
         if shard is None or not is_within(member, shard):
             what = "the source has no shard" if shard is None else "it would lie beyond the end of the shard"
-            yield "source text", member.sample_id, [f"{what} {short(member.shard)}"]
+            yield "source text", member.sample_id, [f"{what} {short(member.shard)}"], member.shard
             continue
         try:
             sample = sources.read(member, settings)
             content = conversation(sample, pack.flavor)
             parts = parts_beside(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut
-            yield "source text", member.sample_id, [str(error)]
+            yield "source text", member.sample_id, [_why(error)], member.shard
             parts = [*member.parts]
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
-            yield "source text", member.sample_id, _text_differs(packed, expected)
+            yield "source text", member.sample_id, _text_differs(packed, expected), None
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
-            yield "source media", member.sample_id, _media_differ(file, pack, name, member, part, sources)
+            try:
+                yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)], None
+            except (PackError, OSError) as error:
+                yield "source media", member.sample_id, [_why(error)], member.shard
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, SourceChanged):
+        return f"{error.path} changed since it was packed: put it back, or pack again"
+    return str(error)
 
 
 def is_within(member: PlanRow, shard: Shard) -> bool:
@@ -104,20 +114,18 @@ def _excerpts(packed: Any, expected: Any) -> tuple[str, str]:
 def _media_differ(
     file: Bytes, pack: Pack, name: str, member: PlanRow, source: AnyPart, sources: Sources
 ) -> Iterator[str]:
+    """Yield how a medium differs from its source; raises PackError and OSError where that can't be read."""
     part = pack.parts.get(name)
     if part is None or part.size < 0:
         return  # the check `parts` reports it
-    try:
-        source_file = sources.checked_file(member, source)
-        if part.size != source.size:
-            yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
+    source_file = sources.checked_file(member, source)
+    if part.size != source.size:
+        yield f"{name} has {part.size} bytes, {source.name} in the source {source.size}"
+        return
+    for start in range(0, source.size, _CHUNK):
+        number = min(_CHUNK, source.size - start)
+        ours, theirs = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
+        if ours != theirs:
+            differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+            yield f"{name} differs from {source.name} in the source at byte {start + differs}"
             return
-        for start in range(0, source.size, _CHUNK):
-            number = min(_CHUNK, source.size - start)
-            ours, theirs = file.read(part.offset + start, number), source_file.read(source.offset + start, number)
-            if ours != theirs:
-                differs = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
-                yield f"{name} differs from {source.name} in the source at byte {start + differs}"
-                return
-    except (PackError, OSError) as error:
-        yield str(error)

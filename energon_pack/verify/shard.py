@@ -170,8 +170,8 @@ def _verify_pack(
     if rows is not None:
         findings.add("plan", where, checks.plan(pack, members))
     if members and job.source is not None:
-        for check, member, whats in compared(parts, pack, members, job.source, sources, job.read):
-            findings.add(check, f"{where}: {member}", whats)
+        for check, member, whats, file_of in compared(parts, pack, members, job.source, sources, job.read):
+            findings.add(check, f"{where}: {member}", whats, file=file_of)
 
 
 def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
@@ -270,6 +270,7 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
 
 
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
+    files = {reference.name: str(reference.place[0]) for reference in pack.references}
     for part in pack.files.parts:
         if part.name == "json" or part.size < 0:
             continue
@@ -277,7 +278,7 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         try:
             head = file.read(part.offset, min(16, part.size))
         except PackError as error:
-            findings.add("references", where, [str(error)])
+            findings.add("references", where, [str(error)], file=files.get(part.name))
             continue
         if pack.references:
             findings.add("references", where, [])

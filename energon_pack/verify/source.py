@@ -27,6 +27,8 @@ from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Hashes, hashes, joined, named
 
+_FEW = 20  # samples of a file that are named each
+
 
 def find_source(
     folder: DatasetFolder, report: Mapping[str, Any], given: Sequence[str], media_root: str | None = None
@@ -205,14 +207,16 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
 
 def unaccounted(
     samples: SourceSamples, packed: Hashes, skipped: Hashes, names: Iterator[str]
-) -> Iterator[tuple[int, list[str]]]:
+) -> Iterator[tuple[int, list[str], str | None]]:
     """Yield how many samples the source has, with its defects; then the lost ones; then names it lacks, or has twice.
+
+    With each comes what is alike in a file, and is said once: see `Defect.file`.
 
     Args:
         packed, skipped: the samples in packs; the samples of the ledger, one for each entry.
         names: all samples of packs and ledger, to name those that are reported.
     """
-    yield sum(map(len, samples.hashes)), samples.defects
+    yield sum(map(len, samples.hashes)), samples.defects, None
     wanted, num_wanted = np.unique(joined(samples.hashes), return_counts=True)
     ours, num_ours = np.unique(joined([packed, skipped]), return_counts=True)
     is_copy = np.isin(ours, samples.copies) & (num_ours == 1)
@@ -222,10 +226,25 @@ def unaccounted(
     lost = wanted[times < num_wanted]
     if len(lost):
         in_source = (name for job in samples.jobs for name in _names(job))
-        yield 0, [f"{name} is in no pack, and not in the ledger" for name in named(lost, in_source)]
+        yield from _by_file(named(lost, in_source), "is in no pack, and not in the ledger", "lost")
     too_often = joined([wanted[times > num_wanted], np.setdiff1d(ours, wanted)])
     if len(too_often):
-        yield 0, [f"{name} is no sample of the source, or accounted for twice" for name in named(too_often, names)]
+        yield from _by_file(named(too_often, names), "is no sample of the source, or accounted for twice", "unknown")
+
+
+def _by_file(names: Iterator[str], what: str, kind: str) -> Iterator[tuple[int, list[str], str | None]]:
+    """Yield a few samples of a file each for itself, and many as one."""
+    of_files: dict[str, list[str]] = {}
+    for name in names:
+        of_files.setdefault(_file_of(name), []).append(f"{name} {what}")
+    for file, defects in of_files.items():
+        yield 0, defects, f"the {kind} samples in {file}" if len(defects) > _FEW else None
+
+
+def _file_of(sample: str) -> str:
+    """Return the file in the name of a sample: `a.tar/key` or `a.jsonl:17`."""
+    file, mark, _ = sample.partition(".tar/")
+    return f"{file}.tar" if mark else sample.rpartition(":")[0] or sample
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-import yaml
-
 from energon_pack.dataset.energon import frame_by_energon
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.video import frame_times
 
@@ -59,7 +58,7 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
 def is_read_as_bytes(folder: DatasetFolder) -> bool:
     """Say whether `dataset.yaml` has `decoder: null`: its sample loader gets bytes, and Energon decodes nothing."""
     try:
-        value = yaml.safe_load(folder.read(f"{META_FOLDER}/dataset.yaml"))
-    except (OSError, ValueError, yaml.YAMLError):  # the check `metadata` reports it
+        value = yaml_value(folder.read(f"{META_FOLDER}/dataset.yaml"))
+    except (OSError, ValueError):  # the check `metadata` reports it
         return False
     return isinstance(value, dict) and "decoder" in value and value["decoder"] is None

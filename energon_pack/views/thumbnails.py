@@ -2,9 +2,7 @@
 
 import io
 
-from PIL import Image
-
-from energon_pack.samples.media.image import upright
+from energon_pack.samples.media.image import opened, to_rgb
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.video import decode_frames
 
@@ -22,9 +20,9 @@ def thumbnail(data: bytes, kind: str) -> bytes:
         if kind == VIDEO.kind:
             image = decode_frames(data, [0])[0]
         else:
-            file = Image.open(io.BytesIO(data))
+            file = opened(io.BytesIO(data))
             file.draft("RGB", (2 * _EDGE, 2 * _EDGE))  # a large JPEG is not decoded in full
-            image = upright(file)
+            image = to_rgb(file)
         image.thumbnail((_EDGE, _EDGE))
         written = io.BytesIO()
         image.save(written, "WEBP", quality=_QUALITY, method=0)  # 0: the quickest

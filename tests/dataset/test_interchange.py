@@ -23,8 +23,8 @@ from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
-from energon_pack.samples.flavors import FORMS, PACKED
 from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.task_encoder import inputs_of
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
@@ -42,8 +42,6 @@ from support.peers import (
     write_theirs,
 )
 from support.samples import chat, picture, video, write_source, write_tar
-
-ALL_FORMS = [form for forms in FORMS.values() for form in forms]
 
 
 class WithPixels(DefaultTaskEncoder[Any, Any, Any, Any]):
@@ -125,8 +123,26 @@ def test_a_class_with_loongforges_names_reads_ours(config: Make, group_by: Group
     assert lines(found(folder)) == ""
 
 
-def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path) -> None:
-    """With the fields of packed conversations it lost every pack, and packing and verify exited 0."""
+def members_of_turns(sample: TheirMixQA) -> list[tuple[list[str], list[str], int, int]]:
+    """Questions, answers and the numbers of images and videos of each member, as LoongForge's encoder takes them.
+
+    A stand-in after `encode_packed_multi_mix_qa` of vlm_task_encoder.py: media as in `members_as_loongforge_encodes`,
+    texts in a list for each member. `test_their_code.py` runs the encoder itself.
+    """
+    images, videos = sample.images or [], sample.videos or []
+    assert not (images and videos), "cannot mix images and videos"
+    assert all(isinstance(texts, list) for texts in (*sample.contexts, *sample.answers)), "expects List[str]"
+    media = [
+        [len(own[index]) if own and own[index] else 0 for own in (images, videos)]
+        for index in range(len(sample.contexts))
+    ]
+    assert all(own is None or own for own in (*images, *videos)), "no grids of no media"
+    return [(c, a, i, v) for c, a, (i, v) in zip(sample.contexts, sample.answers, media, strict=True)]
+
+
+@pytest.mark.parametrize("group_by", [GroupBy.media, GroupBy.none])
+def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path, group_by: GroupBy) -> None:
+    """All turns of a member; with empty lists for media that no member has, the encoder lost every pack, exit 0."""
     talk = {"messages": [{"role": role, "content": role} for role in ("system", "user", "assistant")]}
     source = {
         "a.json": chat("<image>What?", "That."),
@@ -134,25 +150,46 @@ def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path
         "b.json": chat("Who?", "You."),
         "c.json": chat("1?", "1.", "2?", "2."),
         "d.json": json.dumps(talk).encode(),
+        "e.json": chat("What is <image>?", "A placeholder."),
     }
     run = config(
         write_tar(tmp_path / "source" / "x.tar", source),
-        packing__group_by=GroupBy.none,
+        packing__group_by=group_by,
         output__sample_loader_py=True,
         output__sample_type="support.peer_classes:TheirMixQA",
     )
     run.output.check()
     figures = pack(run)
     folder = Path(run.output.dir) / "packed"
-    (sample,) = train(folder, encoder=WithPixels())
-    assert isinstance(sample, TheirMixQA)
-    assert [[image.size for image in of] for of in sample.images] == [[(56, 56)] * len(of) for of in sample.images]
-    members = zip(sample.contexts, sample.answers, map(len, sample.images), sample.videos, strict=True)
-    assert sorted(members) == [("<image>What?", "That.", 1, []), ("Who?", "You.", 0, [])]
+    samples = list(train(folder, encoder=WithPixels()))
+    assert {type(sample) for sample in samples} == {TheirMixQA}
+    members = sorted(member for sample in samples for member in members_of_turns(sample))
+    text, talked = (["Who?"], ["You."], 0, 0), (["1?", "2?"], ["1.", "2."], 0, 0)
+    assert members == [talked, (["<image>What?"], ["That."], 1, 0), text]
     assert figures["skipped_by_reason"] == {"not_in_flavor": 2}
     details = [json.loads(line)["detail"] for line in (folder / "skipped.jsonl").read_text().splitlines()]
-    assert [detail.partition(": ")[2].partition(",")[0] for detail in details] == ["several questions", "a system turn"]
+    whose = "the class of output.sample_type has no place for it: "
+    assert details == [f"{whose}a system turn", f"{whose}its text spells <image>"]
     assert lines(found(folder)) == ""
+
+
+def test_packs_of_two_kinds_are_for_no_class_of_loongforges(config: Make, tmp_path: Path) -> None:
+    """Its encoder raises `cannot mix images and videos`, Energon's handler logs it, and the training goes on."""
+    source = {
+        "a.json": chat("<image>What?", "That."),
+        "a.0.png": picture(56, 56, "PNG"),
+        "b.json": chat("<video>What?", "That."),
+        "b.0.mp4": video(),
+    }
+    run = config(
+        write_tar(tmp_path / "source" / "x.tar", source),
+        packing__max_token_len=4096,
+        packing__group_by=GroupBy.none,
+        output__sample_loader_py=True,
+        output__sample_type="support.peer_classes:TheirMixQA",
+    )
+    with pytest.raises(PackError, match=r"^1 pack of 1 would hold images and videos, .*: packing.group_by=media$"):
+        pack(run)
 
 
 @edataclass
@@ -177,6 +214,10 @@ class WithoutDefaults(Sample):
             " packed_messages, packed_images, packed_videos, or images, videos, contexts, answers;"
             " output.flavor=packed_captioning gives what it takes",
         ),
+        (
+            {"sample_type": "energon_pack.flavors:MultiMixQASample"},
+            "it takes messages .needed., .*; a class with one list of messages is one conversation",
+        ),
         ({"sample_type": f"{__name__}:WithoutDefaults"}, "media_type .needed.; packs of"),
         ({"sample_type": "a:B", "sample_fields": ["messages"]}, "output.sample_fields: it takes messages; packs of"),
         ({"sample_loader_py": False, "sample_fields": ["messages"]}, "are of output.sample_type=module:Class"),
@@ -194,20 +235,18 @@ def test_fields_that_are_said_are_believed() -> None:
         sample_loader_py=True, sample_type="a:B", sample_fields=["images", "videos", "contexts", "answers"]
     )
     output.check()
-    assert output.packed_flavor().form == "questions"
-    assert (
-        replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is PACKED["packed_multi_mix_qa"]
-    )
+    assert output.packed_flavor().gives == ("images", "videos", "contexts", "answers")
+    assert replace(output, sample_fields=[*TheirChatMix.__annotations__]).packed_flavor() is STACKS[0]
 
 
-@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form)
+@pytest.mark.parametrize("form", STACKS, ids=lambda form: type(form).__name__)
 def test_a_loader_gives_what_its_form_says(form: PackedFlavor) -> None:
     """The class is asked for these names."""
     scope: dict[str, Any] = {}
     exec(sample_loader_py(form), scope)
     turns = {"messages": [{"content": "q"}, {"content": "a"}]}
     value = {"messages": [turns], "media_files": [[]], "images": [], "prompts": [], "captions": []}
-    assert scope["sample_loader"]({"json": value}).keys() == {*form.gives}
+    assert scope[form.loader]({"json": value}).keys() == {*form.gives}
 
 
 def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
@@ -226,7 +265,7 @@ def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     assert sorted(len(videos) for _, _, videos in members_as_loongforge_encodes(sample)) == [0, 1]
 
 
-@pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.form)
+@pytest.mark.parametrize("form", STACKS, ids=lambda form: type(form).__name__)
 def test_the_loader_in_the_dataset_stands_alone(form: PackedFlavor) -> None:
     """It imports no energon_pack, and unpickles nothing."""
     tree = ast.parse(sample_loader_py(form))

@@ -21,6 +21,8 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset.referenced import Beside, DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
@@ -316,7 +318,8 @@ def test_lines_of_several_folders_have_one_root(config: Make, tmp_path: Path) ->
     assert sorted(value["media_refs"]) == [[["x/a/i.jpg"]] * 2, [["y/b/i.jpg"]] * 2]
     shutil.move(tmp_path / "source", tmp_path / "moved")
     media = DatasetMedia(folder, str(tmp_path / "moved"))
-    assert lines(found(folder)).count("can't be read") == 4
+    defects = found(folder)
+    assert (defects.num_defects.total(), lines(defects).count("can't be read")) == (4, 2)  # each file is named once
     name, size, checksum = value["_meta"]["media_parts"][0][0]
     reference = Reference(name, tuple(value["media_refs"][0][0]), size, checksum, "")
     assert media.read([reference])[0][:2] == b"\xff\xd8"
@@ -431,6 +434,17 @@ def test_a_stale_tar_ends_the_training(
     with pytest.raises(PackError, match=r"sub/b\.tar"):
         unpack(referred, tmp_path / "single")
     assert not (tmp_path / "single").exists()
+
+
+def test_a_lost_source_is_said_before_training(referred: Path, tmp_path: Path) -> None:
+    """In training it stood in the middle of a traceback."""
+    shards = [path.name for path in referred.glob("*.tar")]
+    refuse_lost(str(referred), read_manifest(referred), shards)
+    shutil.move(tmp_path / "source", tmp_path / "moved")
+    with pytest.raises(PackError, match=r"\.tar, where .* lies, can't be read.*ENERGON_PACK_SOURCE=FOLDER"):
+        refuse_lost(str(referred), read_manifest(referred), shards)
+    defects = found(referred)
+    assert defects.num_defects["references"] > len(defects.defects["references"]) == 2  # each tar once
 
 
 @pytest.mark.parametrize(

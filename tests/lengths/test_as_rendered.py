@@ -1,11 +1,13 @@
 """Assumptions that measuring makes about a chat template: the shortcut, reasoning, the date, the first token."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from energon_pack.config import PackConfig
 from energon_pack.dataset.manifest import read_manifest
@@ -26,12 +28,14 @@ from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
-from energon_pack.templates.processor import load_saved, load_template
+from energon_pack.templates.processor import lines_of, load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.packed import packed
+from support.processors import change
+from support.running import need_torchvision
 from support.samples import chat, write_tar
 
 CHATML = (
@@ -169,3 +173,52 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
         ids = template.encode(Sample(messages, [])).ids
         assert [template.token_id("<bos>") == token for token in ids].count(True) == num
         assert ids == full_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})
+
+
+def test_special_tokens_are_those_of_the_processors_own_call(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """16 YAMLs said false: 29 tokens for the 30 of `apply_chat_template(tokenize=True)`, and the audit was told so.
+
+    A tokenizer alone adds none there.
+    """
+    need_torchvision()
+    folder = tmp_path / "processor"
+    shutil.copytree(demo[1], folder)
+    tokenizer = load_template(of_model("qwen_vl", folder)).tokenizer
+    first = "<|endoftext|>", tokenizer.token_to_id("<|endoftext|>")
+    tokenizer.post_processor = TemplateProcessing(single=f"{first[0]} $A", special_tokens=[first])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", bos_token=first[0])
+    sample = Sample([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], [])
+
+    def num_tokens(family: str, adds: bool | None) -> tuple[int, list[str]]:
+        saved = prepare_template(of_model(family, folder, add_special_tokens=adds), tmp_path / "cache")
+        template = load_saved(saved)
+        ids = template.encode(sample).ids
+        assert ids == full_ids(full_processor(template.spec.processor), template, sample, {})
+        return len(ids), [line for line in lines_of(saved) if "add_special_tokens" in line]
+
+    by_itself, _ = num_tokens("qwen_vl", None)
+    assert num_tokens("qwen_vl", True) == (by_itself, [])
+    without, (line,) = num_tokens("qwen_vl", False)
+    assert without == by_itself - 1
+    assert line.endswith("model.add_special_tokens=false leaves out tokens that its own call adds")
+    for file in ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"):
+        (folder / file).unlink(missing_ok=True)
+    assert num_tokens("text", None) == (without, [])
+
+
+def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> None:
+    """`tool_choice` counted as harmless whatever the template, and a slip in a sample's variable was passed over."""
+    said = {**json.loads(chat("a", "b")), "tool_choice": "auto", "chat_template_kwargs": {"calm": 1, "clam": 1}}
+    source = tmp_path / "source"
+    write_tar(source / "a.tar", {"0.json": json.dumps(said).encode(), "1.json": chat("a", "b")})
+    for template, expected in (
+        (CHATML, ["chat_template_kwargs.calm", "chat_template_kwargs.clam"]),
+        ("{{ tool_choice }}{{ calm }}" + CHATML, ["tool_choice", "chat_template_kwargs.clam"]),
+    ):
+        with LocalExecutor(1) as executor:
+            run = Run(executor, Progress(quiet=True), cache)
+            method = prepare(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
+            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, run), method, run)
+            [chunk] = in_chunks(enumerate(item.pieces for item in measured))
+            assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

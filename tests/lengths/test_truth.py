@@ -64,7 +64,7 @@ def template_of(real: Path, cache: Path, processor: str, route: str, family: str
         template=family or model["template"],
         processor=real / "processors" / processor,
         # Of Gemma 3 the tables have what its processor makes of a text: a second <bos>, before the template's.
-        add_special_tokens=True if processor == "gemma3" else model.get("add_special_tokens", False),
+        add_special_tokens=True if processor == "gemma3" else model.get("add_special_tokens"),
         factor=None if family else model.get("factor"),
         media=MediaConfig(**MEDIA[route]),
     )

@@ -136,7 +136,27 @@ def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], r
     following.load_state_dict(state)
     expected = samplers(1, **settings)[0]
     expected.set_epoch(1)
-    assert list(following) == list(expected)
+    assert (list(following), list(following)) == ([], list(expected))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_finished_epoch_is_finished_whoever_goes_on(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
+    first, of_rank = samplers(2, batch_size=8)[0], samplers(ranks, batch_size=8)[0]
+    num = len(list(first))
+    for state in (first.state_dict(), first.state_dict(num)):  # of a loader that reads ahead, too
+        for epoch, found in ((None, 0), (0, 0), (1, len(of_rank))):
+            sampler = samplers(ranks, batch_size=8)[0]
+            sampler.load_state_dict(state)
+            again = samplers(ranks, batch_size=8)[0]
+            again.load_state_dict(sampler.state_dict())
+            if epoch is not None:
+                again.set_epoch(epoch)
+            assert len(list(again)) == found
+            assert len(list(again)) == len(of_rank)
+    first.set_epoch(0)
+    assert len(list(first)) == num, "in the same process, an epoch that is named again is read again"
+    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
 
 
 class Numbers(Dataset[int]):
@@ -170,6 +190,9 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
     state = sampler.state_dict(num_batches=at)
     expected = list(islice(stream, 80))
     again = samplers(2, batch_size=8)[1]
+    for damaged in (None, {**state, "steps": [None]}):
+        with pytest.raises(ValueError, match=r"^a state "):
+            again.load_state_dict(damaged)  # type: ignore[arg-type]
     again.load_state_dict(state)
     assert list(islice(endless(again), 80)) == expected
 

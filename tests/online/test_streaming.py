@@ -168,6 +168,9 @@ def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: 
 def test_a_state_goes_on_with_the_same_ranks_workers_and_settings_alone(make: Any) -> None:
     """With others, samples would be drawn by two lanes, or by none; it is refused in one line."""
     state = make(SOURCES, rank=0, world_size=2, buffer_size=12).state_dict()
+    for damaged in (None, {}, {**state, "packs": {"counts": []}}):
+        with pytest.raises(ValueError, match=r"^a state that is damaged"):
+            make(SOURCES, rank=0, world_size=2, buffer_size=12).load_state_dict(damaged)
     for options, said in (
         ({"rank": 0, "world_size": 4}, "world_size=4: this state goes on with world_size=2 alone"),
         ({"rank": 1, "world_size": 2}, "rank=1: this state goes on with rank=0 alone"),

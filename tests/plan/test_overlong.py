@@ -16,12 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.config import Overlong, PackConfig
+from energon_pack.errors import SamplesLost
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.loading import load_template
 from energon_pack.pack import pack
 from energon_pack.samples.cut import Cut, exchanges, messages_of, num_media_before
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
-from support.packed import json_lines, train
+from energon_pack.templates.settings import TrainOn
+from energon_pack.training.layout import IGNORE
+from energon_pack.verify import Options, verify
+from support.packed import json_lines, lengths, train
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -167,6 +172,103 @@ def test_truncate_text_keeps_the_beginning(config: Make, long_ones: Path) -> Non
     assert whole[1]["content"].startswith(answer["content"])
     assert found["0.tar/word#1of1"]["len"] == 512
     assert figures["skipped_by_reason"] == {"overlong": 2}
+
+
+def test_what_is_cut_off_is_counted_named_and_bounded(config: Make, long_ones: Path) -> None:
+    """94 % of a document were nowhere, with exit code 0 and `tokens_left_out 0`."""
+    run = config(long_ones, packing__max_token_len=512, max_skipped=1.0, packing__overlong=Overlong.truncate_text)
+    figures = pack(run)
+    folder = Path(run.output.dir) / "packed"
+    (entry,) = (entry for entry in json_lines(folder / "skipped.jsonl") if entry["sample_id"] == "0.tar/word")
+    lost = entry["token_len"] - 512
+    assert entry["reason"] == "cut_off"
+    assert entry["detail"].startswith(f"{lost:,} of its {entry['token_len']:,} tokens: ")
+    assert figures["samples_cut_off"] == 1
+    assert figures["tokens_left_out_by_reason"]["cut_off"] == lost
+    assert figures["tokens_left_out"] == sum(figures["tokens_left_out_by_reason"].values())
+    assert figures["samples_in"] == figures["samples_packed"] + figures["samples_skipped"] == 5
+    assert not verify(folder, Options(source=[], num_workers=1)).num_defects
+    (folder / "skipped.jsonl").write_text(json.dumps({**entry, "sample_id": "0.tar/lost"}) + "\n")
+    assert "0.tar/lost is in no pack" in str(verify(folder, Options(num_workers=1)))
+
+    share = sum(figures["tokens_left_out_by_reason"].values()) / (figures["tokens"] + figures["tokens_left_out"])
+    run.packing.max_dropped_tokens, run.output.name = share - 0.01, "bounded"
+    with pytest.raises(SamplesLost, match=rf"3 overlong samples lose {share:.0%} of all tokens"):
+        pack(run)
+    assert len(json_lines(folder.with_name("bounded.skipped.jsonl"))) == 3
+
+
+def test_copies_of_a_sample_that_is_cut_lose_as_much_each(config: Make, long_ones: Path) -> None:
+    """A mixture and epochs draw a sample several times: what the first copy lost was all that was counted."""
+    run = config(long_ones, packing__max_token_len=512, max_skipped=1.0, packing__overlong=Overlong.truncate_text)
+    run.output.name = "once"
+    once = pack(run)
+    run.packing.epochs, run.output.name = 2, "twice"
+    twice = pack(run)
+    assert twice["samples_cut_off"] == 2 * once["samples_cut_off"] == 2
+    assert twice["tokens_left_out_by_reason"]["cut_off"] == 2 * once["tokens_left_out_by_reason"]["cut_off"]
+
+
+@pytest.mark.parametrize("cut_end", [True, False])
+def test_the_end_of_a_cut_answer_is_trained_or_not(config: Make, tmp_path: Path, cut_end: bool) -> None:
+    """With labels.cut_end=false: a model that is trained to stop in the middle of a sentence stops there.
+
+    The token that ends a chat's answer stays; a document, which nothing has to end, has none.
+    """
+    words = "one two three four five six seven eight nine ten " * 60
+    texts = {"long.json": chat("say", words), "text.json": json.dumps({"text": words}).encode()}
+    source = write_tar(tmp_path / "source" / "0.tar", {**texts, "short.json": chat("a", "b")}).parent
+    run = config(source, packing__max_token_len=128, packing__overlong=Overlong.truncate_text, labels__cut_end=cut_end)
+    lazy = LazyPackedDataset(run)
+    found = {one.sample_id: one.tokens for number in range(len(lazy)) for one in lazy[number].members}
+    template = lazy.encoder.template
+    ends = {}
+    for name, tokens in found.items():
+        numbers = tokens.ids.tolist()
+        last = max((i for i, number in enumerate(numbers) if number in template.special_ids), default=len(numbers) - 1)
+        text = template.tokenizer.id_to_token(int(tokens.ids[last]))
+        ends[name] = text, int(tokens.labels[last]) != IGNORE
+        assert len(tokens) <= 128
+    assert ends["0.tar/short"] == ("<|im_end|>", True)
+    assert ends["0.tar/long#1of1"] == ("<|im_end|>", cut_end)
+    assert (ends["0.tar/text#1of1"][0] == "<|endoftext|>") is cut_end
+    assert ends["0.tar/text#1of1"][1]
+
+
+def test_a_beginning_without_the_last_answer_trains_no_other(config: Make, tmp_path: Path) -> None:
+    """With labels.train_on=last, the last answer that was left became the trained one."""
+    words = "one two three four five six seven eight nine ten " * 60
+    members = {"talk.json": chat("a", "b", "say", words), "ask.json": chat("say", words), "short.json": chat("a", "b")}
+    source = write_tar(tmp_path / "source" / "0.tar", members).parent
+    run = config(source, packing__max_token_len=128, packing__overlong=Overlong.truncate_text)
+    run.labels.train_on = TrainOn.last
+    figures = pack(run)
+    assert (figures["skipped_by_reason"], figures["samples_cut_off"]) == ({"nothing_trained": 1}, 1)
+    ledger = json_lines(Path(run.output.dir) / "packed" / "skipped.jsonl")
+    assert {(e["sample_id"], e["reason"]) for e in ledger} == {
+        ("0.tar/ask", "cut_off"),
+        ("0.tar/talk", "nothing_trained"),
+    }
+
+
+def test_a_part_of_which_nothing_is_trained_is_none(config: Make, tmp_path: Path) -> None:
+    """Its tokens are counted and named, and the other parts are numbered without it."""
+    words = "one two three four five six seven eight nine ten " * 8
+    messages = [{**message, "content": f"{i} {words}"} for i, message in enumerate(turns("uauauaua"))]
+    messages[3]["loss"] = False
+    members = {"talk.json": json.dumps({"messages": messages}).encode(), "short.json": chat("a", "b")}
+    source = write_tar(tmp_path / "source" / "0.tar", members).parent
+    run = config(source, packing__max_token_len=640, packing__overlong=Overlong.split_turns)
+    figures = pack(run)
+    folder = Path(run.output.dir) / "packed"
+    parts = [row for (_, _, part), row in lengths(folder).items() if part]
+    assert len(parts) == 3
+    assert all(num_supervised for _, num_supervised, _ in parts)
+    (entry,) = json_lines(folder / "skipped.jsonl")
+    assert (entry["sample_id"], entry["reason"]) == ("0.tar/talk", "cut_off")
+    assert "nothing is trained in the parts that hold them" in entry["detail"]
+    assert figures["tokens_left_out_by_reason"] == {"cut_off": int(entry["detail"].split()[0].replace(",", ""))}
+    assert not verify(folder, Options(source=[], num_workers=1)).num_defects
 
 
 def test_own_pack_up_to_a_hard_limit(config: Make, long_ones: Path) -> None:

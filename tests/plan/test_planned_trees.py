@@ -19,7 +19,7 @@ PACKING = PackingConfig(max_token_len=100, share=Share.prefix, share_min_tokens=
 def items_of(samples: list[str]) -> Items:
     lens, zero = np.array([len(sample) for sample in samples], np.int32), np.zeros(len(samples), np.int32)
     counts = {"token_len": lens, "num_images": zero, "num_visual_tokens": zero}
-    return Items(counts, zero.astype(np.int8), zero, zero, zero.astype(np.int8), zero)
+    return Items(counts, zero.astype(np.int8), zero, zero, zero.astype(np.int8), lens)
 
 
 def found_in(samples: list[str]) -> Beginnings:

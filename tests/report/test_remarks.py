@@ -6,6 +6,7 @@ import pytest
 
 from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.report import MediaFigures
+from energon_pack.report.data_rules import _HELP
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
 from energon_pack.report.image_tokens import TokensOfImages
 from energon_pack.report.remark import Grade
@@ -19,6 +20,11 @@ def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
 
 def test_nothing_stands_out() -> None:
     assert said(FIGURES) == []
+
+
+def test_what_helps_is_a_setting_that_can_be_typed() -> None:
+    """`source.…` was printed as it stands here."""
+    assert not [help for help in _HELP.values() if "…" in help]
 
 
 CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
@@ -65,6 +71,18 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "samples that teach nothing": (
         figures({"untrained": 50}), ("look", "50 of 1,000 samples (5.00%) have no token that is trained on"),
     ),
+    "samples left out because nothing of them is trained": (
+        figures(report={"skipped_by_reason": {"nothing_trained": 50}}),
+        ("look", "50 of 1,000 samples (5.00%) are in no pack, for none of their tokens is trained"),
+    ),
+    "texts that are cut off": (
+        figures(
+            report={"samples_cut_off": 1, "tokens": 1024, "tokens_left_out": 3072,
+                    "tokens_left_out_by_reason": {"cut_off": 3072}},
+            loss=Loss(0, 0, "text", 0, is_too_much=True),
+        ),
+        ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
+    ),
     "placeholders put in": (
         figures({"notes": {"placeholders_put_in": 7}}),
         ("look", "7 of 1,000 samples (0.70%) had media and no place for them: placeholders were put in front of the"
@@ -99,13 +117,6 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
     "images at the least": (
         figures({"images": TokensOfImages(4, 16384, 1000, 900, 0)}),
         ("look", "90% of the image samples have the least tokens that an image may have, 4"),
-    ),
-    "media under names that are not read": (
-        figures({"notes": {"media_unread": 500}}),
-        (
-            "wrong",
-            "500 of 1,000 samples (50%) name an image or a video in a field that is not read, and are packed as text",
-        ),
     ),
     "roles that have changed places": (
         figures({"notes": {"assistant_first": 990}}),

@@ -1,11 +1,19 @@
-"""A table that is wider than the terminal loses none of its numbers."""
+"""A terminal shows what data bring, and obeys none of it; a table that is wider loses none of its numbers."""
+
+import json
+import logging
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from energon_pack.errors import PackError
 from energon_pack.run import console
-from energon_pack.run.console import print_table
+from energon_pack.run.console import LogLine, complain, in_one_piece, print_table, say
+from energon_pack.run.progress import Progress
+from support.running import run_here
 
 
 @pytest.mark.parametrize(
@@ -26,3 +34,51 @@ def test_a_narrow_terminal_gets_words(
     monkeypatch.setattr(console, "console", lambda: Console(width=width))
     print_table(made)
     assert capsys.readouterr().out == shown
+
+
+HOSTILE = "a\x1b[31m\x1b]0;title\x07\x9b2J\u202egpj.\r\nb\udc80"  # colour, title, erase, other direction, other line
+SHOWN = r"a\x1b[31m\x1b]0;title\x07\x9b2J\u202egpj.\r\nb\udc80"
+
+
+def test_escape_sequences_are_shown_wherever_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file may be called so, and its name erased the screen, or wrote another line than the one that is true."""
+    say(HOSTILE)
+    complain("energon-pack: error", HOSTILE.replace("\r\n", ""))
+    table = Table(HOSTILE)
+    table.add_row(HOSTILE)
+    print_table(table)
+    console.console().print(Text.assemble((HOSTILE, "bold red")), soft_wrap=True)
+    with in_one_piece("job 0"):
+        say(HOSTILE)
+    progress = Progress()
+    progress._console.print(HOSTILE)
+    out, errors = capsys.readouterr()
+    record = logging.LogRecord("x", logging.WARNING, "x", 1, "%s", (HOSTILE,), None)
+    printed = [out, errors, LogLine().format(record), str(PackError(HOSTILE))]
+    assert out.startswith(f"{SHOWN}\n")
+    assert "\\x1b[31m" in errors
+    assert not {*"".join(printed)} & {*"\x1b\x07\x9b\u202e\r\udc80"}
+
+
+def test_a_source_whose_names_and_keys_are_escape_sequences(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """The whole command: what it says of files, samples, keys and errors."""
+    evil = "\x1b[31m\x1b[2Jevil\x9b1m"
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
+    records = [
+        {"messages": turns, evil: 1},
+        {"messages": [{"role": evil, "content": evil}]},
+        {"images": [evil], "x": 1},
+    ]
+    lines = [json.dumps({"messages": turns})] * 300 + list(map(json.dumps, records))
+    source, out_dir = tmp_path / "source", f"output.dir={tmp_path / 'out'}"
+    source.mkdir()
+    (source / f"{evil}.jsonl").write_text("\n".join(lines))
+    settings = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "max_skipped=0.5", out_dir]
+    code, out, errors = run_here(*settings, f"source.path={source}", "stage=plan", "output.name=x", cwd=tmp_path)
+    assert code == 3, errors  # every image is missing
+    (source / f"{evil}.jsonl").unlink()
+    (source / f"{evil}.tar").write_bytes(b"no tar" * 1000)
+    refused = run_here(*settings, f"source.path={source}", cwd=tmp_path)
+    assert (refused[0], refused[2].count(r"\x1b[31m\x1b[2Jevil\x9b1m.tar is not a tar file")) == (1, 1)
+    assert out.count(r"\x1b[31m\x1b[2Jevil") >= 2
+    assert not {*out, *errors, *refused[1], *refused[2]} & {*"\x1b\x9b"}

@@ -35,7 +35,7 @@ def test_the_same_conversations_in_each_dialect_are_the_same(form: Form, templat
         record = parse_record(form.written(system, pairs), form.settings)
         wanted = expected(form, system, pairs)
         assert record.messages == wanted
-        assert record.unknown == ()
+        assert record.unknown == {}
         assert template.encode(Sample(record.messages, [])) == template.encode(Sample(wanted, []))
 
 

@@ -47,7 +47,7 @@ def test_an_interleaved_document_has_its_media_where_they_stand() -> None:
     for value in (obelics, mmc4):
         record = parse_record(value, AUTO)
         assert [message["role"] for message in record.messages] == ["document"]
-        assert record.unknown == ()
+        assert record.unknown == {}
     assert [m["role"] for m in parse_record({"texts": ["Words."], "images": [None]}, AUTO).messages] == ["document"]
 
 

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from energon_pack.samples.cut import exchanges
-from energon_pack.samples.flavors import do_not_fit
+from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED, ReadSettings, SampleType
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.weights import turn_weight
+from support.samples import read
 
 ANSWER = {"role": "assistant", "content": "<image>a puppy, <image>a kitten"}
 DOCUMENT = [{**ANSWER, "role": "document"}]
@@ -84,5 +86,5 @@ def test_a_document_is_one_exchange_trained_by_its_weight_and_no_caption() -> No
     assert exchanges(DOCUMENT) == [0, 1]
     assert turn_weight(DOCUMENT[0], chosen=True) == 1
     assert turn_weight({**DOCUMENT[0], "loss_scale": 0.5}, chosen=True) == 0.5
-    found = do_not_fit(DOCUMENT, None, [])
-    assert (found["packed_multi_mix_qa"], found["packed_captioning"]) == (None, "a document")
+    answers = do_not_fit(read(DOCUMENT))
+    assert [flavor.unfit(answers) for flavor in PACKED.values()] == [None, "a document"]

@@ -129,6 +129,7 @@ def test_what_is_no_list_of_questions_about_media_stays_whole(messages: list[Mes
     assert pairs_of(messages, kinds) == []
 
 
-def test_pairs_of_which_nothing_is_trained_are_none() -> None:
+def test_a_pair_of_which_nothing_is_trained_is_one_until_its_tokens_are_counted() -> None:
+    """`Whole.trained` leaves it out, as any part: its tokens would else be counted nowhere."""
     messages = talk("u <image>a", "a 1", "u b", "a 2", t1={"loss": False})
-    assert pairs(messages, ["image"]) == ["<image>b | 2"]
+    assert pairs(messages, ["image"]) == ["<image>a | (1)", "<image>b | 2"]

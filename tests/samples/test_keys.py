@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
+from energon_pack.lengths.worker import LengthsRow, note
 from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
+from energon_pack.samples.media.settings import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
+from energon_pack.sources.sample import ReadSample
 
 ANSWER = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
 
@@ -30,12 +33,25 @@ def test_each_key_has_one_place() -> None:
     assert _READ[1] >= TURN_WEIGHT_KEYS
 
 
+def test_settings_of_media_that_are_read_are_known() -> None:
+    """`raw_fps` was read, and listed as a key that nothing reads."""
+    assert {*SETTING_KEYS} <= _READ[2]
+    assert {"fps", *RATE_KEYS} <= _READ[0]
+
+
 def test_unknown_keys_are_named_with_their_place() -> None:
     value = record({"mood": 1, "id": 7}, {"temper": "x", "loss": True}, {"tint": [], "min_pixels": 4})
-    assert parse_record(value, ReadSettings()).unknown == ("mood", "messages[].temper", "content[].tint")
-    assert unknown_keys({"mood": None, "messages": 3}, ["messages"]) == ()
-    assert unknown_keys({f"key {number}": 1 for number in range(100)}, []) == tuple(f"key {n}" for n in range(8))
-    assert unknown_keys({"x" * 5000: 1}, []) == ("x" * 60,)
+    found = {"mood": [1], "messages[].temper": ["x"], "content[].tint": [[]]}
+    assert parse_record(value, ReadSettings()).unknown == found
+    assert unknown_keys({"mood": None, "messages": 3}, ["messages"]) == {}
+    assert unknown_keys({"x" * 5000: 1}, []) == {"x" * 60: [1]}
+
+
+def test_a_sample_reports_its_first_unknown_keys() -> None:
+    """Names of people as keys would fill the report."""
+    row, names = LengthsRow("a", "", 0, 0, [], [], None, 0, 0, 0), [f"key {number}" for number in range(100)]
+    note(row, ReadSample(b"", [], [], None, {}, [], [], [], False, [], unknown=names))
+    assert row.unknown_keys == names[:8]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +79,7 @@ def test_what_means_something_elsewhere_costs_the_sample(place: int, key: str, v
 def test_it_may_have_a_value_that_says_nothing(place: int, key: str, value: Any) -> None:
     places: list[dict[str, Any]] = [{}, {}, {}]
     places[place][key] = value
-    assert parse_record(record(*places), ReadSettings()).unknown == ()
+    assert parse_record(record(*places), ReadSettings()).unknown == {}
 
 
 #: keys of samples, turns and parts that seven tools read: research, November 2026

@@ -8,8 +8,9 @@ from energon_pack.samples.listed import media_parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.settings import Columns, ReadSettings
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -34,6 +35,36 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he
 )
 def test_shapes_that_mean_the_same(value: object) -> None:
     assert parse_record(value, ReadSettings()).messages == TURNS
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations", "texts", "turns", "mine"])
+def test_a_conversation_may_be_json_in_a_text(key: str) -> None:
+    """As a cell of a table has it: "messages are a str, not a list". Media may be listed so, too."""
+    own = ReadSettings(messages_key="mine") if key == "mine" else ReadSettings()
+    assert parse_record({key: f" {json.dumps(TURNS)}"}, own).messages == TURNS
+    renamed = ReadSettings(columns=Columns(messages=key, role="who", images="pics"))
+    turns = json.dumps([{"who": turn["role"], "content": turn["content"]} for turn in TURNS])
+    line = {key: turns, "pics": '["a.jpg", "b.jpg"]', "videos": "[]"}
+    record = parse_line(line, Lines("."), renamed)
+    assert (record.messages, record.listed_media) == (TURNS, ["a.jpg", "b.jpg"])
+    with pytest.raises(Skip, match="bad_message: messages are a str, not a list"):
+        parse_record({"messages": "[hi] hello"}, ReadSettings())
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("usr", "message 1 has the role 'usr': did you mean user? known are system, developer, user, assistant, tool"),
+        ("Assistant", "message 1 has the role 'Assistant': did you mean assistant? known are system, "),
+        ("narrator", "message 1 has the role 'narrator': known are system, developer, user, assistant, tool, human, "),
+        (7, "message 1 has the role 7: known are system, developer, user"),
+    ],
+)
+def test_an_unknown_role_names_those_that_are_known(role: object, said: str) -> None:
+    with pytest.raises(Skip) as skip:
+        parse_record({"messages": [TURNS[0], {"role": role, "content": "a"}, TURNS[1]]}, ReadSettings())
+    assert skip.value.detail.startswith(said)
+    assert skip.value.detail.endswith("source.roles.user, .assistant, .system and .tool take others")
 
 
 def test_precedence_of_fields() -> None:

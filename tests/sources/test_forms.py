@@ -3,12 +3,18 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source, format_of, look
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
 from support.packed import Make, json_lines, samples
 from support.running import command_here
@@ -36,6 +42,20 @@ def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> No
     assert format_of(source) == form
     expected = {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, messages: role/content, 1 file"}
     assert read_as(source, AUTO.reading) == expected[form]
+
+
+def test_names_in_capitals_are_the_same_forms(tmp_path: Path) -> None:
+    """Beside others, such a file was left out in silence."""
+    a_tar(tmp_path / "a.tar")
+    a_tar(tmp_path / "B.TAR")
+    a_file_of_lines(tmp_path / "C.JSONL")
+    table = pa.table({"question": ["a"], "answer": ["b"], "image": pa.array([picture()])})
+    pq.write_table(table, tmp_path / "D.PARQUET")
+    source = find_source(AUTO, str(tmp_path))
+    assert [shard.name for shard in source.shards] == ["B.TAR", "C.JSONL", "D.PARQUET", "a.tar"]
+    with Reader() as reader:
+        (row,) = rows_of(source.shards[2].index(), IndexRow)
+        assert read_sample(reader, source.shards[2], row, ReadSettings()).kinds == ["image"]
 
 
 def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:

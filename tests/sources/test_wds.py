@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
+from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.sources.find import find_shards, names_of
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.wds import damage_of, dotted_of, index_tar
+from energon_pack.sources.wds import damage_of, dotted_of, index_tar, record_of
 from support.samples import chat, picture, write_tar
 
 
@@ -91,6 +92,17 @@ def test_grouping_is_energons(tmp_path: Path) -> None:
         if match and not skip_meta_re.match(name) and match[1] not in expected:
             expected.append(match[1])
     assert [row["key"] for row in rows] == expected
+
+
+def test_a_record_may_have_its_extension_in_capitals(tmp_path: Path) -> None:
+    """`k.JSON` was `missing_json`; of two, the one that is spelled as here is the record."""
+    answer = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    value, caption = json.dumps(answer).encode(), ReadSettings(sample_type=SampleType.document)
+    parts = {"a.JSON": value, "a.JPG": picture(), "b.TXT": b"words", "c.JSON": b"{", "c.json": value}
+    rows = index(write_tar(tmp_path / "x.tar", parts))
+    assert [(row["record_part"], row["reason"]) for row in rows] == [("JSON", None), ("TXT", None), ("json", None)]
+    assert record_of(value, "JSON", True, ReadSettings()).messages == answer["messages"]
+    assert record_of(b"words", "TXT", False, caption).messages[0]["content"] == "words"
 
 
 def test_hidden_files_are_ignored(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """A run by Slurm: the submitted jobs, the output of the waiting command, and a second start of the same command."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,8 @@ from energon_pack.errors import PackError
 from energon_pack.run.executors.admission import Terms
 from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
 from energon_pack.run.executors.slurm import LENGTHS, PUBLISH, WRITE, Chain
-from support.packed import files
+from energon_pack.stages.chain import run_chain
+from support.packed import demo_config, files
 from support.running import ROOT, run_here
 from support.slurm import slurm_stand_in
 
@@ -24,6 +28,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _chain(folder: Path, python: str = "python", **settings: object) -> Chain:
     return Chain(ExecutorConfig(ExecutorKind.slurm, **settings), folder, [python, "-m", "energon_pack"])  # type: ignore[arg-type]
+
+
+def _sleeping(folder: Path) -> str:
+    """A program that takes a second."""
+    sleep = folder / "sleep"
+    sleep.write_text("#!/bin/sh\nexec sleep 1\n")
+    sleep.chmod(0o755)
+    return str(sleep)
 
 
 @pytest.mark.slow
@@ -57,16 +69,44 @@ def test_the_first_task_that_fails_ends_the_command(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("slurm")
 def test_jobs_of_other_settings_are_not_joined(tmp_path: Path) -> None:
     """The command would end well, and the dataset would be another one."""
-    sleep = tmp_path / "sleep"
-    sleep.write_text("#!/bin/sh\nexec sleep 1\n")
-    sleep.chmod(0o755)
-    chain = _chain(tmp_path, str(sleep))
+    chain = _chain(tmp_path, _sleeping(tmp_path))
     jobs = chain.submit({PUBLISH: None}, Terms({}, "/", ()), "these")
     assert chain.submitted("these") == jobs == {PUBLISH: "1"}
     with pytest.raises(PackError, match=r"jobs 1 pack there with other settings.*scancel 1"):
         chain.submitted("those")
     chain.wait(jobs, str)
     assert chain.submitted("those") == {}
+
+
+@pytest.mark.usefixtures("slurm")
+def test_two_commands_in_one_second_submit_one_chain(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Both looked for the other's jobs before either had submitted any, and the two chains took turns at one output."""
+    config = demo_config(demo, tmp_path / "cache", tmp_path / "out", executor__wait=False, executor__kind="slurm")
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(partial(run_chain, config), [[_sleeping(tmp_path)]] * 2))
+    assert len([*(tmp_path / "jobs").iterdir()]) == 4
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_command_does_not_wait_for_ever_for_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its controller gone for good, it waited for 26 minutes, and would have waited on."""
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    chain = _chain(tmp_path, give_up_after=0.3)
+    with pytest.raises(PackError, match=r"not answered for 0 s .*give_up_after.*; its jobs 7 may go on"):
+        chain.wait({PUBLISH: "7"}, str)
+    (tmp_path / "published").touch()
+    chain.wait({PUBLISH: "7"}, str)  # the dataset is there, whoever answers
+
+
+def test_a_folder_of_logs_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Slurm wrote the logs of `50%a` elsewhere, and the jobs failed without a word."""
+    script = _chain(tmp_path / "50%a").scripts({LENGTHS: [0]})[LENGTHS]
+    assert f"#SBATCH --output={tmp_path}/50%%a/lengths-%a.log\n" in script
+    for name in ("a\\b", "a\nb"):
+        with pytest.raises(PackError, match=r"(?s)Slurm takes no such name.*\(cache_dir\)"):
+            _chain(tmp_path / name).scripts({PUBLISH: None})
 
 
 def test_an_array_has_the_parts_that_are_missing(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Stages one by one, and in independent parts, write the same bytes as a single run."""
 
+import os
+import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -56,6 +59,74 @@ def test_a_stage_says_what_is_missing(config: PackConfig) -> None:
         PackError, match=r"3 of 6 shards are not written, as packed-000003\.tar: stage=write writes them"
     ):
         pack(replace(config, stage=Stage.publish))
+
+
+class _Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_another_users_files_are_neither_run_nor_taken_for_a_plan(config: PackConfig, tmp_path: Path) -> None:
+    """`stage=write` unpickled the jobs of the first folder it found: who could write there ran as its user."""
+    pack(replace(config, stage=Stage.plan))
+    staging, ran = tmp_path / "out/.staging/packed", tmp_path / "ran"
+    (own,) = staging.glob("*/.jobs")
+    for number in range(40):  # one of them comes first in the order of the folder
+        jobs = staging / f"{number}.planted" / ".jobs"
+        jobs.mkdir(parents=True)
+        shutil.copy(own / "about.json", jobs)
+        for shard in range(6):
+            (jobs / f"packed-{shard:06d}.tar").write_bytes(pickle.dumps(_Payload(ran)))
+    assert pack(replace(config, stage=Stage.write))["shards"] == 6
+    assert not ran.exists()
+    staging.chmod(0o775)
+    with pytest.raises(PackError, match=r"others can write into it: output\.name=NAME writes elsewhere"):
+        pack(replace(config, stage=Stage.write))
+    staging.chmod(0o700)
+    pack(replace(config, stage=Stage.publish))
+    assert files(tmp_path / "out" / "packed") == _whole(config, tmp_path)
+
+
+def test_a_run_leaves_the_plan_of_another(config: PackConfig, tmp_path: Path) -> None:
+    """A later plan, or a run with another cache, removed the shards that an earlier chain was writing."""
+    pack(replace(config, stage=Stage.plan))
+    pack(replace(config, stage=Stage.write, part="0/2"))
+    other = replace(config, seed=1, cache_dir=str(tmp_path / "own"))
+    for stage in (Stage.plan, Stage.all):
+        with pytest.raises(PackError, match=r"plan of another run.*output\.overwrite=true removes it"):
+            pack(replace(other, stage=stage))
+    with pytest.raises(PackError, match="3 of 6 shards are not written"):
+        pack(replace(config, stage=Stage.publish))
+    pack(replace(config, stage=Stage.write, part="1/2"))  # publishing too early removed the plan
+    pack(replace(other, stage=Stage.plan, output=replace(other.output, overwrite=True)))
+    with pytest.raises(PlanMissing, match="other settings"):
+        pack(replace(config, stage=Stage.write))
+
+
+def test_a_plan_of_a_source_that_changed_is_replaced(
+    config: PackConfig, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Else the same command would have to be told to remove its own plan."""
+    source = Path(shutil.copytree(demo[0], tmp_path / "source"))
+    config = replace(config, source=replace(config.source, path=str(source)))
+    pack(replace(config, stage=Stage.plan))
+    os.utime(min(source.glob("*.tar")), (1e9, 1e9))
+    with pytest.raises(PlanMissing, match="before its source changed"):
+        pack(replace(config, stage=Stage.write))
+    pack(config)
+    assert not (tmp_path / "out" / ".staging").exists()
+
+
+def test_a_model_that_is_found_by_asking_is_written_in_parts(config: PackConfig) -> None:
+    """The plan named the rule that was found, and no part could be written: it had been asked for `auto`."""
+    config = replace(config, model=replace(config.model, template="auto"))
+    pack(replace(config, stage=Stage.plan))
+    assert pack(replace(config, stage=Stage.write))["shards"] == 6
 
 
 def test_what_was_not_measured_is_measured_by_the_plan(config: PackConfig, tmp_path: Path) -> None:

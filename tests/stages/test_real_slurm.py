@@ -63,7 +63,7 @@ class Runs:
         last = (errors or said).strip().splitlines()[-1]
         name = getattr(fault, "__name__", "restart_node")
         print(f"{stage:8} {name:20} exit {run.returncode}, {time.monotonic() - begun:3.0f} s: {last}")
-        self.until(lambda: not self.slurm.say("squeue", "-h"))
+        self.until(lambda: not self.slurm.say("squeue", "-h") or fault == self.slurm.stop_controller)
         return run.returncode, said + errors
 
     def tasks(self, stage: str) -> list[tuple[str, str]]:
@@ -88,7 +88,8 @@ class Runs:
 
 @pytest.fixture
 def runs(slurm: RealSlurm, command: tuple[str, ...], tmp_path: Path) -> Runs:
-    return Runs(slurm, command, tmp_path)
+    (tmp_path / "50%a").mkdir()  # Slurm replaces %a in the names of logs
+    return Runs(slurm, command, tmp_path / "50%a")
 
 
 def _kill(runs: Runs, stage: str, whole_node: bool = False) -> str:
@@ -160,6 +161,16 @@ def test_faults_that_slurm_mends(runs: Runs, expected: dict[str, bytes]) -> None
             else:
                 shutil.rmtree(runs.folder / "out" / "packed")
     assert runs.num_faults == 12
+
+
+def test_a_controller_that_does_not_come_back(runs: Runs, expected: dict[str, bytes]) -> None:
+    """The command says so and ends; with Slurm back, the same command waits for the jobs that went on."""
+    code, said = runs.run("lengths", runs.slurm.stop_controller, "executor.give_up_after=5")
+    assert code == 1, said
+    assert "Slurm has not answered for 5 s" in said.splitlines()[-1]
+    runs.slurm.start_controller()
+    assert runs.run("publish", _nothing)[0] == 0
+    runs.check(expected)
 
 
 def test_a_node_that_is_not_like_the_others(runs: Runs, expected: dict[str, bytes]) -> None:

@@ -2,11 +2,14 @@
 
 from dataclasses import asdict, replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from energon_pack.steps.journal import Consumed, Journal, begin
 from energon_pack.steps.place import Place, Share, Taken, joined
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology
@@ -34,6 +37,37 @@ def test_two_ranks_of_two_workers_take_turns() -> None:
     other = Share(START, 2, 1).after([1, 1])  # 1 and 3
     assert joined([other, after]).taken == Taken(4, [6])
     assert Share.of(asdict(after)) == after
+
+
+GOOD: dict[str, Any] = {
+    "before": asdict(Consumed()),
+    "own": asdict(Consumed()),
+    "batches": 0,
+    "ranks": 1,
+    "rank": 0,
+    "workers": 1,
+    "share": asdict(Share(START, 1, 0)),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(None, [], 1, "share", {}, {"share": 1}, {**GOOD, "share": {}}, {**GOOD, "batches": None}),
+        *({**GOOD, "share": GOOD["share"] | other} for other in ({"taken": None}, {"ranks": 0}, {"rank": "0"})),
+        {**GOOD, "share": GOOD["share"] | {"place": GOOD["share"]["place"] | {"num": 1.5}}},
+    ],
+)
+def test_a_state_that_is_none_is_refused_in_one_line(change: Any) -> None:
+    """A file that was cut, or another one: `[null]` was a TypeError somewhere inside."""
+    dataset = SimpleNamespace(worker_config=SimpleNamespace(world_size=1, rank=0, num_workers=1), share=None)
+    begin(START, 1, 0, [GOOD])
+    Journal(dataset, [GOOD])
+    with pytest.raises(ValueError, match=r"^a state that is damaged"):
+        begin(START, 1, 0, [change])
+    if not isinstance(change, dict) or "own" not in change:
+        with pytest.raises(ValueError, match=r"^a state that is damaged"):
+            Journal(dataset, [change])
 
 
 def test_states_that_do_not_belong_together() -> None:

@@ -45,6 +45,7 @@ def packed_to_damage(demo: tuple[Path, Path], cache: Path, folder: Path) -> Path
         max_skipped=0.5,
     )
     run.packing.max_token_len, run.packing.overlong = 512, Overlong.split_turns
+    run.packing.max_dropped_tokens = 1.0
     run.executor.num_workers, run.measure.verify = 1, 0.0
     with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
         patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)

@@ -33,6 +33,7 @@ def demo_config(
     result.executor.num_workers = 1
     result.measure.verify = 0.0
     result.packing.overlong = Overlong.drop  # by name: packs may be as short as a test wants them
+    result.packing.max_dropped_tokens = 1.0  # also where a policy cuts
     for key, value in settings.items():
         node, _, name = key.partition("__")
         setattr(getattr(result, node) if name else result, name or node, value)

@@ -29,11 +29,10 @@ class TheirChatMix(Sample):
 
 @edataclass
 class TheirMixQA(Sample):
-    """LoongForge's PackedMultiMixQASample, a stand-in by its fields: `data/multimodal/flavors`, its notes in
-    research/loongforge.md, section 2.1."""
+    """The fields of LoongForge's packed questions and answers, under its names: all turns of each member."""
 
-    images: list[list[Any]]
-    videos: list[list[Any]]
-    contexts: list[str]
-    answers: list[str]
+    images: list[list[Any]] | None
+    videos: list[list[Any]] | None
+    contexts: list[list[str]]
+    answers: list[list[str]]
     answer_weights: list[Any] | None = None

@@ -15,9 +15,9 @@ def packs(plan: PackPlan) -> list[list[int]]:
 
 
 def items(lens: Any, media: Any = None, **columns: Any) -> Items:
-    """Items with these lengths, of one medium and one shard unless given."""
+    """Items with these lengths, of one medium and one shard unless given, trained whole unless told otherwise."""
     zeros = np.zeros(len(lens), np.int64)
-    columns |= {"token_len": lens, "media": zeros if media is None else media}
+    columns = {"num_supervised": lens, **columns, "token_len": lens, "media": zeros if media is None else media}
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
     counts = {name: arrays.get(name, zeros) for name in COLUMNS}
     return Items(

@@ -99,9 +99,17 @@ class RealSlurm:
 
     def restart_controller(self) -> None:
         """It ends, is away for a while, and goes on from what it has on disk."""
+        self.stop_controller()
+        time.sleep(3)
+        self.start_controller()
+
+    def stop_controller(self) -> None:
+        """It ends, and what it knows is on disk."""
         self._daemons["slurmctld"].terminate()
         self._daemons["slurmctld"].wait()
-        time.sleep(3)
+
+    def start_controller(self) -> None:
+        """Start it again from what it has on disk."""
         self._start("slurmctld", "-D", "-i", "-f", str(self.conf))
 
     def kill_node(self, name: str) -> None:

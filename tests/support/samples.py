@@ -6,6 +6,7 @@ import os
 import random
 import tarfile
 import wave
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.sample import MediaPart
+from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.tar import tar_header
 
 
@@ -102,6 +106,18 @@ def npy(t: int, num: int = 4) -> bytes:
     return file.getvalue()
 
 
+def read(
+    messages: Sequence[Any],
+    tools: list[Any] | None = None,
+    parts: Sequence[tuple[str, str]] = (),
+    media: Sequence[Media] = (),
+    **fields: Any,
+) -> ReadSample:
+    """A sample as it is read, with media of these kinds and extensions; `media` as a model sees them."""
+    named = [MediaPart(f"{number}.{ext}", 0, 0, kind, ext) for number, (kind, ext) in enumerate(parts)]
+    return ReadSample(b"", [*messages], [*messages], tools, fields, named, [], [], False, [*media])
+
+
 def chat(*texts: str, **fields: Any) -> bytes:
     """The JSON of a sample: texts are the turns, user first."""
     turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
@@ -156,7 +172,7 @@ def write_source(folder: Path) -> Path:
     ]
     texts = [{"prompts": [f"{i} {WORDS}"], "captions": [f"{i} {WORDS}"]} for i in range(20)]
     for name, values in (("media", lines), ("text", texts)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "{\n")
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in values) + "}\n")
     meta = {"media": {"file_name": "media.jsonl"}, "text": {"file_name": "text.jsonl", "sample_ratio": 1.5}}
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder / "meta.json"

@@ -8,10 +8,12 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
+from energon_pack.templates.choose import choose
 from energon_pack.templates.families import AUTO
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
 from energon_pack.templates.sample import Sample
+from energon_pack.templates.served import class_of
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
 from support.processors import glm4v
@@ -45,7 +47,7 @@ def test_another_familys_processor_is_refused_at_once(real: Path, processor: str
         node = read_model(model)
         if node["template"] in AUTO:
             continue
-        how = node["template"], node.get("factor"), node.get("add_special_tokens", False)
+        how = node["template"], node.get("factor"), node.get("add_special_tokens")
         if how not in same:
             same[how] = _is_taken(str(real / "processors" / processor), *how)
         if same[how]:
@@ -114,3 +116,17 @@ def test_one_edge_of_a_videos_size_leaves_it_its_other(tmp_path: Path, edge: str
     turns = [{"role": "user", "content": "<video>"}, {"role": "assistant", "content": "A cat."}]
     lengths = [len(template.encode(Sample(turns, clip)).ids) for template in (own, changed)]
     assert (lengths[1] > lengths[0]) == (edge == "longest")
+
+
+def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> None:
+    """`+model=phi4_multimodal` packed with any processor, whose media it counted right, for a model of another name."""
+    need_torchvision()
+    for name in packaged_models():
+        node = read_model(name)
+        if node["template"] not in AUTO or name in ("auto", "hf"):
+            continue
+        for processor in sorted((real / "processors").iterdir()):
+            if node["processor_class"] != class_of(processor):
+                settings = of_model(node["template"], processor, processor_class=node["processor_class"])
+                with pytest.raises(PackError, match=r"\+model=\w+ packs"):
+                    choose(settings, processor)

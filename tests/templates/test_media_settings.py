@@ -3,6 +3,7 @@
 Without it `max_pixels` of a picture is ignored: 914 tokens are packed and trained for the 64 that its owner asked for.
 """
 
+import io
 import math
 import random
 from dataclasses import replace
@@ -13,23 +14,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from energon_pack.samples.media.asked import as_asked
+from energon_pack.samples.media.asked import as_asked, lists_of_frames
+from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.rules import FrameSampling
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.processor_inputs import full_ids, prepared_media
+from energon_pack.templates.processor_inputs import clip, full_ids, prepared_media
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import MediaConfig
+from energon_pack.templates.settings import Alpha, MediaConfig
 from energon_pack.templates.template import Template
 from support.labels.media_meaning import smart_resize
 from support.models import of_model
 from support.running import REAL, need_torchvision
+from support.samples import video
 
 IMAGE, VIDEO = Media("image", 1000, 700), Media("video", 320, 240, "mp4", 300, 10.0)
 MODELS = {"qwen2_vl": "qwen_vl", "qwen2_5_vl": "qwen_vl", "qwen3_vl": "qwen3_vl"}
@@ -290,3 +295,90 @@ def test_the_pixels_of_training_are_those_that_were_counted(template: Template) 
     assert [image.size for image in prepared.values] == [(252, 168)]
     shown = template.prepare_frames(frames[:2], clip.settings)
     assert shown[0].size == (template.prepared(clip, 2).width, template.prepared(clip, 2).height) != (320, 240)
+
+
+# ---------------------------------------------------------------------------- the colours that the processor is given
+
+
+def image_file(mode: str, colour: Any, orientation: int = 1, **how: Any) -> LazyImage:
+    """A PNG of 40×30 pixels in one colour, that its EXIF may turn."""
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.new(mode, (40, 30), colour).save(file, "PNG", exif=exif, **how)
+    return LazyImage(file.getvalue(), "0.png")
+
+
+def preparation(**media: Any) -> Preparation:
+    rules: Any = SimpleNamespace(settings={"factor": 28}, frames=FrameSampling({}), rate=0)
+    return Preparation("qwen_vl", MediaConfig(**media), rules)
+
+
+@pytest.mark.parametrize(
+    ("media", "rgba", "la", "paletted"),
+    [
+        ({}, (200, 0, 0), (9, 9, 9), (7, 8, 9)),  # as in transformers, the colours that are stored there
+        ({"alpha": Alpha.white}, (255, 255, 255), (255, 255, 255), (255, 255, 255)),
+        ({"alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+        ({"image": "qwen_vl_utils"}, (255, 255, 255), (9, 9, 9), (7, 8, 9)),  # as in that package, RGBA alone
+        ({"image": "qwen_vl_utils", "alpha": Alpha.black}, (0, 0, 0), (0, 0, 0), (0, 0, 0)),
+    ],
+)
+def test_what_is_behind_transparent_pixels(media: dict[str, Any], rgba: Any, la: Any, paletted: Any) -> None:
+    """A drawing without a background was trained on black, and is served on white."""
+    prepare = preparation(**media).prepare_image
+    palette = Image.new("P", (40, 30), 0)
+    palette.putpalette([7, 8, 9])
+    file = io.BytesIO()
+    palette.save(file, "PNG", transparency=0)
+    files = [
+        image_file("RGBA", (200, 0, 0, 0)),
+        image_file("LA", (9, 0)),
+        LazyImage(file.getvalue(), ""),
+        image_file("RGB", (1, 2, 3)),
+    ]
+    assert [prepare(own).getpixel((5, 5)) for own in files] == [rgba, la, paletted, (1, 2, 3)]
+
+
+def test_packs_of_two_backgrounds_are_not_one_dataset(template: Template) -> None:
+    """Their lengths are equal; mixed in one training, one of them would get the other's pixels."""
+    white = Template(replace(template.spec, media=MediaConfig(alpha=Alpha.white)), template.rules, template.tokenizer)
+    assert white.fingerprint != template.fingerprint
+
+
+@pytest.mark.parametrize(("media", "size"), [({}, (30, 40)), ({"image": "qwen_vl_utils"}, (84, 56))])
+def test_the_package_knows_no_orientation(media: dict[str, Any], size: tuple[int, int]) -> None:
+    """`media=qwen_vl_utils` turned what the package does not: another grid of as many tokens."""
+    prepare, image = preparation(**media), image_file("RGB", "teal", orientation=6)
+    assert image.size == (30, 40)
+    prepared = prepare.prepared(image.medium, 0)
+    assert (prepared.width, prepared.height) == size == prepare.prepare_image(image).size
+
+
+def test_frames_are_resized_as_torch_resizes() -> None:
+    """The package resizes a video as a tensor, and Pillow's pixels are others."""
+    need_torchvision()
+    from torchvision.transforms import functional
+
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 60, 90, 3), np.uint8)
+    (frame,) = preparation(video="qwen_vl_utils").prepare_frames([Image.fromarray(pixels[0])])
+    tensor = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    expected = functional.resize(tensor, frame.size[::-1], functional.InterpolationMode.BICUBIC, antialias=True)
+    assert np.array_equal(np.asarray(frame), expected[0].permute(1, 2, 0).numpy())
+
+
+def test_a_list_of_frames_is_resized_twice() -> None:
+    """As in the package: first each frame as an image of tokens twice as wide, then the video."""
+    frame = Media("image", 320, 180)
+    first = as_asked([frame, frame], None, options_of({"media_settings": [{"list_of_frames": 2}, None]}))
+    ((video, _),) = lists_of_frames(first)
+    prepared = preparation(video="qwen_vl_utils").prepared(video, 2)
+    assert (prepared.width, prepared.height) == (448, 224)  # once: 448×252
+
+
+def test_frames_of_another_size_are_named(template: Template) -> None:
+    """A film may say in its frames alone that it is turned (H.264 can): its header counted other tokens."""
+    data = video(4, 64, 48)
+    medium = probe(io.BytesIO(data))
+    assert clip(template, data, medium).frames.shape == (4, 48, 64, 3)
+    with pytest.raises(ValueError, match=r"its frames are 64×48, its header says a video of 4 frames of 48×64"):
+        clip(template, data, replace(medium, width=48, height=64))

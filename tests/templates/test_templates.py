@@ -238,7 +238,15 @@ def test_fingerprint_follows_what_lengths_depend_on(demo: tuple[Path, Path], tem
     base = fingerprints()
     assert base == template.fingerprints
     assert {k for k, v in fingerprints(max_pixels=200_704).items() if v != base[k]} == {"media"}
-    assert {k for k, v in fingerprints(chat_template_kwargs={"a": 1}).items() if v != base[k]} == {"chat_template"}
+    text = template.spec.chat_template + "{{ a }}"
+    one, other = (fingerprints(chat_template=text, chat_template_kwargs={"a": a}) for a in (1, 2))
+    assert {k for k, v in one.items() if v != other[k]} == {"chat_template"}
+
+
+def test_a_variable_that_no_template_reads_is_refused(demo: tuple[Path, Path]) -> None:
+    """A slip of the pen in `enable_thinking` changed nothing, and nothing said so."""
+    with pytest.raises(PackError, match=r"model\.chat_template_kwargs\.b: of these, the chat template reads a$"):
+        load_template(of_model("text", demo[1], chat_template="{{ a }}{{ messages }}", chat_template_kwargs={"b": 1}))
 
 
 def test_pixel_limits_reach_the_rule(demo: tuple[Path, Path]) -> None:
@@ -247,6 +255,29 @@ def test_pixel_limits_reach_the_rule(demo: tuple[Path, Path]) -> None:
         of_model("qwen_vl", demo[1], processor_kwargs={"min_pixels": 6272, "max_pixels": 200_704})
     )
     assert image_settings(by_name) == image_settings(by_kwargs) == (28, 6272, 200_704)
+
+
+@pytest.mark.parametrize(
+    ("written", "limits"),
+    [
+        ({"min_pixels": 6272, "max_pixels": 200_704.0}, (6272, 200_704)),
+        ({"min_pixels": 6272, "max_pixels": None}, (6272, 1280 * 28 * 28)),  # the class's own, as transformers takes it
+        ({"min_pixels": None, "max_pixels": None}, (56 * 56, 1280 * 28 * 28)),
+        ({"size": {"shortest_edge": 6272, "longest_edge": 9000.0}}, (6272, 9000)),
+    ],
+)  # fmt: skip
+def test_pixel_limits_may_be_null_or_floats(
+    demo: tuple[Path, Path], tmp_path: Path, written: dict[str, Any], limits: tuple[int, int]
+) -> None:
+    """ "longest_edge of model.processor's settings is None": "it is another family's processor", which it was not."""
+    for file in demo[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    settings = {
+        key: value for key, value in settings.items() if key not in ("size", "min_pixels", "max_pixels")
+    } | written
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert image_settings(load_template(of_model("qwen_vl", tmp_path))) == (28, *limits)
 
 
 def test_the_cached_template_is_the_built_one(demo: tuple[Path, Path], tmp_path: Path) -> None:

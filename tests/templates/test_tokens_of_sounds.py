@@ -98,7 +98,9 @@ def test_a_damaged_sound_is_not_trained_on(tmp_path: Path) -> None:
 def test_what_is_not_heard_is_refused_by_name(tmp_path: Path) -> None:
     folder = processors.qwen2_audio(tmp_path / "processor")
     template = build(of_model("shapes", folder), folder)
-    with pytest.raises(Skip, match=r"unsupported_media: model\.template=shapes sees no image"):
+    with pytest.raises(
+        Skip, match=r"unsupported_media: model\.template=shapes sees no image: models that do are qwen3_vl, "
+    ):
         template.render(Sample([{**TURNS[0], "content": "<image>"}, TURNS[1]], [Media("image", 9, 9)]))
     with pytest.raises(PackError, match=r"load_audio_from_video: source\.use_audio_in_video=true"):
         build(of_model("shapes", folder, processor_kwargs={"load_audio_from_video": True}), folder)

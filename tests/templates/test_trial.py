@@ -1,8 +1,20 @@
 """The samples that a processor is tried with, and what is said of what came of them."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from energon_pack.samples.media.medium import Media
+from energon_pack.templates.build import build
 from energon_pack.templates.choose import Choice
+from energon_pack.templates.families.qwen_vl import QwenVL
 from energon_pack.templates.identity import UNEVEN
-from energon_pack.templates.trial import Trial
+from energon_pack.templates.processor import load_template
+from energon_pack.templates.trial import Trial, further_difference
+from support.models import of_model
+from support.processors import glm4v, ovis2, pixtral
+from support.running import need_torchvision
 
 
 def test_videos_of_several_lengths_are_tried_with_enough_frames() -> None:
@@ -25,3 +37,38 @@ def test_what_is_left_out_is_said_once_in_words() -> None:
         "videos of several lengths in one sample of P can't be measured: stack expects equal sizes",
         "media by internvl of P: 50 images, 5 videos as in its full call",
     ]
+
+
+@pytest.mark.parametrize(
+    ("write", "medium", "features"),
+    [
+        (pixtral, Media("image", 56, 84), 6),  # of two rows, two end in [IMG_BREAK], one in [IMG_END]
+        (ovis2, Media("image", 56, 84), 20),  # four tiles and the whole, four <IMG_ATOM> each: it counted none
+        (glm4v, Media("video", 56, 84, "mp4", 4, 2.0), 4),  # <|image|> stands for frames: it counted none
+    ],
+)
+def test_a_feature_is_a_token_that_waits_for_one(
+    tmp_path: Path, write: Callable[[Path], Path], medium: Media, features: int
+) -> None:
+    """A class lists tokens for rows and ends among those of its images, and `max_visual_tokens` counted them."""
+    need_torchvision()
+    folder = write(tmp_path / "processor")
+    rules = build(of_model("shapes", folder), folder).rules
+    ((text, number),) = rules.expand_all([medium], [range(medium.num_frames)])
+    assert number == text.count(rules.feature_tokens[medium.kind]) == features
+
+
+def test_rules_that_count_other_features_are_no_longer_exact(
+    demo: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only texts were compared: `internvl` and `shapes` packed 3 and 0 of 19 samples of one set."""
+    need_torchvision()
+    template, shapes = (load_template(of_model(family, demo[1])) for family in ("qwen_vl", "shapes"))
+    trial = Trial(lists=[(), ("image",)])
+    assert trial.outcomes(template)["image"].is_exact
+    assert not further_difference(template, shapes)
+    own = QwenVL.expand
+    monkeypatch.setattr(QwenVL, "expand", lambda *given: (own(*given)[0], own(*given)[1] + 2))
+    template = load_template(of_model("qwen_vl", demo[1]))
+    assert "features, " in trial.outcomes(template)["image"].difference
+    assert "more or fewer features" in further_difference(template, shapes)

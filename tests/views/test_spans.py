@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample
@@ -94,6 +95,15 @@ def test_a_video_is_one_span_with_its_times(real: Path) -> None:
     spans = shown(template, Sample(messages, [Media("video", 320, 240, "mp4", 80, 10.0)]))
     assert [span.text for span in spans if "seconds" in span.text] == []
     assert [span.kind for span in spans].count("video") == 1
+
+
+def test_some_tokens_of_a_text_are_shown_without_the_others(template: Template) -> None:
+    """A part of a document: what stands around it is in no span, and its first token is not trained."""
+    options = SampleOptions(token_range=(2, 5))
+    spans = shown(template, Sample([{"role": "document", "content": "abcdefgh"}], [], None, options))
+    whole = template.encode(Sample([{"role": "document", "content": "abcdefgh"}], [])).ids
+    text = template.tokenizer.decode(whole[2:5])
+    assert [(span.text, span.is_trained) for span in spans] == [(text[:1], False), (text[1:], True)]
 
 
 def test_weights_are_shown_behind_what_they_weigh(template: Template) -> None:

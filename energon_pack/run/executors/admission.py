@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from energon_pack import __version__
+from energon_pack.errors import printable
 from energon_pack.run.executors import Folder
 from energon_pack.run.user_cache import version_of
 
@@ -121,12 +122,13 @@ def _main(path: str, *options: str) -> None:
     try:
         about = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise SystemExit(f"energon-pack: error: {platform.node()}: {path}: {error.strerror} (cache_dir)") from None
+        at = f"{platform.node()}: {path}: {error.strerror} (cache_dir)"
+        raise SystemExit(f"energon-pack: error: {printable(at)}") from None
     terms = Terms(about["packages"], about["cwd"], tuple(map(tuple, about["seen"])))
     if options == ("--end",):
         forget(terms)
     elif why := why_unfit(terms):
-        raise SystemExit(f"energon-pack: error: {why}")
+        raise SystemExit(f"energon-pack: error: {printable(why)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.experimental.internal_kv import _internal_kv_put
 
+from energon_pack.run.bounds import hold_here
 from energon_pack.run.executors.admission import Terms, why_unfit
 from energon_pack.run.executors.workers import Busy
 
@@ -42,6 +43,7 @@ def run_job(ticket: bytes, job: bytes) -> bytes | str:
 @cache
 def _watch_of(ticket: bytes) -> "_Watch | str":
     """Check once in a process whether its machine is fit; return the watch, or why it is unfit."""
+    hold_here()
     told: Ticket = pickle.loads(ticket)
     return why_unfit(told.terms) or _Watch(told)
 

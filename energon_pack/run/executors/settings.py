@@ -17,13 +17,13 @@ class ExecutorKind(str, Enum):
     ray = "ray"
 
 
-#: settings that only one kind of executor has
-_OWN = {
-    ExecutorKind.slurm: (
+#: settings that only some kinds of executors have
+_OWN: dict[str, tuple[str, ...]] = {
+    ExecutorKind.slurm.value: (
         *("num_tasks", "at_once", "sbatch", "sbatch_lengths", "sbatch_plan", "sbatch_write", "sbatch_publish"),
-        *("wait", "show"),
+        *("wait", "show", "give_up_after"),
     ),
-    ExecutorKind.ray: ("address", "num_cpus", "memory", "retries", "give_up_after"),
+    ExecutorKind.ray.value: ("address", "num_cpus", "memory", "retries", "give_up_after"),
 }
 
 
@@ -62,7 +62,7 @@ class ExecutorConfig:
     memory: float | None = None
     #: ray: how often a job is done again after its worker or node was lost
     retries: int = 3
-    #: ray: seconds without any node at work after which the run ends
+    #: seconds after which the command ends: ray: without any node at work; slurm: without an answer of Slurm
     give_up_after: float = 3600.0
 
     def check(self) -> None:
@@ -72,7 +72,8 @@ class ExecutorConfig:
             raise PackError(f"executor.kind={self.kind}: there are {there}, and what installed packages add")
         for kind, names in _OWN.items():
             if kind != self.kind:
-                self._refuse_given(names, f"is for executor={kind.value}")
+                others = [name for name in names if name not in _OWN.get(self.kind, ())]
+                self._refuse_given(others, f"is for executor={kind}")
         for name in ("num_cpus", "memory", "give_up_after"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -84,7 +85,7 @@ class ExecutorConfig:
         Settings of `slurm` return to their defaults, because a task would refuse them.
         """
         default = ExecutorConfig()
-        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm])}
+        own = {name: getattr(default, name) for name in ("kind", *_OWN[ExecutorKind.slurm.value])}
         set_back = {name: value for name, value in own.items() if value != getattr(self, name)}
         return set_back if self.num_workers is None else {**set_back, "num_workers": self.num_workers}
 

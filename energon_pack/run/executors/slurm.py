@@ -27,6 +27,7 @@ LENGTHS, PLAN, WRITE, PUBLISH = "lengths", "plan", "write", "publish"
 Stages = Mapping[str, Sequence[int] | None]
 
 _LOOK_SECONDS, _LINE_SECONDS, _APPEARS_SECONDS = 5.0, 60.0, 10.0
+_ANSWER_SECONDS = 300.0  # Slurm's commands give up by themselves before that, unless the machine's own daemon hangs
 _ERROR = re.compile(r"(?:energon-pack|slurmstepd[\w.-]*): error: (.*)")
 _END = "energon-pack: exit code "  # the last line of a task's log, unless the task was killed with its script
 
@@ -49,7 +50,7 @@ class Chain:
         return {stage: self._script(stage, parts) for stage, parts in stages.items()}
 
     def _script(self, stage: str, parts: Sequence[int] | None) -> str:
-        log = self.folder / f"{stage}{'' if parts is None else '-%a'}.log"
+        log = f"{_as_it_is(self.folder)}/{stage}{'' if parts is None else '-%a'}.log"
         options = [f"--job-name=energon-pack-{stage}", "--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append"]
         options += [f"--output={log}", "--kill-on-invalid-dep=yes"]
         if parts is not None:
@@ -139,14 +140,23 @@ class Chain:
             progress: returns a line about the files written so far.
 
         Raises:
-            PackError: they ended without a published dataset; the message is the error of the first failed task.
+            PackError: they ended without a published dataset; the message is the error of the first failed task. Or
+                Slurm has not answered for `executor.give_up_after`.
         """
-        printed, last = -_LINE_SECONDS, ""
-        while (tasks := _tasks(jobs)) != {}:
-            line = f"Slurm: {_line(tasks)}; {progress()}" if tasks else "Slurm does not answer"
-            if line != last and time.monotonic() - printed >= _LINE_SECONDS:
+        printed, last, answered = -_LINE_SECONDS, "", time.monotonic()
+        most = f"{self.settings.give_up_after:,.0f} s (executor.give_up_after)"
+        while not self._done_file.exists() and (tasks := _tasks(jobs)) != {}:
+            line = f"Slurm: {_line(tasks)}; {progress()}" if tasks else f"Slurm does not answer: waiting for {most}"
+            now = time.monotonic()
+            answered = answered if tasks is None else now
+            if now - answered >= self.settings.give_up_after:
+                raise PackError(
+                    f"Slurm has not answered for {most}; its jobs {', '.join(jobs.values())} may go on, and the same"
+                    " command waits for them again"
+                )
+            if line != last and now - printed >= _LINE_SECONDS:
                 say(line)
-                printed, last = time.monotonic(), line
+                printed, last = now, line
             time.sleep(_LOOK_SECONDS)
         end = time.monotonic() + _APPEARS_SECONDS  # a network file system may show a new file late
         while not self._done_file.exists():
@@ -207,9 +217,22 @@ def _line(tasks: Mapping[str, Sequence[str]]) -> str:
     return f"{stage}: {', '.join(counts)}{'; then ' if later else ''}{', '.join(later)}"
 
 
+def _as_it_is(folder: Path) -> str:
+    """Write a folder as an option's value that means just this folder: Slurm replaces %a, %j, %x and the like in it.
+
+    Raises:
+        PackError: it has a backslash, behind which Slurm replaces nothing, or a line break.
+    """
+    if "\\" in str(folder) or not str(folder).isprintable():
+        raise PackError(f"executor=slurm: Slurm takes no such name for the folder of its logs: {folder} (cache_dir)")
+    return str(folder).replace("%", "%%")
+
+
 def _slurm(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run([program, *arguments], capture_output=True, text=True)
+        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess([program], 1, "", f"{program} does not end: Slurm does not answer")
     except FileNotFoundError:
         raise PackError(
             f"executor=slurm: there is no {program} here; run it where jobs are submitted, or have anything else start"

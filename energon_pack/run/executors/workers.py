@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from energon_pack.run.bounds import hold_here
 from energon_pack.run.heavy_imports import collect_rarely
 
 #: Workers use one thread each: processes give the parallelism, and waiting threads would use cores, too.
@@ -131,6 +132,7 @@ def start_worker(life: Connection, parent: int | None) -> None:
     for interrupt in INTERRUPTS:
         signal.signal(interrupt, signal.SIG_IGN)
     collect_rarely()
+    hold_here()
     atexit.register(_leave)
 
     def follow() -> None:

@@ -7,17 +7,26 @@ from typing import Any
 
 from energon_pack.samples.dialects.columns import renamed
 from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS, as_document
+from energon_pack.samples.dialects.table import TURN_FIELDS
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.raw_json import parse_json
+from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings, SampleType
+from energon_pack.samples.skip import Skip
+
+#: fields whose list may be written as JSON text, as a cell of a table has it
+_LISTS = (*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS)
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Rename what the settings name in a sample's JSON, and write an interleaved document as a message.
+    """Parse lists that are JSON text, rename what the settings name, and write an interleaved document as a message.
 
     Raises:
         Skip: `no_messages`, `bad_message`.
     """
+    if isinstance(value, dict):
+        value = _with_lists(value, settings)
     if settings.renames:
         value = renamed(value, settings)
     if isinstance(value, dict) and kind_by_name(str(value.get("file_name"))) and value.keys().isdisjoint(MEDIA_KEYS):
@@ -26,6 +35,23 @@ def in_our_words(value: Any, settings: ReadSettings) -> Any:
         is_wanted = settings.sample_type in (SampleType.auto, SampleType.document) and not settings.messages_key
         return as_document(value) if is_wanted else value
     return value
+
+
+def _with_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
+    columns = settings.columns
+    named = (settings.messages_key, columns.messages, columns.images, columns.videos, columns.audios)
+    texts = {key: value.get(key) for key in (*_LISTS, *named) if key is not None}
+    lists = {key: _list_in(text) for key, text in texts.items() if isinstance(text, str) and text.lstrip()[:1] == "["}
+    return value | {key: parsed for key, parsed in lists.items() if parsed is not None} if lists else value
+
+
+def _list_in(text: str) -> list[Any] | None:
+    """Return the list that a text is as JSON; None: it is another text."""
+    try:
+        parsed = parse_json(text)
+    except Skip:
+        return None
+    return parsed if isinstance(parsed, list) else None
 
 
 def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,14 +8,13 @@ from energon_pack.errors import PackError, short
 from energon_pack.run.by_name import entry_point
 from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
+from energon_pack.samples.flavors.fit import RULES
 from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
-from energon_pack.samples.flavors.questions import PackedQuestions
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
 from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
 from energon_pack.samples.flavors.trees import PackedTrees
-from energon_pack.samples.sample import Message
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
@@ -23,10 +22,6 @@ DEFAULT = PackedMultiMixQA()
 TREES = PackedTrees()
 #: The flavours that packing writes, by `output.flavor`.
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
-#: For each of these flavours, its forms: one for each sample class of another stack that takes it.
-FORMS: dict[str, tuple[PackedFlavor, ...]] = {name: (flavor,) for name, flavor in PACKED.items()}
-FORMS[DEFAULT.name] += (PackedQuestions(),)
-FORM_NAMES = [form.form for forms in FORMS.values() for form in forms]
 #: The flavours that loading reads, by the `flavor` of dataset.yaml.
 FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACKED}
 #: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
@@ -44,14 +39,14 @@ def packed_flavor(name: str) -> PackedFlavor | None:
     flavor = entry_point("flavors", "output.flavor", name)
     if flavor is None:
         return None
-    bases = {type(form) for forms in FORMS.values() for form in forms}
-    base = next((kind for kind in getattr(flavor, "__mro__", ()) if kind in bases), None)
-    if base is None:
+    if not (isinstance(flavor, type) and issubclass(flavor, PackedMultiMixQA | PackedCaptioning)):
         raise PackError(f"output.flavor={name}: {flavor} is no class that derives from PackedMultiMixQA")
     if flavor.name != name:
         raise PackError(f"output.flavor={name}: its class has name = {flavor.name!r}, by which packs are read again")
-    if (flavor.form, flavor.does_not_fit) != (base.form, base.does_not_fit):
-        raise PackError(f"output.flavor={name}: its class can't change form or does_not_fit: lengths hold the answers")
+    if unknown := {*flavor.rules} - RULES.keys():
+        raise PackError(
+            f"output.flavor={name}: its class has the rules {sorted(unknown)}; there are {', '.join(RULES)}"
+        )
     made: PackedFlavor = flavor()
     return made
 
@@ -67,11 +62,6 @@ def flavor_written(name: object) -> PackedFlavor:
         known = ", ".join([*PACKED, TREES.name])
         raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
     return flavor
-
-
-def do_not_fit(messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> dict[str, str | None]:
-    """Say for each form of a written flavour which content of a sample it can't hold; None: it holds all."""
-    return {form.form: form.does_not_fit(messages, tools, kinds) for forms in FORMS.values() for form in forms}
 
 
 def foreign_flavor(value: Fields) -> PackedFlavor | None:

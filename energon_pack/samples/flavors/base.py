@@ -105,6 +105,8 @@ class Flavor(ABC):
     sample_class: ClassVar[str]
     #: the subflavor `sample_type`, by which cookers select samples
     subflavor: ClassVar[str]
+    #: the function that fills another stack's sample class, in the file of sample_loaders/ with the flavour's name
+    loader: ClassVar[str] = "sample_loader"
 
     @abstractmethod
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
@@ -129,18 +131,23 @@ class PackedFlavor(Flavor):
     times_in_text: ClassVar[bool] = True
     #: the field that names media; `media_refs` replaces it in packs without copies of media
     media_field: ClassVar[str] = "media_files"
-    #: fields that sample_loader.py fills in another stack's sample class
+    #: of `fit.RULES`: what packs can't hold
+    rules: ClassVar[tuple[str, ...]] = ()
+    #: fields that sample_loader.py fills in another stack's sample class; empty: this package's own class is filled
     gives: ClassVar[tuple[str, ...]] = ()
-    #: a name: lengths keep the answers of `does_not_fit` under it, and a file of sample_loaders/ has it
-    form: ClassVar[str]
 
     @property
     def is_ours(self) -> bool:
         return not self.whose
 
-    def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
-        """Say which content of a sample packs of this flavour can't hold; None: they hold all."""
-        return None
+    @property
+    def holder(self) -> str:
+        """What has no place for what its rules say, for messages."""
+        return "the class of output.sample_type" if self.gives else f"output.flavor={self.name}"
+
+    def unfit(self, answers: Mapping[str, str | None]) -> str | None:
+        """Return the content of a sample that packs can't hold, of the answers of `fit.do_not_fit`; None: none."""
+        return next(filter(None, map(answers.__getitem__, self.rules)), None)
 
     @abstractmethod
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
-from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
 from energon_pack.samples.flavors.parts import Parts, medium_of, positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
-from energon_pack.samples.media.kinds import IMAGE, KINDS
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
@@ -34,7 +33,7 @@ _ALTERNATING = ("user", "assistant")
 class PackedCaptioning(PackedFlavor):
     """A pack of conversations in columns, whose times stay fields."""
 
-    name = form = "packed_captioning"
+    name = "packed_captioning"
     sample_class = "PackedCaptioningSample"
     subflavor = "packed_captioning"
     schema: ClassVar[Schema] = {**COLUMNS, "sample_count": COUNT}
@@ -43,14 +42,7 @@ class PackedCaptioning(PackedFlavor):
     names_content = False  # all images are .jpg
     times_in_text = False
     media_field = "images"
-    gives: ClassVar[tuple[str, ...]] = (
-        "images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal",
-    )  # fmt: skip
-
-    def does_not_fit(self, messages: Sequence[Message], tools: list[Any] | None, kinds: Sequence[str]) -> str | None:
-        return not_alternating(messages, tools) or next(
-            (KINDS[kind].noun for kind in kinds if kind != IMAGE.kind), None
-        )
+    rules: ClassVar[tuple[str, ...]] = ("turns", "images")
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name images `img3_0.jpg`, whatever their format is: LLaVA-OneVision-2's loader wants such names."""
@@ -161,25 +153,6 @@ class PackedCaptioning(PackedFlavor):
                 arrays = zip(positions or (), stems, strict=False)
                 wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
                 yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
-
-
-def not_alternating(messages: Sequence[Message], tools: list[Any] | None) -> str | None:
-    """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
-    roles = [message["role"] for message in messages]
-    if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
-        return "a document" if other == DOCUMENT else f"a {other} turn"
-    if tools:
-        return "tools"
-    if len(roles) % 2 or roles != [*_ALTERNATING] * (len(roles) // 2):
-        return "turns of user and assistant do not alternate"
-    for number, message in enumerate(messages):
-        if not isinstance(message["content"], str):
-            return f"message {number} spells a placeholder that is text"
-        if len(message) == 2:
-            continue
-        if more := [key for key in message if key not in ("role", "content") and message[key] is not None]:
-            return f"message {number} has {', '.join(more)}"
-    return None
 
 
 def _stems(index: int, num_images: int) -> list[str]:

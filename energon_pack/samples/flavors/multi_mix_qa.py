@@ -49,12 +49,11 @@ class MultiMixQA(Flavor):
 class PackedMultiMixQA(PackedFlavor):
     """A pack of conversations; each has the same JSON as alone."""
 
-    name = form = "packed_multi_mix_qa"
+    name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
     subflavor = "packed_chat_mix"
     schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
     meta: ClassVar[Schema] = META
-    gives: ClassVar[tuple[str, ...]] = ("packed_messages", "packed_images", "packed_videos")
     #: fields of `_meta` that its sample class has too, beside the ids
     stated: ClassVar[tuple[str, ...]] = ("token_lens", "num_supervised", "fingerprint")
 

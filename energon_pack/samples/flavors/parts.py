@@ -1,12 +1,12 @@
 """Reads the parts of an Energon sample, which are bytes or already decoded."""
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from energon_pack.run.plain_data import json_value
 from energon_pack.samples.media.audio import stream_format
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -15,7 +15,7 @@ Parts = Mapping[str, Any]
 
 
 def json_of(part: Any) -> Any:
-    return json.loads(part) if isinstance(part, (bytes, str)) else part
+    return json_value(part) if isinstance(part, (bytes, str)) else part
 
 
 def medium_of(parts: Parts, name: str, kind: str) -> Any:

@@ -24,7 +24,6 @@ class PackedTrees(PackedMultiMixQA):
     sample_class = "PackedTreesSample"
     subflavor = "packed_trees"
     meta: ClassVar[Schema] = {**META, "format": SHARED_FORMAT, "shared_lens": COUNTS}
-    gives: ClassVar[tuple[str, ...]] = ()
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         counts = list(num_shared(self.parts(value), value["_meta"]["shared_lens"]))

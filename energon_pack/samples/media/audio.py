@@ -7,7 +7,6 @@ files delays, paddings and cuts hide samples, so the decoder that training uses 
 import importlib
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,7 +16,7 @@ from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.medium import MediaFormat
 from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound
 from energon_pack.samples.media.sound_mp3 import CutShortError
-from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.media.streams import UndecodableError, is_cover, opened, probing
 from energon_pack.samples.skip import Reason, Skip
 
 Samples = npt.NDArray[np.float32]
@@ -38,10 +37,7 @@ def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
         found = plain_sound(file, container.extension)
     except CutShortError as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {error}") from None
-    if found is None:
-        file.seek(0)
-        found = _decoded_length(file)
-    return _checked(*found)
+    return _checked(*(found or _decoded_length(file)))
 
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
@@ -51,18 +47,13 @@ def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     plain = plain_sound(file, SOUNDS_LIKE.get(found.extension, "")) if found else None
     if plain is not None:
         return _checked(*plain)
-    file.seek(0)
-    try:
-        with _av().open(file, mode="r", metadata_errors="replace") as container:
-            is_silent = not container.streams.audio
-    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
-        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
-    file.seek(0)
+    with probing("video"), opened(file) as container:
+        is_silent = not container.streams.audio
     return None if is_silent else _checked(*_decoded_length(file))
 
 
 def _checked(num_samples: int, rate: int) -> tuple[int, int]:
-    if not (num_samples and rate):
+    if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples / rate / 3600:.1f} hours: more than 4")
@@ -90,7 +81,7 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     own_rate = num_samples = 0
     try:
         resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-        for piece, own_rate in _pieces(av, io.BytesIO(data)):
+        for piece, own_rate in _pieces(io.BytesIO(data)):
             num_samples += len(piece)
             pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
         if own_rate not in (0, rate):
@@ -120,17 +111,11 @@ def _has_video(file: BinaryIO, extension: str) -> bool:
     has_pictures = plain_pictures(file, extension)
     if has_pictures is not None:
         return has_pictures
-    file.seek(0)
     try:
-        with _av().open(file, mode="r", metadata_errors="replace") as container:
-            streams = container.streams
-            return not streams.audio or any(not _is_cover(stream) for stream in streams.video)
+        with opened(file) as container:
+            return not container.streams.audio or not all(map(is_cover, container.streams.video))
     except Exception:  # damaged bytes make FFmpeg raise anything; what reads the video says what is wrong
         return True
-
-
-def _is_cover(stream: Any) -> bool:
-    return bool(stream.disposition & type(stream.disposition).attached_pic)
 
 
 def _check_whole(file: BinaryIO, container: MediaFormat) -> None:
@@ -140,39 +125,32 @@ def _check_whole(file: BinaryIO, container: MediaFormat) -> None:
 
 def _decoded_length(file: BinaryIO) -> tuple[int, int]:
     """Decode a sound; return its number of samples, and its samples a second."""
-    av = _av()
     num_samples = rate = 0
-    try:
-        for piece, rate in _pieces(av, file):
+    with probing("sound"):
+        for piece, rate in _pieces(file):
             num_samples += len(piece)
             if num_samples > _LONGEST * rate:
                 break
-    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
-        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable sound: {str(error) or type(error).__name__}") from None
     return num_samples, rate
 
 
-def _pieces(av: Any, file: BinaryIO) -> Iterator[tuple[Samples, int]]:
+def _pieces(file: BinaryIO) -> Iterator[tuple[Samples, int]]:
     """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
 
     Raises:
         UndecodableError: there is no sound, its rate changes, or some samples are not finite.
     """
     first = 0
-    with _opened(av, file) as (container, stream):
+    av: Any = importlib.import_module("av")
+    with opened(file) as container:
+        stream = container.streams.best("audio")  # as torchcodec and players
+        if stream is None:
+            raise UndecodableError("there is no sound in it")
         for frame in container.decode(stream):
             first = first or frame.sample_rate
             if frame.sample_rate != first:
                 raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
             yield _mean(av, frame), first
-
-
-@contextmanager
-def _opened(av: Any, file: BinaryIO) -> Iterator[tuple[Any, Any]]:
-    with av.open(file, mode="r", metadata_errors="replace") as container:
-        if not container.streams.audio:
-            raise UndecodableError("there is no sound in it")
-        yield container, container.streams.audio[0]
 
 
 def _mean(av: Any, frame: Any) -> Samples:
@@ -201,11 +179,3 @@ def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> lis
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece[None]), format="flt", layout="mono")
         frame.sample_rate = rate
     return [out.to_ndarray()[0] for out in resampler.resample(frame)]
-
-
-def _av() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise Skip(Reason.UNSUPPORTED_MEDIA, "sounds need PyAV: pip install 'energon-pack[video]'") from None
-    return av

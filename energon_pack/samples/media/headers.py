@@ -9,6 +9,7 @@ from zlib import crc32
 from PIL import Image, WebPImagePlugin
 
 from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.media.medium import Media
 
 _END = 1024  # bytes at each end; the checksum covers the same bytes, so they are read once
 _HEADS = _END, 4096  # bytes; in most files the pixels begin within the first, in nearly all within the second
@@ -24,10 +25,13 @@ _JPEG_PASSED = {
 }
 
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_PNG_DEEP = b"\x10\0"  # 16 bits of grey; Pillow reads the other 16 bits as 8
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # channels of each colour type
 _PNG_LENGTHS = {b"gAMA": 4, b"sRGB": 1, b"pHYs": 9, b"cHRM": 32}
 _PNG_PASSED = frozenset((*_PNG_LENGTHS, b"PLTE", b"tRNS", b"bKGD", b"sBIT", b"tIME", b"hIST", b"tEXt"))
 _PNG_TURNS = frozenset((b"eXIf", b"zTXt", b"iTXt"))
+_PNG_BEHIND = frozenset((b"tEXt", b"tIME"))
+_MOST_TEXT = 1 << 20  # bytes: Pillow refuses 64 of this
 #: Keywords of text chunks that surely hold no EXIF.
 _PNG_TOPICS = frozenset(
     topic.encode()
@@ -38,8 +42,8 @@ _PNG_TOPICS = frozenset(
 )
 
 
-def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | None:
-    """Return width, height and usual extension of the image in this range of a file; None: ask Pillow."""
+def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
+    """Return the image in this range of a file; None: ask Pillow."""
     for most in _HEADS:
         found = _plain(file, offset, size, file.read(offset, min(size, most)))
         if found is not None or size <= most:
@@ -47,7 +51,7 @@ def plain_image(file: Bytes, offset: int, size: int) -> tuple[int, int, str] | N
     return None
 
 
-def _plain(file: Bytes, offset: int, size: int, head: bytes) -> tuple[int, int, str] | None:
+def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
         found, extension = _jpeg(head), "jpg"
         end = min(size, _END)
@@ -61,7 +65,8 @@ def _plain(file: Bytes, offset: int, size: int, head: bytes) -> tuple[int, int, 
         return None
     if found is None or not all(found) or found[0] * found[1] > (Image.MAX_IMAGE_PIXELS or 0):
         return None
-    return (*found, extension)
+    is_deep = extension == "png" and head[24:26] == _PNG_DEEP
+    return Media("image", *found, extension, mode="I;16" if is_deep else "")
 
 
 def _jpeg(head: bytes) -> tuple[int, int] | None:
@@ -112,7 +117,7 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
         position += 12 + length
         if kind == b"IDAT" and position <= size:
             has_pixels = True
-        elif kind in _PNG_TURNS or (kind == b"tEXt" and not _is_about_else(data.read(chunk + 8, min(length, 80)))):
+        elif kind in _PNG_TURNS or (kind == b"tEXt" and not is_about_else(data.read(chunk + 8, 80), length)):
             return None
         elif not has_pixels:  # Pillow reads and checks the chunks before the pixels
             if kind not in _PNG_PASSED or position > len(head) or length != _PNG_LENGTHS.get(kind, length):
@@ -123,12 +128,15 @@ def _png(data: Bytes, head: bytes) -> tuple[int, int] | None:
                 return None
         elif kind == b"IEND" and position == size:
             return _int(head[16:20], "big"), _int(head[20:24], "big")
+        elif kind not in _PNG_BEHIND:  # Pillow reads it with the pixels, and may fail there
+            return None
     return None
 
 
-def _is_about_else(text: bytes) -> bool:
-    topic, zero, _ = text.partition(b"\0")
-    return bool(zero) and topic in _PNG_TOPICS
+def is_about_else(text: bytes, length: int) -> bool:
+    """Tell whether a text chunk of a PNG that begins so surely says nothing of its orientation, and can be read."""
+    topic, zero, _ = text[:length].partition(b"\0")
+    return bool(zero) and topic in _PNG_TOPICS and length < _MOST_TEXT
 
 
 def _webp(head: bytes, size: int) -> tuple[int, int] | None:

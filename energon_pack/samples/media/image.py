@@ -1,16 +1,26 @@
-"""Decodes images as transformers' `load_image` does: it applies the EXIF orientation, then converts to RGB."""
+"""Opens images, and decodes them as transformers' `load_image` does: by the EXIF orientation, and converted to RGB."""
 
 import io
 import os
-from typing import BinaryIO
+from functools import cache
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
 from energon_pack.samples.media.formats import extension_of
+from energon_pack.samples.media.headers import is_about_else
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
+#: Pillow's readers that only read the file; of the others, some start programs (EPS), or open any image (IPTC)
+_FORMATS = (
+    *("JPEG", "PNG", "GIF", "WEBP", "BMP", "DIB", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "CUR", "ICNS", "TGA"),
+    *("PCX", "SGI", "QOI", "DDS", "PSD", "XBM", "XPM"),
+)
 _ORIENTATION = 0x0112  # EXIF tag; 5..8 turn the image on its side
 _PNG_ORIENTATION_CHUNKS = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt"))
+#: chunks that Pillow reads without fail behind the pixels
+_PNG_HARMLESS = frozenset((b"eXIf", b"tIME", b"IEND"))
 #: EXIF orientation → the operation that turns the stored picture upright
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -23,8 +33,38 @@ _TURNS = {
 }
 
 
-def probe_image(file: BinaryIO) -> tuple[int, int, str]:
-    """Return the upright width and height of an image, and the usual extension of its format.
+class Look(NamedTuple):
+    """How a stored picture becomes RGB."""
+
+    #: the colour behind transparent pixels; empty: the colours that are stored there
+    background: str = ""
+    #: the only mode of images that get the background; empty: any
+    only: str = ""
+    #: whether the EXIF orientation is applied
+    is_upright: bool = True
+
+
+#: as transformers' `load_image`
+PLAIN = Look()
+
+
+def opened(file: BinaryIO) -> Image.Image:
+    """Open an image and read its header.
+
+    Raises:
+        UnidentifiedImageError: it is no image.
+    """
+    return Image.open(file, formats=_formats())
+
+
+@cache
+def _formats() -> list[str]:
+    Image.init()
+    return [name for name in _FORMATS if name in Image.OPEN]
+
+
+def probe_image(file: BinaryIO) -> Media:
+    """Return an image with its upright width and height, and the usual extension of its format.
 
     An image without its end mark may be cut, so it is decoded to be sure. Images of formats without an end mark (GIF,
     BMP, TIFF, AVIF …) are always decoded.
@@ -34,46 +74,57 @@ def probe_image(file: BinaryIO) -> tuple[int, int, str]:
         Skip: `unreadable_media`.
     """
     try:
-        with Image.open(file) as image:
+        with opened(file) as image:
             chunks = png_chunks(image, file)
             if not is_whole(image, file, chunks):
                 image.load()
-            width, height = upright_size(image, chunks)
-            extension = extension_of(image.format or "")
+            medium = medium_of(image, chunks)
     except UnidentifiedImageError:
         raise
     except Exception as error:  # damaged bytes make Pillow's plugins raise anything, and each costs only its sample
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable image: {str(error) or type(error).__name__}") from None
-    if not (width and height):
-        raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {width}×{height} pixels")
-    return width, height, extension
+    if not (medium.width and medium.height):
+        raise Skip(Reason.UNREADABLE_MEDIA, f"an image of {medium.width}×{medium.height} pixels")
+    return medium
 
 
 def open_image(data: bytes) -> Image.Image:
     """Decode an image: upright, RGB."""
-    return upright(Image.open(io.BytesIO(data)))
+    return to_rgb(opened(io.BytesIO(data)))
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Turn an open image upright and convert it to RGB."""
+def to_rgb(image: Image.Image, look: Look = PLAIN) -> Image.Image:
+    """Convert an open image to RGB, and turn it upright."""
     image.load()
-    turn = _TURNS.get(_orientation(image))
-    return (image if turn is None else image.transpose(turn)).convert("RGB")
+    turn = _TURNS.get(_orientation(image)) if look.is_upright else None
+    image = image if turn is None else image.transpose(turn)
+    if not look.background or look.only not in ("", image.mode) or not image.has_transparency_data:
+        return image.convert("RGB")
+    pixels, behind = image.convert("RGBA"), Image.new("RGB", image.size, look.background)
+    behind.paste(pixels, mask=pixels.getchannel("A"))
+    return behind
 
 
-def upright_size(image: Image.Image, png_chunks: set[bytes] | None) -> tuple[int, int]:
-    """Return the upright width and height of an open image, by its header.
+def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
+    """Return an open image as a medium, by its header.
 
     Args:
-        png_chunks: the chunk names of a PNG, as `png_chunks` returns them.
+        png_chunks: the names of a PNG's chunks, as `png_chunks` returns them.
+
+    Raises:
+        Exception: it can't be decoded, and only then would its orientation be known.
     """
-    return image.size[::-1] if _orientation(image, png_chunks) >= 5 else image.size
+    is_turned = _orientation(image, png_chunks) >= 5
+    width, height = image.size[::-1] if is_turned else image.size
+    mode = image.mode if image.mode.startswith(("I", "F")) else ""
+    return Media("image", width, height, extension_of(image.format or ""), is_turned=is_turned, mode=mode)
 
 
-def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> bool:
+def is_whole(image: Image.Image, file: BinaryIO, chunks: list[bytes] | None) -> bool:
     """Tell whether the file ends with the end mark of its format; False for formats without one."""
-    if chunks is not None:
-        return b"IEND" in chunks and b"acTL" not in chunks  # in an animated image, a good end tells nothing
+    if chunks is not None:  # in an animated image, a good end tells nothing; texts behind the pixels may be too large
+        behind = chunks[len(chunks) - chunks[::-1].index(b"IDAT") :] if b"IDAT" in chunks else []
+        return b"IEND" in behind and b"acTL" not in chunks and _PNG_HARMLESS.issuperset(behind)
     if image.format in ("JPEG", "MPO"):
         file.seek(-2, os.SEEK_END)
         return file.read(2) == b"\xff\xd9"
@@ -84,31 +135,38 @@ def is_whole(image: Image.Image, file: BinaryIO, chunks: set[bytes] | None) -> b
     return False
 
 
-def png_chunks(image: Image.Image, file: BinaryIO) -> set[bytes] | None:
-    """Return the names of a PNG's whole chunks, None for another format; keeps the file's position."""
+def png_chunks(image: Image.Image, file: BinaryIO) -> list[bytes] | None:
+    """Return the names of a PNG's whole chunks, None for another format; keeps the file's position.
+
+    Texts that surely say nothing of the orientation are left out.
+    """
     if image.format != "PNG":
         return None
     start, end = file.tell(), file.seek(0, os.SEEK_END)
-    names: set[bytes] = set()
+    names: list[bytes] = []
     position = 8
     while position + 12 <= end:
         file.seek(position)
         head = file.read(8)
-        position += 12 + int.from_bytes(head[:4], "big")
-        if position <= end:
-            names.add(head[4:])
+        length, name = int.from_bytes(head[:4], "big"), head[4:]
+        position += 12 + length
+        if position <= end and not (name == b"tEXt" and is_about_else(file.read(80), length)):
+            names.append(name)
     file.seek(start)
     return names
 
 
-def _orientation(image: Image.Image, png_chunks: set[bytes] | None = None) -> int:
+def _orientation(image: Image.Image, png_chunks: list[bytes] | None = None) -> int:
     """Return the EXIF orientation, 1..8, as Pillow's `exif_transpose` finds it.
 
     Pillow decodes a whole PNG before it answers, because EXIF may follow the pixels; so its chunk names are read first.
     An image of a format without an end mark must be loaded before: Pillow turns a TIFF itself, and then says 1.
     """
-    if png_chunks is not None and not png_chunks & _PNG_ORIENTATION_CHUNKS:
-        return 1
+    if png_chunks is not None:
+        if _PNG_ORIENTATION_CHUNKS.isdisjoint(png_chunks):
+            return 1
+        if "exif" not in image.info:
+            image.load()  # here, so that its errors cost the sample
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # Pillow raises any error on damaged EXIF: then the picture counts as it is stored

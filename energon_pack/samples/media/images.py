@@ -16,6 +16,7 @@ class Image(Medium):
     """Pixels; the EXIF orientation is applied."""
 
     kind, noun, token_type = "image", "an image", 1
+    models = ("qwen3_vl", "internvl3_5", "gemma3", "llava_onevision")
     argument, parts = "images", ("image_processor",)
     is_visual = True
     fields = ("width", "height")
@@ -36,7 +37,7 @@ class Image(Medium):
         """Also know formats that only Pillow knows; raises UnidentifiedImageError if it is no image."""
         from energon_pack.samples.media.image import probe_image
 
-        return Media(self.kind, *probe_image(file))
+        return probe_image(file)
 
     def defect(self, data: bytes, medium: Media) -> str:
         from energon_pack.samples.media.image import open_image
@@ -45,10 +46,13 @@ class Image(Medium):
         return ""
 
     def loaded(self, value: Any, name: str) -> Any:
-        """Return an image that is not yet decoded, or the image that Energon's decoder made."""
+        """Return an image that is not yet upright and RGB: of the bytes of a file, or of an image of Pillow."""
+        from PIL import Image as Pillow
+
         from energon_pack.samples.media.lazy_image import LazyImage
 
-        return LazyImage(value, name) if value is None or isinstance(value, bytes) else value
+        is_raw = value is None or (isinstance(value, (bytes, Pillow.Image)) and not isinstance(value, LazyImage))
+        return LazyImage(value, name) if is_raw else value
 
     def said(self, medium: Media) -> str:
         return f"an image of {self.size(medium)}"

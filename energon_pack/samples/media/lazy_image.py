@@ -7,40 +7,50 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import open_image, png_chunks, upright_size
+from energon_pack.samples.media.image import PLAIN, Look, medium_of, opened, png_chunks, to_rgb
+from energon_pack.samples.media.medium import Media
 
 
 class LazyImage(Image.Image):
     """An upright RGB image whose pixels are decoded when they are first needed.
 
-    Until then it holds the bytes of its file; then it becomes a plain image. A file that can't be decoded, or that is
-    missing (`data` is None), raises an `OSError` with the image's name at that moment.
+    Until then it holds the bytes of its file, or an image of Pillow in any mode; then it becomes a plain image. A file
+    that can't be decoded, or that is missing (`data` is None), raises an `OSError` with its name at that moment.
 
     It works with Pillow's methods, `numpy.asarray` and pickle. Code that reads `im`, the pixels in C, must call `load`.
     """
 
-    def __init__(self, data: bytes | None, name: str):
+    def __init__(self, data: bytes | Image.Image | None, name: str):
         super().__init__()
         self._data, self._name = data, name
         self._mode = "RGB"
+        self._medium: Media | None = None
+
+    @property
+    def medium(self) -> Media:
+        """Return its size, from the header."""
+        if self._medium is None:
+            with self._named():
+                image, file = self._opened(), io.BytesIO(self._data) if isinstance(self._data, bytes) else None
+                self._medium = medium_of(image, None if file is None else png_chunks(image, file))
+        return self._medium
 
     @property
     def size(self) -> tuple[int, int]:
         """Return width and height, from the header."""
-        if self._size == (0, 0):
-            with self._named():
-                file = io.BytesIO(self._bytes())
-                with Image.open(file) as image:
-                    self._size = upright_size(image, png_chunks(image, io.BytesIO(self._bytes())))
-        return self._size
+        return self.medium.width, self.medium.height
 
     def load(self) -> Any:
         """Decode the file and become a plain image; Pillow's methods call this before they read pixels."""
+        self.decode(PLAIN)
+        return self.load()
+
+    def decode(self, look: Look) -> None:
+        """Decode the file and become a plain image of this look."""
         with self._named():
-            image = open_image(self._bytes())
+            image = to_rgb(self._opened(), look)
         self.__class__ = Image.Image  # type: ignore[assignment]
         self.__dict__ = image.__dict__
-        return self.load()
 
     def __reduce__(self) -> Any:
         return LazyImage, (self._data, self._name)
@@ -49,10 +59,10 @@ class LazyImage(Image.Image):
         """Describe the image without reading its header: Energon prints failed samples, which may be damaged."""
         return f"<LazyImage {self._name}>"
 
-    def _bytes(self) -> bytes:
+    def _opened(self) -> Image.Image:
         if self._data is None:
             raise OSError("missing from its pack")
-        return self._data
+        return opened(io.BytesIO(self._data)) if isinstance(self._data, bytes) else self._data
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -60,3 +70,10 @@ class LazyImage(Image.Image):
             yield
         except Exception as error:  # damaged bytes make Pillow's plugins raise anything
             raise OSError(f"{self._name}: {str(error) or type(error).__name__}") from None
+
+
+def with_look(image: Image.Image, look: Look) -> Image.Image:
+    """Return an image whose pixels are decoded; one that was decoded before keeps its look."""
+    if isinstance(image, LazyImage):
+        image.decode(look)
+    return image

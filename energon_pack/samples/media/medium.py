@@ -47,6 +47,8 @@ class Media:
     settings: "MediumSettings | None" = None  # settings that the sample gives it; None: none
     num_samples: int = 0  # in each channel, of a sound or of the sound of a video that is heard
     rate: int = 0  # samples of a sound in a second
+    is_turned: bool = False  # whether EXIF turns an image on its side
+    mode: str = ""  # of an image with more than 8 bits a channel, as Pillow names it
 
     @property
     def seconds(self) -> float:
@@ -95,6 +97,8 @@ class Medium(ABC):
     fields: ClassVar[tuple[str, ...]]
     #: raise it when the same file gets another size: lengths are then measured anew
     version: ClassVar[int] = 1
+    #: models that take it, for the error of one that does not
+    models: ClassVar[tuple[str, ...]] = ()
     #: whether a view has a small picture of it
     has_picture: ClassVar[bool] = False
     #: its colour in a terminal

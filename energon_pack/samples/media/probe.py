@@ -13,12 +13,22 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Reason, Skip
 
+#: what is there instead, by its first bytes; no other bytes are shown: a record may name any file of this machine
+_OTHERS = {
+    b"<!doctype": "it is an HTML page",
+    b"<html": "it is an HTML page",
+    b"version https://": "it is a pointer of Git LFS: git lfs pull gets the file",
+    b"pk\x03\x04": "it is a zip archive",
+    b"\x1f\x8b": "it is compressed by gzip",
+    b"%pdf": "it is a PDF",
+}
+
 
 def probe_part(file: Bytes, part: AnyPart) -> Media:
     """Do `probe` on a part of a file; an error names the part."""
     plain = plain_image(file, part.offset, part.size)
     if plain is not None:
-        return Media(IMAGE.kind, *plain)
+        return plain
     try:
         return probe(as_file(Range(file, part.offset, part.size)))
     except Skip as skip:
@@ -39,7 +49,8 @@ def probe(file: BinaryIO) -> Media:
         file.seek(0)
         return IMAGE.probe(file)  # Pillow tries all of its formats, which takes as long as the header of a sound
     except UnidentifiedImageError:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video; begins with {head[:8]!r}") from None
+        what = next((f"; {what}" for magic, what in _OTHERS.items() if head.lower().startswith(magic)), "")
+        raise Skip(Reason.UNREADABLE_MEDIA, f"no known image or video{what}") from None
     except (Skip, PackError):
         raise
     except Exception as error:  # a class of another package may raise anything, and it costs only its sample

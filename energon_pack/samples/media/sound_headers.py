@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.samples.media.sound_mp3 import CutShortError, mp3
-from energon_pack.samples.media.sound_mp4 import aac_in_mp4, pictures_in_mp4
+from energon_pack.samples.media.sound_mp4 import aac_in_mp4, is_upright_mp4, pictures_in_mp4
 from energon_pack.samples.media.sound_ogg import sound_in_ogg
-from energon_pack.samples.media.sound_webm import pictures_in_webm, sound_in_webm
+from energon_pack.samples.media.sound_webm import is_upright_webm, pictures_in_webm, sound_in_webm
 
 _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
 _MOST_CHUNKS = 1000
+#: sizes of data that programs write before they know its end, and into a pipe never correct; 0 is another
+_UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FFFF000, 0x80000000, 0xFFFFFFFF))
 _FLAC_SIZES = (0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _PERIOD = 32_767  # powers of x
 _FLAC_TAIL = 1 << 15  # bytes in which the last frame begins if the header does not tell the size of frames
@@ -31,6 +33,13 @@ def plain_pictures(file: BinaryIO, extension: str) -> bool | None:
     with suppress(struct.error, IndexError):
         return {"mp4": pictures_in_mp4, "mkv": pictures_in_webm}[extension](file)
     return None
+
+
+def plainly_upright(file: BinaryIO, extension: str) -> bool:
+    """Tell whether a container surely asks players not to turn its pictures; only mp4 and Matroska can ask it."""
+    with suppress(struct.error, IndexError):
+        return {"mp4": is_upright_mp4, "mkv": is_upright_webm}.get(extension, lambda _: True)(file)
+    return False
 
 
 def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
@@ -60,36 +69,63 @@ def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
 def _wav(file: BinaryIO, end: int) -> tuple[int, int] | None:
     file.seek(0)
     head = file.read(12)
-    wide = None  # size of the data of an RF64
-    block = rate = 0
+    riff = struct.unpack("<I", head[4:8])[0]
+    wide: list[int] = []  # sizes of the whole and of the data of an RF64
+    is_plain, block, rate = False, 0, 0
     position = 12
     for _ in range(_MOST_CHUNKS):
         file.seek(position)
         name, size = struct.unpack("<4sI", file.read(8))
         if name == b"ds64":
-            wide = struct.unpack("<QQ", file.read(16))[1]
+            *wide, number = struct.unpack("<qqq", file.read(24))
+            if min(*wide, number) < 0:  # FFmpeg refuses it
+                return None
         elif name == b"fmt ":
             kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", file.read(16))
             if kind == _EXTENSIBLE and size >= 40:
                 extra = file.read(24)
                 kind = struct.unpack("<H", extra[8:10])[0] if extra[10:24] == _GUID else 0
             is_plain = (kind == _PCM and bits in (8, 16, 24, 32)) or (kind in (_ALAW, _MULAW) and bits == 8)
-            if not is_plain or not channels or block != channels * bits // 8:
-                return None
+            is_plain = is_plain and channels > 0 and block == channels * bits // 8
         elif name == b"data":
-            size = wide if wide is not None and head.startswith(b"RF64") and size == 0xFFFFFFFF else size
-            if not block:
-                return None
-            if position + 8 + size > end:
-                raise CutShortError(f"its header promises {size:,} bytes, {end - position - 8:,} are there")
-            return size // block, rate
+            if wide and head.startswith(b"RF64"):
+                riff, size = wide  # FFmpeg reads no other
+            there = end - position - 8
+            _check_whole(size, size, there, riff + 8 - end)
+            if not size and _are_chunks(file, position + 8, end):
+                return 0, rate
+            return (size // block, rate) if is_plain and 0 < size <= there else None
         position += 8 + size + size % 2
     return None
 
 
+def _check_whole(promised: int, size: int, there: int, beyond: int) -> None:
+    """Check that a file which holds less than promised is whole: it says its own end, or its writer never knew it.
+
+    Args:
+        size: of the chunk with the samples.
+        beyond: bytes that the file lacks by the size of all its chunks.
+
+    Raises:
+        CutShortError: it is cut.
+    """
+    if promised > there and beyond not in (-1, 0) and not any(size in sizes for sizes in _UNKNOWN_SIZES):
+        raise CutShortError(f"its header promises {promised:,} bytes, {there:,} are there")
+
+
+def _are_chunks(file: BinaryIO, position: int, end: int) -> bool:
+    """Tell whether the file goes on with whole chunks up to its end."""
+    name = b"data"
+    while position + 8 <= end and name.strip().isalnum():
+        file.seek(position)
+        name, size = struct.unpack("<4sI", file.read(8))
+        position += 8 + size + size % 2
+    return position in (end, end + 1) and name.strip().isalnum()
+
+
 def _aiff(file: BinaryIO, end: int) -> tuple[int, int] | None:
-    file.seek(8)
-    is_compressed = file.read(4) == b"AIFC"
+    file.seek(4)
+    form, is_compressed = int.from_bytes(file.read(4), "big"), file.read(4) == b"AIFC"
     frames = block = rate = 0
     position = 12
     for _ in range(_MOST_CHUNKS):
@@ -98,17 +134,13 @@ def _aiff(file: BinaryIO, end: int) -> tuple[int, int] | None:
         if name == b"COMM":
             channels, frames, bits, exponent, mantissa = struct.unpack(">hIhHQ", file.read(18))
             kind = file.read(4) if is_compressed else b"NONE"
-            if kind not in (b"NONE", b"sowt") or bits not in (8, 16, 24, 32) or channels < 1:
-                return None
+            is_plain = kind in (b"NONE", b"sowt") and bits in (8, 16, 24, 32) and channels > 0
             rate = mantissa >> (16383 + 63 - exponent) if 0 <= 16383 + 63 - exponent < 64 else 0
-            block = channels * bits // 8
+            block = channels * bits // 8 if is_plain else 0
         elif name == b"SSND":
-            there = min(size - 8, end - position - 16)
-            if not block:
-                return None
-            if there < frames * block or position + 8 + size > end:
-                raise CutShortError(f"its header promises {frames * block:,} bytes, {there:,} are there")
-            return (frames, rate) if size - 8 == frames * block else None
+            there = end - position - 16
+            _check_whole(max(size - 8, frames * block), size, there, form + 8 - end)
+            return (frames, rate) if block and size - 8 == frames * block <= there else None
         position += 8 + size + size % 2
     return None
 

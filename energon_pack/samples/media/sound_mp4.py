@@ -14,6 +14,7 @@ from energon_pack.samples.media.aac import FRAME, plain_rate
 
 _LARGEST = 1 << 24  # bytes of `moov`
 _PLAIN = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide"))  # the outermost boxes of a plain mp4
+_UPRIGHT = struct.pack(">5i", 1 << 16, 0, 0, 0, 1 << 16)  # the first of the nine numbers of a matrix
 _PICTURES, _SOUND = b"vide", b"soun"  # kinds of tracks
 
 
@@ -34,6 +35,25 @@ def pictures_in_mp4(file: BinaryIO) -> bool | None:
         return None
     kinds = {_kind(track) for track in _tracks(moov)}
     return True if _PICTURES in kinds else False if kinds == {_SOUND} else None
+
+
+def is_upright_mp4(file: BinaryIO) -> bool:
+    """Tell whether the movie and all its tracks of pictures surely have the matrix that changes nothing.
+
+    Raises:
+        struct.error, IndexError: a table is damaged.
+    """
+    moov = _moov(file)
+    if moov is None:
+        return False
+    matrices = [_matrix(_find(moov, b"mvhd"), 36)]
+    matrices += [_matrix(_find(track, b"tkhd"), 40) for track in _tracks(moov) if _kind(track) == _PICTURES]
+    return all(matrix == _UPRIGHT for matrix in matrices)
+
+
+def _matrix(header: bytes, place: int) -> bytes:
+    place += 12 if header[0] else 0  # numbers of 64 bits
+    return header[place : place + len(_UPRIGHT)]
 
 
 def aac_in_mp4(file: BinaryIO) -> tuple[int, int] | None:

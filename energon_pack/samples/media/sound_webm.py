@@ -16,6 +16,7 @@ from energon_pack.samples.media.vorbis import Blocks
 _ROOT, _SEGMENT, _TRACKS, _TRACK = 0, 0x18538067, 0x1654AE6B, 0xAE
 _CLUSTER, _GROUP, _SIMPLE, _BLOCK, _DISCARD = 0x1F43B675, 0xA0, 0xA3, 0xA1, 0x75A2
 _NUMBER, _KIND, _CODEC, _PRIVATE, _DELAY, _HEARD, _SEEN, _RATE = 0xD7, 0x83, 0x86, 0x63A2, 0x56AA, 0xE1, 0xE0, 0xB5
+_PROJECTION = b"\x76\x70"
 _PICTURES, _SOUND, _TEXT = b"\x01", b"\x02", b"\x11"  # kinds of tracks
 _EMPTY = 0xEC, 0xBF  # void, and a checksum, which FFmpeg does not read
 #: elements that are made of others → these others; a file with any other one is not plain
@@ -55,6 +56,16 @@ def pictures_in_webm(file: BinaryIO) -> bool | None:
     """
     kinds = {_kind(track) for track in _tracks(file)}
     return True if _PICTURES in kinds else False if _SOUND in kinds and kinds <= {_SOUND, _TEXT} else None
+
+
+def is_upright_webm(file: BinaryIO) -> bool:
+    """Tell whether no track of pictures has a projection, in which a turn stands.
+
+    Raises:
+        IndexError: an element is damaged.
+    """
+    tracks = _tracks(file)
+    return bool(tracks) and not any(_PROJECTION in track.get(_SEEN, b"") for track in tracks)
 
 
 def sound_in_webm(file: BinaryIO) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ class Sound(Medium):
     """Samples, of which training hears the mean of the channels at the rate of the processor."""
 
     kind, noun, token_type = "audio", "a sound", 3
+    models = ("qwen2_5_omni", "qwen3_omni", "gemma3n", "gemma4", "qwen2_audio", "audio_flamingo3", "glm_asr")
     argument, parts = "audio", ("audio_processor", "feature_extractor")
     other_part_types = ("input_audio",)  # OpenAI's
     colour = "cyan"
@@ -82,7 +83,7 @@ class Sound(Medium):
             UndecodableError: it can't be decoded, or its number of samples is not the measured one.
         """
         from energon_pack.samples.media.audio import decode_audio
-        from energon_pack.samples.media.video import UndecodableError
+        from energon_pack.samples.media.streams import UndecodableError
 
         samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples
         if len(samples) != wanted:

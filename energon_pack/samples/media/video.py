@@ -1,6 +1,7 @@
 """Reads videos with PyAV: size, rate and number of frames from the header for measuring, pixels for training.
 
-Frames are used as they are stored: a rotation that the container asks players for is not applied, as in PyAV itself.
+Frames are turned and mirrored as their display matrix asks players to. Pixels that are not square stay as they are
+stored, and interlaced lines as they are woven, as in torchcodec and decord.
 """
 
 import importlib
@@ -11,38 +12,54 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, BinaryIO
 
+import numpy as np
 from PIL import Image
 
 from energon_pack.samples.media.formats import format_of
+from energon_pack.samples.media.sound_headers import plainly_upright
+from energon_pack.samples.media.streams import UndecodableError, film, opened, probing
 from energon_pack.samples.skip import Reason, Skip
 
 _HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
+_ASKEW = 0.02  # of a side: a display matrix is rounded
+#: the direction on the screen of the stored rows, then of the columns → the operation that makes the picture upright
+_TURNS = {
+    (1, 0, 0, 1): None,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
 
 
 def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
-    """Return width, height, number of frames and frames a second of a video, without decoding it.
+    """Return upright width and height, number of frames and frames a second of a video.
+
+    No frame is decoded, but the first of a video that may be turned.
 
     Raises:
-        Skip: `unreadable_media` if it is cut short or holds no video, `unsupported_media` without PyAV.
+        Skip: `unreadable_media` if it is cut short or holds no film; `unsupported_media` without PyAV, or if players
+            turn it by another angle than a right one.
     """
-    av = _av()
     file.seek(0)
     container_format = format_of(file.read(16))
     if container_format and container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
-    file.seek(0)
-    try:
-        with av.open(file, mode="r", metadata_errors="replace") as container:
-            stream = container.streams.video[0]
-            num_frames = _num_shown(container, stream)
-            rate = stream.average_rate or stream.guessed_rate
-            width, height = stream.codec_context.width, stream.codec_context.height
-    except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
-        raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable video: {str(error) or type(error).__name__}") from None
+    with probing("video"), opened(file) as container:
+        stream = film(container)
+        num_frames = _num_shown(container, stream)
+        rate = stream.average_rate or stream.guessed_rate
+        width, height = stream.codec_context.width, stream.codec_context.height
     if not (width and height and num_frames and rate):
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
+    if not (container_format and plainly_upright(file, container_format.extension)):
+        with probing("video"), opened(file) as container:
+            width, height = _upright(next(container.decode(film(container)))).size
     return width, height, num_frames, float(rate)
 
 
@@ -68,12 +85,8 @@ def _num_shown(container: Any, stream: Any) -> int:
     return sum(not packet.is_discard for packet in packets)
 
 
-class UndecodableError(ValueError):
-    """The frames of a video, or the samples of a sound, can't be decoded."""
-
-
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
-    """Decode frames of a video, in RGB.
+    """Decode frames of a video: upright, RGB.
 
     Args:
         data: the whole file.
@@ -90,7 +103,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
         with _shown(av, data) as shown:
             for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
                 if index in wanted:
-                    frames[index] = frame.to_image()
+                    frames[index] = _upright(frame)
     except av.FFmpegError as error:
         raise UndecodableError(
             f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
@@ -121,10 +134,32 @@ def frame_times(data: bytes) -> list[float]:
 @contextmanager
 def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
     """Open a video; the context gives its frames in the order they are shown."""
-    with av.open(io.BytesIO(data), mode="r", metadata_errors="replace") as container:
-        stream = container.streams.video[0]
+    with opened(io.BytesIO(data)) as container:
+        stream = film(container)
         stream.thread_type = _thread_type(av)
         yield container.decode(stream)
+
+
+def _upright(frame: Any) -> Image.Image:
+    """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch.
+
+    Raises:
+        Skip: `unsupported_media`: a player turns it by another angle than a right one.
+    """
+    image: Image.Image = frame.to_image()
+    of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
+    matrix = of_frame.get("DISPLAYMATRIX")  # `frame.side_data` refers back: the frame would wait for the collector
+    axes = np.eye(2) if matrix is None else np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
+    if not axes.any(1).all():  # some programs write no matrix, but zeros
+        return image
+    axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    turn = tuple(int(value) for value in axes.round().flat)
+    if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
+        numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
+        what = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+    method = _TURNS[turn]
+    return image if method is None else image.transpose(method)
 
 
 def _thread_type(av: Any) -> str:
@@ -132,11 +167,3 @@ def _thread_type(av: Any) -> str:
     GIL to write the log, while freeing the decoder holds the GIL and waits for the threads. By default (level None)
     PyAV drops the log in C."""
     return "AUTO" if av.logging.get_level() is None else "NONE"
-
-
-def _av() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise Skip(Reason.UNSUPPORTED_MEDIA, "videos need PyAV: pip install 'energon-pack[video]'") from None
-    return av

@@ -19,6 +19,7 @@ class Video(Medium):
     """Frames, and perhaps their sound."""
 
     kind, noun, token_type = "video", "a video", 2
+    models = ("qwen3_vl", "qwen2_5_vl", "internvl3_5", "llava_onevision")
     argument, parts = "videos", ("video_processor",)
     is_visual = True
     fields = ("width", "height", "num_frames", "fps", "frames")

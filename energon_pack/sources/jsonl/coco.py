@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import File
@@ -43,7 +44,7 @@ def with_image(raw: bytes, file: File, path: str) -> bytes:
     if kept[0] is None:
         return raw
     try:
-        value = json.loads(raw)
+        value = json_value(raw)
     except ValueError:  # reading the record reports it
         return raw
     if not isinstance(value, dict) or "caption" not in value:

@@ -2,10 +2,11 @@
 `data` of one JSON object, or COCO captions.
 
 The file is read in order, and memory holds 24 bytes a sample. Lines are numbered as in an editor; in an array, elements
-are numbered.
+are numbered. A file that ends within a line or an array was cut: that is damage, as in a tar.
 """
 
 import json
+import mmap
 import re
 import shlex
 from array import array
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import digest_of_rest
+from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
@@ -36,14 +38,30 @@ _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, at a file's start
 #: first is broken
 _BEGUN = re.compile(rb'\{\s*\n\s*"|\{.*\[\s*\n')
 _LONGEST_FIRST_LINE = 64 << 20  # bytes, for a file with a list on every line
-#: tokens that tell the elements of an array apart; a string is one token, so its content does not matter
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
+#: tokens that tell the elements of an array apart; a string is one token, so its content does not matter; its last
+#: quotation mark is missing where the text ends within it
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[][{},]', re.DOTALL)
+_NULS = "NUL bytes in place of text, as a copy leaves them that was not finished"
 
 _BUFFER = 1 << 20
 _TAR, _PLACE = b"ustar", 257
 
 #: `record_part` of a sample that is a line, not a file of a tar
 LINE = "line"
+
+
+class _Bad:
+    """The damage of a file: offset and description of each, and whether the last sample is what is left of one."""
+
+    def __init__(self) -> None:
+        self.damage: list[tuple[int, str]] = []
+        self.is_last_bad = False
+
+    def end(self, number: int, offset: int, size: int, what: str) -> "Iterator[_Place]":
+        """Yield the rest of the file as its last sample, which can't be read."""
+        self.damage.append((offset, what))
+        self.is_last_bad = True
+        yield number, offset, size
 
 
 def index_lines(path: str) -> pa.Table:
@@ -53,7 +71,7 @@ def index_lines(path: str) -> pa.Table:
         PackError: the file is compressed, holds something other than JSON in UTF-8, or can't be opened.
     """
     numbers, offsets, sizes = (array("q") for _ in range(3))
-    bad: list[str] = []  # damage that ends an array early
+    bad = _Bad()
     with _open(path) as file:
         stream = as_file(file, _BUFFER)
         digest = digest_of_rest(stream)
@@ -67,18 +85,25 @@ def index_lines(path: str) -> pa.Table:
             f"{path} is one JSON object over several lines, without a list `data` of samples: jq -c '.FIELD[]'"
             f" < {shlex.quote(path)} writes those of another field as lines, jq -c . those of several objects"
         )
-    return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, bad)
+    details = [what for _, what in bad.damage[-1:] if bad.is_last_bad]
+    return index_of(np.array(numbers), np.array(offsets), np.array(sizes), digest, details, bad.damage)
 
 
 def index_of(
-    numbers: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, digest: str, bad: Sequence[str] = ()
+    numbers: np.ndarray,
+    offsets: np.ndarray,
+    sizes: np.ndarray,
+    digest: str,
+    bad: Sequence[str] = (),
+    damage: Sequence[tuple[int, str]] = (),
 ) -> pa.Table:
-    """Make the table of `INDEX_SCHEMA`.
+    """Make the table of `INDEX_SCHEMA`, damage in the schema's metadata.
 
     Args:
         numbers, offsets, sizes: for each sample.
         digest: identifies the content of the file.
         bad: why the last samples can't be read.
+        damage: offset and description of each place from which an unknown number of samples may be lost.
     """
     num = len(numbers)
     detail = pa.array([None] * (num - len(bad)) + [*bad], pa.string())
@@ -93,23 +118,24 @@ def index_of(
         "reason": pa.array([None] * (num - len(bad)) + [Reason.INVALID_JSON.value] * len(bad), pa.string()),
         "detail": detail,
     }
-    return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata({"digest": digest})
+    about = {"digest": digest, "damage": json.dumps(damage)}
+    return pa.table(columns, schema=INDEX_SCHEMA).replace_schema_metadata(about)
 
 
 def first_places(path: str, number: int) -> list[tuple[int, int]]:
     """Return offset and size of the first samples of a file; raises PackError like `index_lines`."""
     with _open(path) as file:
-        _, places = _places(file, as_file(file, _BUFFER), [])
+        _, places = _places(file, as_file(file, _BUFFER), _Bad())
         return [(offset, size) for _, offset, size in islice(places, number)]
 
 
-def _places(file: File, stream: BinaryIO, bad: list[str]) -> "tuple[_Form, Iterator[_Place]]":
-    """Find the samples; if damage ends an array early, it is added to `bad` with the last sample."""
+def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_Place]]":
+    """Find the samples, and what is damaged."""
     if is_coco(file):
         return _Form.array, _elements(file, bad, b'"annotations"')
     form = _form(stream)
     if form is _Form.lines:
-        return form, _lines(stream)
+        return form, _lines(stream, bad)
     return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
@@ -166,7 +192,7 @@ def _form(file: BinaryIO) -> _Form:
     if start not in (b"[", b"{"):
         return _Form.lines
     try:
-        value = json.loads(first)
+        value = json_value(first)
     except ValueError:
         is_object = _Form.wrapped if _BEGUN.match(first + second) else _Form.lines
         return _Form.array if start == b"[" else is_object
@@ -178,15 +204,49 @@ def _form(file: BinaryIO) -> _Form:
     return _Form.wrapped if isinstance(listed, list) and all(isinstance(item, dict) for item in listed) else _Form.lines
 
 
-def _lines(file: BinaryIO) -> Iterator[_Place]:
-    offset = 0
+def _lines(file: BinaryIO, bad: _Bad) -> Iterator[_Place]:
+    offset, last = 0, None
     for number, line in enumerate(file, 1):
         if not line.isspace():
-            yield number, offset, len(line.rstrip(_BLANK))
+            if last is not None:
+                yield from _line(*last, bad)
+            last = number, offset, line
         offset += len(line)
+    yield from bad.end(1, 0, 0, "it is empty") if not offset else _last_line(*last, bad) if last is not None else ()
 
 
-def _elements(file: File, bad: list[str], field: bytes | None) -> Iterator[_Place]:
+def _line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
+    if (nul := line.find(b"\0")) >= 0:
+        bad.damage.append((offset + nul, _NULS))
+    yield number, offset, len(line.rstrip(_BLANK))
+
+
+def _last_line(number: int, offset: int, line: bytes, bad: _Bad) -> Iterator[_Place]:
+    """Yield the place of the last line; if the file ends within it or behind it, that of the rest, too."""
+    text = line.rstrip(_BLANK + b"\0")
+    nul, end = line.find(b"\0"), offset + len(text)
+    if is_cut(text):
+        yield from bad.end(number, offset, len(line), f"it breaks off within line {number}: {text[-40:]!r}")
+    elif nul >= 0 and nul < len(text):
+        yield from bad.end(number, offset, len(line), _NULS)
+    else:
+        if text:
+            yield number, offset, len(text)
+        if nul >= 0 or line.endswith(b"\r"):
+            what = _NULS if nul >= 0 else "it breaks off between CR and LF"
+            yield from bad.end(number + bool(text), end, len(line) - len(text), what)
+
+
+def is_cut(text: bytes) -> bool:
+    """Tell whether a JSON text ends within a string, a list or an object."""
+    depth, is_open = 0, False
+    for token in _TOKEN.finditer(text):
+        first = token[0][:1]
+        depth, is_open = depth + (first in b"[{") - (first in b"]}"), token[1] == b""
+    return depth > 0 or is_open
+
+
+def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
     """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
 
     Args:
@@ -195,8 +255,10 @@ def _elements(file: File, bad: list[str], field: bytes | None) -> Iterator[_Plac
     outside = 0 if field is None else 1  # depth of the array
     with mapped(file) as data:
         depth = number = start = 0
-        last, is_inside = b"", False
-        for match in _TOKEN.finditer(data):
+        last, is_inside, is_open = b"", False, False
+        nul = data.find(b"\0")
+        end = len(data) if nul < 0 else nul
+        for match in _TOKEN.finditer(data, 0, end):
             token = data[match.start() : match.start() + 1]
             if token in b"[{":
                 depth += 1
@@ -204,22 +266,37 @@ def _elements(file: File, bad: list[str], field: bytes | None) -> Iterator[_Plac
                     start, is_inside = match.end(), True
             elif token in b"]}":
                 depth -= 1
-            elif token == b'"' and depth == outside:
-                last = match[0]
+            elif token == b'"':
+                is_open = match[1] == b""
+                last = match[0] if depth == outside else last
             is_end = token == b"]" and depth == outside
             if is_inside and ((token == b"," and depth == outside + 1) or is_end):
-                end = match.start()
-                while start < end and data[start] in _BLANK:
-                    start += 1
-                size = len(data[start:end].rstrip(_BLANK))
-                if size or token == b",":
+                place = _trimmed(data, start, match.start())
+                if place[1] or token == b",":
                     number += 1
-                    yield number, start, size
+                    yield number, *place
                 start = match.end()
                 is_inside = not is_end
             if depth == 0:
+                start = match.end()
                 break
-        rest = data[start:].strip(_BLANK)
-        if rest and (is_inside or field is None):
-            bad.append(f"the array is broken after element {number}: {rest[:40]!r} at byte {start}")
-            yield number + 1, start, len(data) - start
+        is_cut = depth > 0 or is_open
+        offset, size = _trimmed(data, start, end)
+        if is_inside and size and depth == outside + 1 and not is_open:  # the last element is whole
+            number += 1
+            yield number, offset, size
+            offset, size = end, 0
+        goes_on = not is_cut and size and (number or field is None)
+        if is_cut or goes_on or nul >= 0:
+            what = "it goes on behind the list" if goes_on else _NULS if nul >= 0 else "it breaks off"
+            what = f"{what}, after element {number}: {data[offset : offset + 40]!r}"
+            yield from bad.end(number + 1, offset, len(data) - offset, what)
+
+
+def _trimmed(data: mmap.mmap | bytes, start: int, end: int) -> tuple[int, int]:
+    """Return offset and size of a text without the blanks around it."""
+    while start < end and data[start] in _BLANK:
+        start += 1
+    while start < end and data[end - 1] in _BLANK:
+        end -= 1
+    return start, end - start

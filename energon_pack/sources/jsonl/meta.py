@@ -5,16 +5,14 @@
 datasets: [{json_path, sampling_strategy}]                                 LLaVA-OneVision, as YAML
 """
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import yaml
-
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.sources.storage import open_file
 
 _LARGEST = 16 << 20
@@ -41,8 +39,8 @@ def read_meta(path: str) -> _Meta | None:
     if not is_yaml and not raw.lstrip().startswith(b"{"):
         return None
     try:
-        value = yaml.safe_load(raw) if is_yaml else json.loads(raw)
-    except (ValueError, yaml.YAMLError) as error:
+        value = yaml_value(raw) if is_yaml else json_value(raw)
+    except ValueError as error:
         if is_yaml:
             raise PackError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
         return None  # lines of samples, or nothing: indexing will tell

@@ -3,16 +3,19 @@
 import json
 import re
 from datetime import date
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from energon_pack.templates.settings import DATE
 
 #: the variable with the marks to write around each `{% generation %}` block
 GENERATION_MARKS = "energon_pack_generation_marks"
+_MOST_BITS = 1 << 14
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 
@@ -31,6 +34,19 @@ class _Generation(jinja2.ext.Extension):
         body: str = caller()
         first, last = context.get(GENERATION_MARKS, ("", ""))
         return f"{first}{body}{last}"
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which also refuses arithmetic of endless numbers: nothing interrupts Python's `9**9**9`."""
+
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > _MOST_BITS:
+                raise OverflowError(f"{operator} of numbers of more than {_MOST_BITS:,} bits")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Dict:
@@ -73,26 +89,36 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _by_chance(*args: Any, **kwargs: Any) -> None:
+    raise jinja2.TemplateError("it writes by chance, and the same source has to give the same bytes")
+
+
 def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
     """Return an environment with the filters, globals and extensions that chat templates use.
 
     Args:
         today: the ISO date that `strftime_now` always writes, so that the same source gives the same bytes.
     """
-    jinja = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception
     jinja.globals["strftime_now"] = date.fromisoformat(today).strftime
+    jinja.filters["random"] = jinja.globals["lipsum"] = _by_chance
     jinja.globals["dict"] = _Dict()
     jinja.globals["namespace"] = _Namespace
     return jinja
 
 
-def writes_date(source: str) -> bool:
-    """Say whether a template may write the date."""
-    return "strftime_now" in source
+def writes_date(*sources: str) -> bool:
+    """Say whether one of these templates may write the date."""
+    return any("strftime_now" in source for source in sources)
+
+
+@lru_cache
+def variables_in(source: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads from outside, besides those of a conversation."""
+    given = {*environment().globals, "messages", "tools", "add_generation_prompt"}
+    return frozenset(find_undeclared_variables(environment().parse(source)) - given)
 
 
 def strings_in(source: str) -> set[str]:

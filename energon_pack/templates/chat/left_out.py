@@ -1,8 +1,11 @@
 """Refuse samples if the chat template leaves out tools or turns of a conversation whose answers are trained.
 
-`spans` notices left-out tool calls, when it looks for the trained parts.
+The template is shown the same conversation with other texts and names, and they have to stand in its output: a template
+may write turns and tools only beside certain others. `spans` notices left-out tool calls, when it looks for the trained
+parts.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.samples.sample import Message
@@ -13,23 +16,66 @@ if TYPE_CHECKING:
 
 #: advice about tools and their calls
 REMEDY = "(model.chat_template=FILE gives another, source.tools=text writes calls as text)"
-_WRITTEN_BY_ALL = {"system", "user", "assistant"}  # roles that are not checked
+_PROBE = "energon_pack_probe"
+_LOOKED_FOR = ("user", "assistant")  # `spans` and the copies of texts look for their texts
 
 
-def refuse_left_out(template: "Renderer", messages: list[Message], tools: list[Any] | None) -> None:
+def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
     """Refuse a conversation if the template does not write the tools of its calls, or some of its turns.
 
     Args:
-        messages: in the form that the template takes.
+        messages: in the form that the template takes, which it does not refuse.
+
+    Returns:
+        Whether the template leaves out tools; if it refuses other names and texts, nothing shows that it writes them.
 
     Raises:
         Skip: `processor_error`.
     """
-    if tools and any(message.get("tool_calls") for message in messages) and not template.shows_tools:
+    turns = {i: _mark(i) for i, message in enumerate(messages) if message["role"] not in _LOOKED_FOR and _text(message)}
+    named = [_mark(-1 - number) for number in range(len(tools or ()))]
+    if not named and (not turns or ([*turns] == [0] and messages[0]["role"] == "system" and template.shows_system)):
+        return False
+    probed = [_told(message, turns[i]) if i in turns else message for i, message in enumerate(messages)]
+    try:
+        text = template.render(probed, [*map(_renamed, tools, named)] if tools else None)
+    except Skip:
+        text = ""
+    if missing := [messages[i]["role"] for i, mark in turns.items() if mark not in text]:
+        remedy = "another role" if missing[0] != "developer" else "system for it: system_tag of a meta file"
+        what = f"turns of the role {missing[0]} (model.chat_template=FILE gives another, or {remedy})"
+        raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
+    leaves_out_tools = any(mark not in text for mark in named)
+    if leaves_out_tools and any(message.get("tool_calls") for message in messages):
         what = f"tools, whose calls would be trained {REMEDY}"
         raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
-    for role in {message["role"] for message in messages} - _WRITTEN_BY_ALL:
-        if not template.shows_role(role):
-            remedy = "another role" if role != "developer" else "system for it: system_tag of a meta file"
-            what = f"turns of the role {role} (model.chat_template=FILE gives another, or {remedy})"
-            raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
+    return leaves_out_tools
+
+
+def _mark(number: int) -> str:
+    return f"{_PROBE}_{number}_"
+
+
+def _text(message: Message) -> str:
+    content = message["content"]
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(str(part.get("text") or "") for part in parts).strip()
+
+
+def _told(message: Message, text: str) -> Message:
+    """Return a message with another text; media in it stay."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return {**message, "content": text}
+    return {
+        **message,
+        "content": [*(part for part in content if part["type"] != "text"), {"type": "text", "text": text}],
+    }
+
+
+def _renamed(tool: Any, name: str) -> Any:
+    """Return a tool with another name; a value that is no object stays, and the template refuses it."""
+    if not isinstance(tool, dict):
+        return tool
+    function = tool.get("function")
+    return {**tool, "function": {**function, "name": name}} if isinstance(function, dict) else {**tool, "name": name}

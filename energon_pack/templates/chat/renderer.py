@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from energon_pack.errors import PackError
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import Message
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PROBE = "energon_pack_probe"
-_CALL: dict[str, Any] = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": {}}}
+_PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": ["x"]}
+#: a tool for questions to templates
+TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
+#: what one conversation may take, beside what its texts do: bytes, characters, seconds of the CPU
+_MEMORY, _CHARACTERS, _SECONDS = 256 << 20, 10_000_000, 20.0
 #: whether templates raise an error when they look at texts
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
@@ -31,11 +36,12 @@ _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 class Renderer:
     """A chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
 
-    def __init__(self, source: str, variables: Mapping[str, Any], date: str = DATE):
+    def __init__(self, source: str, variables: Mapping[str, Any], date: str = DATE, needs_tools: bool = False):
         """Compile a template.
 
         Args:
             date: the ISO date that it writes.
+            needs_tools: it is taken for conversations with tools alone, and may refuse all others.
 
         Raises:
             PackError: it is not valid Jinja.
@@ -43,14 +49,15 @@ class Renderer:
         self.source = source
         self._date = date
         try:
-            self._template = environment(date).from_string(source)
+            with bounded(_MEMORY, _SECONDS):
+                self._template = environment(date).from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise PackError(f"the chat template is no valid Jinja: line {error.lineno}: {error.message}") from None
         except Exception as error:  # Jinja computes constants when it compiles: 1 // 0
             raise PackError(f"the chat template is no valid Jinja: {error}") from None
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
-        self._roles: dict[str, bool] = {}
+        self._tools_of_questions = [TOOL] if needs_tools else None
         self._wants_parts, self._takes_parts = (
             False,
             True,
@@ -80,7 +87,8 @@ class Renderer:
         if template is None:
             raise LooksAtText
         try:
-            return template.render(messages=messages, tools=tools, add_generation_prompt=prompt, **variables)
+            tools = tools or self._tools_of_questions
+            return _filled(template, messages, tools=tools, add_generation_prompt=prompt, **variables)
         except LooksAtText:
             raise
         except Exception as error:  # a template is a program: if it raises an error, the sample is left out
@@ -101,33 +109,16 @@ class Renderer:
         return [{**message, "content": _as_parts(message["content"])} for message in messages]
 
     @cached_property
-    def shows_tools(self) -> bool:
-        """Whether this template writes a list of tools anywhere."""
-        tools = [{"type": "function", "function": {"name": _PROBE, "parameters": {}}}]
+    def shows_system(self) -> bool:
+        """Whether this template writes a system turn before an ordinary conversation."""
+        roles = {"system": _PROBE, "user": "a", "assistant": "b"}
         try:
-            return _PROBE in self.render(
-                [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], tools
-            )
-        except Skip:  # it needs another form, so it looks at them
-            return True
-
-    def shows_role(self, role: str) -> bool:
-        """Say whether this template writes turns of a role; a refusal counts as yes."""
-        if role not in self._roles:
-            question: Message = {"role": "user", "content": "a"}
-            turn: Message = {"role": role, "content": _PROBE}
-            turns = [turn, question] if role == "developer" else [question, turn, {"role": "assistant", "content": "b"}]
-            if role == "tool":
-                turns.insert(1, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
-                turn |= {"tool_call_id": _CALL["id"], "name": "f"}
-            try:
-                self._roles[role] = _PROBE in self.render(turns, None)
-            except Skip:
-                self._roles[role] = True
-        return self._roles[role]
+            return _PROBE in self.render([{"role": role, "content": text} for role, text in roles.items()], None)
+        except Skip:
+            return False
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
-        """Say whether messages have reasoning that this template does not write."""
+        """Say whether messages have reasoning that this template does not write; a refusal counts as yes."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
         if self._shows_reasoning:
@@ -135,8 +126,8 @@ class Renderer:
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
         try:
             return _PROBE not in self.render(probed, tools)
-        except Skip:  # it needs another form, so it looks at it
-            return False
+        except Skip:
+            return True
 
     @cached_property
     def _shows_reasoning(self) -> bool:
@@ -151,15 +142,17 @@ class Renderer:
     @cached_property
     def _wants_objects(self) -> bool:
         """Whether the template refuses arguments in a string, as OpenAI has them, or quotes them once more."""
-        written = []
-        for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}):
-            call = {**_CALL, "function": {"name": "f", "arguments": arguments}}
-            messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-            try:
-                written.append(self._template.render(messages=messages, tools=None, **self.variables))
-            except Exception:  # a template is a program
-                written.append("")
-        return _PROBE in written[1] and (not written[0] or f'\\"{_PROBE}' in written[0])
+        for content in ("", "b"):  # a template may refuse an answer without a text
+            text, parsed = (self._called(content, given) for given in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
+            if text or parsed:
+                return _PROBE in parsed and (not text or f'\\"{_PROBE}' in text)
+        return False
+
+    def _called(self, content: str, arguments: Any) -> str:
+        """Return how the template writes a call; empty: it refuses the call."""
+        call = {"id": "call_0001", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        answer: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        return self._probed([{"role": "user", "content": "a"}, answer]) or ""
 
     @cached_property
     def _part_types(self) -> dict[str, str]:
@@ -173,11 +166,20 @@ class Renderer:
 
     def _takes_part(self, name: str) -> bool:
         messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]
+        return self._probed(messages) is not None
+
+    def _probed(self, messages: list[Message], **more: Any) -> str | None:
+        """Return what the template writes for messages of a few words; None: it refuses them.
+
+        Raises:
+            PackError: it takes more for them than anybody could wait for.
+        """
         try:
-            self._template.render(messages=messages, tools=None, **self.variables)
+            return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
+        except Unbounded as error:
+            raise PackError(f"the chat template, for a question of a word: {error} (model.chat_template)") from None
         except Exception:  # a template is a program
-            return False
-        return True
+            return None
 
     @cached_property
     def _watched(self) -> jinja2.Template | None:
@@ -185,10 +187,8 @@ class Renderer:
 
     def _written(self, content: Any) -> str:
         """Return how the template writes a question; empty: it refuses the question."""
-        try:
-            return self.render([{"role": "user", "content": content}], None)
-        except Skip:
-            return ""
+        messages = normal(self.as_it_wants([{"role": "user", "content": content}]))
+        return self._probed(messages, add_generation_prompt=False) or ""
 
 
 @contextmanager
@@ -199,6 +199,21 @@ def is_watched() -> "Iterator[None]":
         yield
     finally:
         _IS_WATCHED.reset(token)
+
+
+def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
+    """Render a template, which is a program and may raise anything.
+
+    Raises:
+        Unbounded: it takes more time, memory or text than these messages can need.
+    """
+    contents = (message.get("content") for message in messages)
+    num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
+    with bounded(_MEMORY + 32 * num, _SECONDS):
+        text = template.render(messages=messages, **variables)
+    if len(text) > _CHARACTERS + 16 * num:
+        raise Unbounded(f"it writes {len(text):,} characters of {num:,}")
+    return text
 
 
 def _as_parts(content: Any) -> Any:

@@ -36,6 +36,7 @@ _MOST_SHAPES = 10_000
 _MOST_VARIANTS = 100
 _ALL = Labels()
 _THINK = ThinkMarks("<think>", "</think>")
+_PROBE = "energon_pack_probe"
 
 
 class Marked(NamedTuple):
@@ -59,6 +60,7 @@ class ChatTemplate:
         special_tokens: Collection[str],
         date: str = DATE,
         shortcut: bool = True,
+        needs_tools: bool = False,
     ):
         """Compile a template.
 
@@ -67,13 +69,14 @@ class ChatTemplate:
             special_tokens: the tokenizer's special tokens, including the one that ends a turn.
             date: the ISO date that it writes.
             shortcut: whether one rendering may serve all conversations of a shape.
+            needs_tools: as in `Renderer`.
 
         Raises:
             PackError: it is not valid Jinja.
         """
-        self.renderer = Renderer(source, variables, date)
+        self.renderer = Renderer(source, variables, date, needs_tools)
         self.render = self.renderer.render
-        self._made_of = special_tokens, date, shortcut
+        self._made_of = special_tokens, date, shortcut, needs_tools
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
         self._spans = Spans(self.render, self._turn, self._special, generates(source))
@@ -147,6 +150,17 @@ class ChatTemplate:
         if not first:  # the header contains it
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
+
+    @cached_property
+    def ends_answers(self) -> bool:
+        """Whether a special token stands behind an answer; a template that does not show it counts as yes."""
+        question: Message = {"role": "user", "content": "a"}
+        answer: Message = {"role": "assistant", "content": _PROBE}
+        try:
+            _, is_shown, rest = self.render([question, answer] * 2, None).partition(_PROBE)
+        except Skip:
+            return True
+        return not is_shown or bool(self._special.first(rest))
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """Return the text around the texts of such conversations, including marks."""

@@ -119,7 +119,7 @@ class Asking:
         def chosen(*args: Any, **kwargs: Any) -> Any:
             raise _Answered([int(index) for index in choose(*args, **kwargs)])
 
-        with _ONE_AT_A_TIME, _changed(sampler, sample_frames=chosen), self._listening(), self._make.running():
+        with _ONE_AT_A_TIME, changed(sampler, sample_frames=chosen), self._listening(), self._make.running():
             try:
                 self._processor(text=[_BETWEEN + token + _BETWEEN], return_tensors="pt", **given)
             except _Answered as answered:
@@ -129,7 +129,7 @@ class Asking:
         return list(range(video.num_frames))
 
     def _written(self, text: list[str], given: dict[str, Any]) -> str:
-        with _ONE_AT_A_TIME, self._listening(), self._make.running(), _changed(self._extractor, **self._hearing):
+        with _ONE_AT_A_TIME, self._listening(), self._make.running(), changed(self._extractor, **self._hearing):
             try:
                 self._processor(text=text, return_tensors="pt", **given)
             except _Answered as answered:
@@ -137,7 +137,7 @@ class Asking:
         raise NotImplementedError("its call hands the tokenizer no text")
 
     def _listening(self) -> AbstractContextManager[None]:
-        return _changed(self._processor, tokenizer=_Listener(self._processor.tokenizer), **self._merged)
+        return changed(self._processor, tokenizer=_Listener(self._processor.tokenizer), **self._merged)
 
 
 def part_of(processor: Any, kind: str) -> Any:
@@ -190,7 +190,7 @@ def _inside(text: str, before: str, after: str) -> str:
 
 
 @contextmanager
-def _changed(owner: Any, **values: Any) -> Iterator[None]:
+def changed(owner: Any, **values: Any) -> Iterator[None]:
     """Give an object other attributes in this context."""
     if not values:
         yield

@@ -23,6 +23,8 @@ class QwenVL(MediaRules):
 
     #: beginning of the names of processors with similar settings that make other tokens of a video
     others = "Qwen3"
+    #: defaults of the processor's image class
+    image_size: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
     #: defaults of the processor's video class
     video_defaults: dict[str, Any] = {  # noqa: RUF012
         "min_frames": 4,
@@ -45,12 +47,12 @@ class QwenVL(MediaRules):
                 f"model.processor's files are of {owner}, and videos become other tokens in this family: use"
                 f" +model={model_of(owner)}"
             )
-        image = _flat(processor.image)
+        image = _flat(processor.image, self.image_size)
         patch_size, merge_size = number(image, "patch_size"), number(image, "merge_size")
         self.factor = patch_size * merge_size
         self._resizes = image.get("do_resize") is not False
         self.image = {"min_pixels": number(image, "shortest_edge"), "max_pixels": number(image, "longest_edge")}
-        video = _flat({**self.video_defaults, **processor.video})
+        video = _flat({**self.video_defaults, **processor.video}, self.video_defaults["size"])
         self.video = {
             "factor": number(video, "patch_size", patch_size) * number(video, "merge_size", merge_size),
             "temporal": number(video, "temporal_patch_size"),
@@ -189,6 +191,10 @@ def _check_whole(height: int, width: int, factor: int) -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, f"{width}×{height} pixels are no multiples of {factor}, and not resized")
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the settings in `size` moved to the top level."""
-    return {**settings, **(settings.get("size") or {})}
+def _flat(settings: dict[str, Any], size: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the settings in `size` moved to the top level.
+
+    Args:
+        size: the class's own, which transformers takes where the settings have none, or null.
+    """
+    return {**settings, **size, **(settings.get("size") or {})}

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 
+#: settings that choose the frames of a video
+SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
 _MOST_EXPANDED = 256  # images have few sizes in most sets
 
 
@@ -125,11 +127,13 @@ class MediaRules:
         return None
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
-        """Return by kind the media settings for the full processor's call; frames are chosen before."""
-        video = _only(processor.video, ("do_resize", "size", "cap_pixels_per_frame"))
+        """Return by kind the settings for media that the full processor's call would not have by itself; frames are
+        chosen before.
+        """
+        video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in SAMPLING}
         if self.size_of_frames:
             video["size"] = self.size_of_frames
-        return {IMAGE.kind: _only(processor.image, ("do_resize",)), VIDEO.kind: video}
+        return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         """Return the text that stands for one medium, and how many of its tokens hold features.
@@ -143,10 +147,6 @@ class MediaRules:
         raise NotImplementedError
 
 
-def _only(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: settings[name] for name in names if settings.get(name) is not None}
-
-
 def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """Return a whole number above 0 from a processor's settings.
 
@@ -155,6 +155,7 @@ def number(settings: Mapping[str, Any], name: str, default: int | None = None) -
     """
     value = settings.get(name)
     value = default if value is None else value
+    value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PackError(
             f"{name} of model.processor's settings is {value!r}, not a whole number above 0: it is another family's"

@@ -18,7 +18,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asking import Asking, part_of
 from energon_pack.templates.families.made_media import Blank, Meta
-from energon_pack.templates.families.rules import FrameSampling, MediaRules, ProcessorSettings
+from energon_pack.templates.families.rules import SAMPLING, FrameSampling, MediaRules, ProcessorSettings
 from energon_pack.templates.families.steps import Steps
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.quiet import errors_only
@@ -51,10 +51,8 @@ class Shapes(MediaRules):
         self.full = full
         self.name = type(full).__name__
         changed = {kind: dict(processor.changed.get(kind, {})) for kind in KINDS}
-        resizes = processor.video.get("do_resize")  # from the processor's settings: the default of a call may differ
         video = {"return_metadata": True}  # some classes read it when they write times
-        video |= {} if resizes is None else {"do_resize": resizes}
-        chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in _SAMPLING}
+        chosen = {name: value for name, value in changed[VIDEO.kind].items() if name not in SAMPLING}
         extractor = part_of(full, AUDIO.kind)
         self.rate = 0 if extractor is None else extractor.sampling_rate
         self._call_settings = {
@@ -78,7 +76,6 @@ class Shapes(MediaRules):
         if not self.media_tokens:
             why = "; ".join(f"{kind}: {reason}" for kind, reason in self.why_not.items()) or "it sees none"
             raise PackError(f"{self.name} can't be asked what stands for media ({why})")
-        self._visual = {kind: self._visual_of(kind, token) for kind, token in self.media_tokens.items()}
         self.nests_images = self._asking.nests_images = self._wants_nested_images()
         self.hears_videos = self._hears_videos()
         if self.hears_videos and changed[VIDEO.kind].get("fps"):  # it places sounds among the frames by this rate
@@ -233,8 +230,8 @@ class Shapes(MediaRules):
 
     def _ask(self, media: tuple[Media, ...], frames: tuple[tuple[int, ...], ...]) -> _Answers:
         texts, around = self._asking.texts(self.media_tokens, media, frames)
-        visual = (self._visual.get(medium.kind, ()) for medium in media)
-        return [(text, sum(map(text.count, of))) for text, of in zip(texts, visual, strict=True)], around
+        features = (self.feature_tokens[medium.kind] for medium in media)
+        return [(text, text.count(one)) for text, one in zip(texts, features, strict=True)], around
 
     @cached_property
     def _around_text(self) -> tuple[str, str]:
@@ -250,7 +247,6 @@ class Shapes(MediaRules):
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
-        own = {kind: getattr(self.full, f"{kind}_token", None) for kind in KINDS}
         for kind, medium in KINDS.items():
             if part_of(self.full, kind) is None and not hasattr(self.full, medium.parts[0]):
                 continue
@@ -261,26 +257,11 @@ class Shapes(MediaRules):
                 why_not[kind] = found
                 continue
             token, text = found
-            likely = [own[kind], token, *own.values(), *_tokens(self.full, kind, token)]
-            if self._is_unnamed(kind, token):
-                likely.append(_most_frequent(self.full.tokenizer, text))
-            held = [name for name in likely if isinstance(name, str) and name in text]
-            if held and _is_unknown(self.full.tokenizer, held[0]):
-                why_not[kind] = f"the tokenizer does not know {held[0]}"
-                continue
-            tokens[kind] = token
-            features |= {kind: held[0]} if held else {}
+            if feature := _most_frequent(self.full.tokenizer, text):
+                tokens[kind], features[kind] = token, feature
+            else:
+                why_not[kind] = f"the tokenizer does not know {getattr(self.full, f'{kind}_token', None) or token}"
         return tokens, features, why_not
-
-    def _is_unnamed(self, kind: str, token: str) -> bool:
-        """Say whether the class has no name for the token that the chat template writes for a medium."""
-        return token == self._written.get(kind) and getattr(self.full, f"{kind}_token", None) is None
-
-    def _visual_of(self, kind: str, token: str) -> list[str]:
-        """Return the tokens that hold features of media of a kind."""
-        if self._is_unnamed(kind, token):
-            return [self.feature_tokens.get(kind, token)]
-        return _tokens(self.full, kind, token)
 
     def _find_token(self, kind: str, medium: Media) -> tuple[str, str] | str:
         """Return the token that the call replaces, and its replacement; or why there is no such token."""
@@ -321,9 +302,6 @@ def _sizes(media: Iterable[Media]) -> str:
     return f"{', '.join(KINDS[medium.kind].size(medium) for medium in media)} pixels"
 
 
-_SAMPLING = ("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
-
-
 def _candidates(full: Any, kind: str) -> list[str]:
     """Return tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
@@ -332,19 +310,11 @@ def _candidates(full: Any, kind: str) -> list[str]:
     return [token for token in dict.fromkeys(found) if isinstance(token, str) and token]
 
 
-def _tokens(full: Any, kind: str, token: str) -> list[str]:
-    """Return the tokens that hold features of media of a kind."""
-    ids = [number for number in getattr(full, f"{kind}_token_ids", None) or [] if isinstance(number, int)]
-    found = [text for text in full.tokenizer.convert_ids_to_tokens(ids) if isinstance(text, str)]
-    return found or [getattr(full, f"{kind}_token", None) or token]
+def _most_frequent(tokenizer: Any, text: str) -> str | None:
+    """Return the token that holds features in the text of a medium, the most frequent; None: it is split into others.
 
-
-def _most_frequent(tokenizer: Any, text: str) -> str:
-    """Return the most frequent token of a text: in the text of an image, this token holds features."""
+    A class's own lists (`image_token_ids`) name tokens for beginnings, ends and rows, too.
+    """
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return str(tokenizer.convert_ids_to_tokens(max(ids, key=ids.count)))
-
-
-def _is_unknown(tokenizer: Any, token: str) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend is not None and backend.token_to_id(token) is None
+    token = tokenizer.added_tokens_decoder.get(max(ids, key=ids.count)) if ids else None
+    return None if token is None else str(token)

@@ -75,6 +75,14 @@ def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
     return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
 
 
+def within_range(ids: list[int], ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[list[int], Ranges]:
+    """Return the ids within a range of tokens, and of each range what lies in it, perhaps nothing; None: all."""
+    if token_range is None:
+        return ids, ranges
+    start, end = token_range
+    return ids[start:end], [(max(first, start) - start, max(min(last, end), start) - start) for first, last in ranges]
+
+
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
     """Return ranges without the first token, which nothing predicts, and the weight of each range that is left.
 

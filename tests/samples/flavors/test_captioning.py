@@ -18,13 +18,14 @@ from energon_pack.flavors import PackedCaptioningSample
 from energon_pack.loading import cookers, load_template
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
+from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.medium import Media
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.verify import Options, verify
 from support.marks import slow
 from support.packed import demo_config, json_lines, train
-from support.samples import chat, picture, write_tar
+from support.samples import chat, picture, read, write_tar
 
 Make = Callable[..., PackConfig]
 
@@ -56,7 +57,8 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
     ],
 )
 def test_what_has_no_place_in_it(messages: list[Any], tools: Any, kinds: list[str], why: str | None) -> None:
-    found = PACKED["packed_captioning"].does_not_fit(messages, tools, kinds)
+    parts = [(kind, "mp4" if kind == "video" else "png") for kind in kinds]
+    found = PACKED["packed_captioning"].unfit(do_not_fit(read(messages, tools, parts)))
     assert found == why or (why and found and found.startswith(why))
 
 

@@ -41,8 +41,7 @@ MODES = {
 
 def found_plain(data: bytes) -> Media | None:
     file = InMemory(b"before" + data + b"\xff\xd9 after", "")
-    found = plain_image(file, 6, len(data))
-    return Media("image", *found) if found else None
+    return plain_image(file, 6, len(data))
 
 
 def found_by_pillow(data: bytes) -> Media | None:
@@ -153,7 +152,7 @@ def test_a_jpeg_is_measured_from_both_its_ends() -> None:
     """The checksum reads 1,024 bytes at each end, too. More was read, and was most of all that measuring read."""
     data = picture(400, 300, quality=95)
     file = Counting(data)
-    assert plain_image(file, 0, len(data)) == (400, 300, "jpg")
+    assert plain_image(file, 0, len(data)) == Media("image", 400, 300, "jpg")
     assert file.reads == [(0, 1024), (len(data) - 1024, 1024)]
     profile = Counting(saved("JPEG", "RGB", icc_profile=bytes(2000)))
     assert plain_image(profile, 0, profile.size) is not None

@@ -3,19 +3,24 @@
 import contextlib
 import io
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import EpsImagePlugin, Image, ImageOps, PngImagePlugin
 
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.media.image import open_image
-from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.probe import probe, probe_part
+from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.storage import open_file
+from energon_pack.samples.times import load_positions
+from energon_pack.sources.storage import InMemory, open_file
 from support.samples import picture
 
 
@@ -58,6 +63,102 @@ def test_png_orientation_behind_the_pixels() -> None:
     data = plain[:end] + tagged[at : at + size] + plain[end:]
     found = probe(io.BytesIO(data))
     assert (found.width, found.height) == (30, 40) == open_image(data).size
+
+
+def png_with(*behind: tuple[bytes, bytes]) -> bytes:
+    """A PNG with chunks behind its pixels."""
+    plain = picture(40, 30, "PNG")
+    end = plain.index(b"IEND") - 4
+    chunks = (struct.pack(">I", len(of)) + name + of + struct.pack(">I", zlib.crc32(name + of)) for name, of in behind)
+    return plain[:end] + b"".join(chunks) + plain[end:]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        (b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2_000_000))),
+        (b"iTXt", b"parameters\0\1\0\0\0" + zlib.compress(bytes(2_000_000))),
+        (b"pHYs", b"\0" * 3),
+        (b"gAMA", b"\0"),
+    ],
+)
+def test_what_stands_behind_the_pixels_of_a_png_may_cost_it(chunk: tuple[bytes, bytes]) -> None:
+    """Pillow reads it with the pixels. Its header alone was read: the sample was packed, and training ended there."""
+    data = png_with(chunk)
+    with pytest.raises((ValueError, OSError, struct.error)):
+        open_image(data)
+    for found in (probe, lambda file: probe_part(InMemory(file.read(), ""), Part("0.png", 0, len(data)))):
+        with pytest.raises(Skip, match="not a readable image"):
+            found(io.BytesIO(data))
+
+
+def test_what_stands_there_mostly_costs_nothing() -> None:
+    data = png_with(
+        (b"tEXt", b"Software\0a program"), (b"tIME", bytes(7)), (b"zTXt", b"Comment\0\0" + zlib.compress(b"x"))
+    )
+    assert probe(io.BytesIO(data)).width == 40 == open_image(data).width
+
+
+def test_a_damaged_body_shows_when_it_is_decoded() -> None:
+    """As docs/media.md says: lengths cost no decoding, so a whole end is believed. `verify --decode` names the file."""
+    data = bytearray(picture(60, 60, "PNG"))
+    at = data.index(b"IDAT")
+    size = int.from_bytes(data[at - 4 : at], "big") // 2
+    data[at - 4 : at] = struct.pack(">I", size)
+    cut = bytes(data[: at + 4 + size]) + bytes(4) + bytes(data[-12:])
+    assert probe(io.BytesIO(cut)).width == 60
+    with pytest.raises(OSError, match=r"0\.png: "):
+        LazyImage(cut, "0.png").load()
+
+
+def test_no_reader_of_pillow_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EPS named .jpg started Ghostscript on this machine while its size was read."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\necho 10 >> {tmp_path / 'started'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n"
+    for read in (probe, lambda file: open_image(file.read()), lambda file: LazyImage(file.read(), "0.jpg").size):
+        with pytest.raises((Skip, OSError)):
+            read(io.BytesIO(eps))
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("name", ["EPS", "IPTC", "WMF", "GRIB", "FITS"])
+def test_readers_that_do_more_than_read_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.init()
+    asked: list[bytes] = []
+    assert name in Image.OPEN
+
+    def accept(head: bytes) -> bool:
+        asked.append(head)
+        return False
+
+    monkeypatch.setitem(Image.OPEN, name, (Image.OPEN[name][0], accept))
+    with pytest.raises(Skip, match="no known image"):
+        probe(io.BytesIO(b"no known image, and long enough for any reader"))
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("mode", "format", "expected"),
+    [
+        ("I;16", "PNG", "I;16"),
+        ("I;16", "TIFF", "I;16"),
+        ("I", "TIFF", "I"),
+        ("F", "TIFF", "F"),
+        ("L", "PNG", ""),
+        ("1", "TIFF", ""),
+        ("RGBA", "PNG", ""),
+    ],
+)
+def test_modes_that_lose_bits_are_known_by_the_header(mode: str, format: str, expected: str) -> None:
+    """As in transformers they become white or black: the report names them by mode."""
+    file = io.BytesIO()
+    Image.new(mode, (40, 30)).save(file, format)
+    assert probe(io.BytesIO(file.getvalue())).mode == expected
+    assert probe_part(InMemory(file.getvalue(), ""), Part("0", 0, len(file.getvalue()))).mode == expected
 
 
 def test_png_with_text_and_no_orientation() -> None:
@@ -136,3 +237,12 @@ def test_a_part_reads_nothing_beyond_itself(tmp_path: Path) -> None:
         assert part.seek(-2, os.SEEK_END) == len(picture()) - 2
         assert part.read(10) == picture()[-2:]
         assert probe(part).width == 40 if part.seek(0) == 0 else False
+
+
+@pytest.mark.parametrize("data", [b"root:x:0:0:root:/root:/bin/bash\n", b"", b"<!DOCTYPE html><p>secret", b"\0" * 40])
+def test_bytes_of_a_file_that_is_no_medium_are_shown_nowhere(data: bytes) -> None:
+    """A record may name any file of this machine, /etc/shadow too, and a ledger is shared."""
+    with pytest.raises(Skip, match=r"unreadable_media: no known image or video(; it is an HTML page)?$"):
+        probe(io.BytesIO(data))
+    with pytest.raises(Skip, match=r"^unreadable_media: 'p.npy' is no .npy$"):
+        load_positions(data, "p.npy")

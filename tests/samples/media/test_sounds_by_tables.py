@@ -19,7 +19,7 @@ from energon_pack.samples.media.formats import SOUNDS_LIKE
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound
 from energon_pack.samples.media.sound_mp3 import CutShortError
-from energon_pack.samples.media.video import UndecodableError
+from energon_pack.samples.media.streams import UndecodableError
 from support.samples import HEARD_IN, video, video_with_sound
 
 av = pytest.importorskip("av", reason="sounds need PyAV")

@@ -12,7 +12,14 @@ from support.running import ROOT
 #: environments that a machine keeps between runs of the slow tests
 HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
 #: the newest that truth was made with
-PACKAGES = {"trl": "trl==1.16.0", "swift": "ms-swift==4.6.0", "llamafactory": "llamafactory==0.9.5"}
+PACKAGES = {
+    "trl": "trl==1.16.0",
+    "swift": "ms-swift==4.6.0",
+    "llamafactory": "llamafactory==0.9.5",
+    # what LoongForge, LLaVA-OneVision-2 and Megatron-LM import, which have no packages of their own
+    "loongforge": "megatron-energon==5.0.0 transformers==5.2.0 datasets einops hydra-core scipy tiktoken triton",
+    "witnesses": "qwen-vl-utils==0.0.14 decord==0.6.0 soundfile==0.14.0",
+}
 _TORCH = ("torch==2.13.0", "torchvision")
 #: a CUDA build of torchvision imports beside a CPU build of torch once its two operators have schemas
 _SCHEMAS = """
@@ -33,8 +40,8 @@ def python_of(framework: str) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "whole").exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for packages in (_TORCH, (PACKAGES[framework], "pillow", "qwen_vl_utils")):
-            pip = [python, "-m", "pip", "install", "-q", *packages]
+        for packages in (_TORCH, (*PACKAGES[framework].split(), "pillow", "qwen_vl_utils")):
+            pip: list[str | Path] = [python, "-m", "pip", "install", "-q", *packages]
             done = subprocess.run(pip, capture_output=True, text=True, timeout=1800)
             if done.returncode:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")

@@ -149,3 +149,10 @@ def test_what_is_no_date_is_refused_by_name(date: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (Python's own words)
         environment(date)
     assert datetime.date.fromisoformat(ModelConfig().date)
+
+
+@pytest.mark.parametrize("written", ["{{ ['a', 'b'] | random }}", "{{ messages | random }}", "{{ lipsum() }}"])
+def test_what_is_written_by_chance_is_refused(written: str) -> None:
+    """Jinja has both; measuring and writing would render other texts, and the same source give other bytes."""
+    with pytest.raises((PackError, Skip), match="writes by chance"):
+        ChatTemplate(written + QWEN3, {}, SPECIAL).render(answered(), None)

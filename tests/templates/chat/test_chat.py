@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
+from energon_pack.errors import PackError
+from energon_pack.run import bounds
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.templates.chat import renderer
+from energon_pack.templates.chat.left_out import refuse_left_out
+from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.choose import Choice
 from energon_pack.templates.settings import LabelsConfig, TrainOn
 
 CHATML = (
@@ -73,6 +79,28 @@ def test_each_answer_and_its_end(source: str, expected: list[str]) -> None:
 def test_the_last_answer_alone(source: str) -> None:
     assert len(trained(source, turns("a", "b", "c", "d"), last_only=True)) == 1
     assert trained(source, turns("a", "b", "c", "d", weight=0), last_only=True) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CHATML, True),
+        (GEMMA, True),
+        (PARTS_ONLY, True),
+        (BARE, False),
+        ("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}", False),  # alpaca's marks
+        ("{% for m in messages %}{{ '<|im_start|>' if m.role == 'user' }}{{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}</s>{% endfor %}", False),  # this tokenizer has no such token
+        ("{{ raise_exception('no') }}", True),
+    ],
+)
+def test_whether_a_token_ends_an_answer(source: str, expected: bool) -> None:
+    """Where none does, the model is never trained to stop: a run says so in a line."""
+    assert ChatTemplate(source, {}, SPECIAL).ends_answers is expected
+    lines = Choice("text", ends_answers=expected).lines("text")
+    assert [line.partition(":")[0] for line in lines] == ["the chat template writes no token that ends an answer"] * (
+        not expected
+    )
 
 
 def test_reasoning_and_tool_calls_are_the_models_own() -> None:
@@ -213,7 +241,75 @@ def test_whether_calls_are_written_is_asked_of_each_sample(source: str, calls: l
     assert ("leaves out tool calls" in said) is leaves_out, said
 
 
-def test_tools_a_template_does_not_write_are_noticed() -> None:
-    """The report counts them."""
-    assert not ChatTemplate(GEMMA, {}, SPECIAL).renderer.shows_tools
-    assert ChatTemplate("{{ tools | tojson }}" + CHATML, {}, SPECIAL).renderer.shows_tools
+NO_TOOLS = CHATML.replace("{{ m.content }}", "{{ m.content or raise_exception('empty') }}")
+NOT_FOR_ALL = "{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}" + CHATML
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "expected"),
+    [
+        (GEMMA, "ua", True),
+        (NO_TOOLS, "ua", True),  # it was taken for one that writes tools, because it refuses an answer without a text
+        ("{{ tools | tojson }}" + NO_TOOLS, "ua", False),
+        (NOT_FOR_ALL, "ua", True),
+        (NOT_FOR_ALL, "sua", False),
+        ("{{ tools[0] | tojson }}" + CHATML, "ua", True),  # one of two
+    ],
+)
+def test_tools_a_template_does_not_write_are_noticed(source: str, roles: str, expected: bool) -> None:
+    """The report counts them. A template is asked with the sample's own turns: no form of ours stands for all."""
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": "b"} for role in roles]
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    assert refuse_left_out(ChatTemplate(source, {}, SPECIAL).renderer, messages, tools) is expected
+
+
+def test_a_system_turn_that_a_template_drops_costs_the_sample() -> None:
+    """Only turns of other roles were looked for, and a template that refuses a question counted as one that writes
+    them.
+    """
+    messages = [{"role": "system", "content": "Be brief."}, *turns("a", "b")]
+    only = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role in ROLES %}")
+    renderer = ChatTemplate(only.replace("ROLES", "['user', 'assistant']"), {}, SPECIAL).renderer
+    with pytest.raises(Skip, match="leaves out turns of the role system"):
+        refuse_left_out(renderer, messages, None)
+    refuse_left_out(renderer, [{"role": "system", "content": " "}, *messages[1:]], None)  # nothing is lost
+    refuse_left_out(ChatTemplate(CHATML, {}, SPECIAL).renderer, messages, None)
+    told = [{"role": "developer", "content": "Be brief."}, *messages[1:]]
+    ends = "{{ raise_exception('end') if messages[-1].role != 'assistant' }}"  # our question did not end so
+    refuses = ends + only.replace("ROLES", "['user', 'assistant']")
+    with pytest.raises(Skip, match="leaves out turns of the role developer"):
+        refuse_left_out(ChatTemplate(refuses, {}, SPECIAL).renderer, told, None)
+
+
+ENDLESS = (
+    "{{ 'a' * 10**10 }}", "{{ 'a' * 20000000 }}", "{{ '%0999999999d' % 1 }}", "{{ 'a'|center(10**9) }}",
+    "{{ range(100000)|join('x' * 99999) }}", "{{ messages|tojson(indent=10**9) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ 9**9999999 }}", "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("endless", ENDLESS)
+def test_a_template_that_does_not_end_costs_the_sample(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took all memory of the machine, or all time there is."""
+    monkeypatch.setattr(bounds, "_hold", [True])
+    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    one = Renderer(source + "{% if messages|length > 1 %}" + endless + "{% endif %}", {})
+    assert one.render(turns("a")[:1], None) == "a"
+    with pytest.raises(Skip, match=r"^processor_error: chat template: "):
+        one.render(turns("a", "b"), None)
+
+
+@pytest.mark.parametrize("endless", [ENDLESS[0], ENDLESS[-2]])
+def test_a_template_that_ends_for_no_conversation_is_refused(endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each sample would take that long."""
+    monkeypatch.setattr(bounds, "_hold", [True])
+    monkeypatch.setattr(renderer, "_SECONDS", 0.2)
+    with pytest.raises(PackError, match=r"^the chat template.*it takes more than"):
+        Renderer(endless, {})

@@ -1,0 +1,71 @@
+"""Say before training what of a dataset is lost: a loader would end hours later, somewhere in a traceback."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.errors import PackError, amount
+from energon_pack.run.plain_data import json_value
+from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors.references import has_references, references_of
+from energon_pack.sources.storage import open_file
+from energon_pack.sources.tar import TarScan
+
+_AGAIN = "copy it again from where it is whole, or pack again"
+_MOST_SHARDS = 32  # whose first media are looked for
+
+
+def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]) -> None:
+    """Look at the size of each shard, and at media that the first packs refer to; a store has objects whole or not.
+
+    Args:
+        dataset: its folder, or its address.
+        manifest: energon_pack.json; empty: another tool packed it.
+        shards: the names of the shards to read.
+
+    Raises:
+        PackError: a shard is missing, or shorter than its index says; or the source of the media is not what it was.
+    """
+    if is_address(dataset):
+        return
+    lost = [f"{path} {why}" for name in shards if (why := _why_lost(path := os.path.join(dataset, name)))]
+    if lost:
+        more = f", and {amount(len(lost) - 1, 'more shard')}" if len(lost) > 1 else ""
+        raise PackError(f"{lost[0]}{more}: {_AGAIN}")
+    if manifest.get("content", {}).get("output", {}).get("media") == "reference":
+        _open_media(dataset, shards[:_MOST_SHARDS])
+
+
+def unread(path: str, error: Exception) -> PackError:
+    """Return the error for a shard that can't be read while training."""
+    why = getattr(error, "strerror", None) or (error.args[0] if error.args else type(error).__name__)
+    return PackError(f"{path} can't be read: {why}: {_AGAIN}")
+
+
+def _why_lost(path: str) -> str | None:
+    try:
+        size = os.stat(path).st_size
+        with open(f"{path}.idx", "rb") as index:
+            end = int.from_bytes(index.read()[-8:], "little")
+    except FileNotFoundError:
+        return None if os.path.exists(path) else "is missing"  # another tool's shard may have no index
+    return None if size >= end else f"is cut: it has {size:,} bytes of {end:,}"
+
+
+def _open_media(dataset: str, shards: Sequence[str]) -> None:
+    """Open one medium of each file of the source that the first packs of the shards name."""
+    media, opened = DatasetMedia(dataset), set[str | int]()
+    for path in (os.path.join(dataset, name) for name in shards):
+        try:
+            with open_file(path) as file:
+                _, offset, size = next(iter(TarScan(file)))  # the JSON of a pack comes first
+                value = json_value(file.read(offset, size))
+            references = [*chain.from_iterable(references_of(value) if has_references(value) else ())]
+        except (LookupError, TypeError, ValueError, StopIteration) as error:
+            raise unread(path, error) from None
+        for reference in references:
+            if reference.place[0] not in opened:
+                opened.add(reference.place[0])
+                media.opened(reference)

@@ -1,0 +1,103 @@
+"""Cut a document into parts between its tokens (`packing.overlong=split_text`), so that no token is lost or changed.
+
+    tokens of the document   <bos> The  cat  sat  on  the  mat  .  <end>          at most 4 a part
+    parts                    <bos> The  cat  sat | on  the  mat  . | …
+
+A tokenizer may read a piece of a text otherwise than within the whole text. So each part has as much text around it as
+makes its tokens come out alike, and says which tokens of that text it is.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from energon_pack.lengths.worker import LengthsRow
+from energon_pack.plan import caps
+from energon_pack.plan.parts import Whole
+from energon_pack.plan.settings import PackingConfig
+from energon_pack.samples.cut import Cut
+from energon_pack.sources.tar import num_tar_bytes
+
+#: characters around a part that are tried
+_AROUND = (0, 16, 256, 4096)
+_ALL = (1 << 31) - 1  # tokens
+
+
+def text_parts(whole: Whole, packing: PackingConfig) -> Iterator[LengthsRow]:
+    """Yield the rows of a document's parts, of as many tokens as fit a pack; nothing where no pack holds two."""
+    text, rendered = whole.sample.messages[0]["content"], whole.template.render(whole.as_sample)
+    most = most_tokens(packing)
+    if most < 2 or not isinstance(text, str):
+        return
+    [tokens] = whole.template.tokenize([rendered])
+    before = rendered.token_range[0] if rendered.token_range else 0
+    places = whole.template.token_places(rendered.text)[before : before + len(tokens.ids)]
+    begin = rendered.text.index(text)
+    for start, end in pairwise(edges_of(places, most)):
+        last = places[end - 1][1] - begin if end < len(places) else len(text)
+        span = places[start][0] - begin, last
+        yield _part(whole, text, span, before + start, tokens.ids[start:end])
+
+
+def most_tokens(packing: PackingConfig) -> int:
+    """Return how many tokens of text a pack holds in one member."""
+    none = dict.fromkeys(caps.COLUMNS, 0)
+    numbers = range(1, packing.max_token_len + 1)
+    return bisect_left(numbers, True, key=lambda n: bool(caps.exceeded({**none, "token_len": n}, packing)))
+
+
+def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
+    """Return at which tokens parts begin, and the end: no part begins within a character, or has a single token.
+
+    Args:
+        places: the characters of each token.
+        most: tokens of a part, at least 2.
+    """
+    edges = [0]
+    while len(places) - edges[-1] > most:
+        end = edges[-1] + most
+        end -= len(places) - end == 1  # the first token of a part trains nothing
+        may_end = (i for i in range(end, edges[-1] + 1, -1) if places[i][0] >= places[i - 1][1])
+        edges.append(next(may_end, end))
+    return [*edges, len(places)]
+
+
+def _part(whole: Whole, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
+    """Return the row of a part.
+
+    Args:
+        span: the characters of the part.
+        number: of its first token in the whole text.
+        ids: its tokens.
+    """
+    first, last, start = _window(whole, text, span, ids) or (0, len(text), number)
+    cut = _cut(first, last, start, start + len(ids))
+    part, rendered = whole.rendered(cut)
+    [counts] = whole.template.count([rendered], whole.engine)
+    num_bytes = num_tar_bytes([len(text[first:last].encode())])
+    return replace(whole.measured(cut, part, rendered, *counts), num_bytes=num_bytes)
+
+
+def _window(whole: Whole, text: str, span: tuple[int, int], ids: list[int]) -> tuple[int, int, int] | None:
+    """Return the shortest range of characters around a part in which its tokens come out alike, and the number of the
+    first of them there; None: none that is tried.
+    """
+    for around in _AROUND:
+        first, last = max(0, span[0] - around), min(len(text), span[1] + around)
+        [window] = whole.template.tokenize([whole.rendered(_cut(first, last, 0, _ALL))[1]])
+        start = next(_places_in(window.ids, ids), None)
+        if start is not None and text[first:last].strip():
+            return first, last, start
+    return None
+
+
+def _cut(first: int, last: int, first_token: int, end_token: int) -> Cut:
+    whole = Cut("", 0, 1, last - first, "", "tokens")
+    return whole._replace(first_character=first, first_token=first_token, end_token=end_token)
+
+
+def _places_in(window: list[int], ids: list[int]) -> Iterator[int]:
+    """Yield at which places of a window's tokens the ids of a part stand."""
+    num = len(ids)
+    yield from (i for i in range(len(window) - num + 1) if window[i] == ids[0] and window[i : i + num] == ids)

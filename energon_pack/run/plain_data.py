@@ -1,0 +1,53 @@
+"""Read JSON and YAML that others wrote: plain values, neither nested nor repeated without bound."""
+
+import json
+from typing import Any
+
+import yaml
+
+_MOST_VALUES = 10_000_000  # of a YAML file, where each alias counts as what it stands for
+
+
+class NotPlain(ValueError):
+    """It is no YAML, or nested or repeated without bound."""
+
+
+def json_value(data: str | bytes) -> Any:
+    """Parse JSON; raises ValueError, too, where `json.loads` raises RecursionError."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise NotPlain("nested too deeply") from None
+
+
+def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """Parse the first document of a YAML file; empty: None.
+
+    Args:
+        tags: the loader that knows which tags are allowed.
+
+    Raises:
+        NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MOST_VALUES` values.
+    """
+    try:
+        loader = tags(data)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_many(node, {})
+        return loader.construct_document(node)
+    except RecursionError:
+        raise NotPlain("nested too deeply, or within itself") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise NotPlain(" ".join(str(error).split())) from None
+
+
+def _refuse_many(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for."""
+    if id(node) not in known:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        each = (one for item in inner for one in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_refuse_many(one, known) for one in each)
+        if known[id(node)] > _MOST_VALUES:
+            raise NotPlain(f"its aliases stand for more than {_MOST_VALUES:,} values")
+    return known[id(node)]

@@ -1,0 +1,126 @@
+"""Says which content of a sample packs can't hold: a layout has no place for it, or another stack's class. Pure.
+
+A flavour names its rules. Lengths keep what each rule says of each sample, so that any flavour can be planned.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from energon_pack.samples.documents import DOCUMENT
+from energon_pack.samples.media.asked import lists_of_frames
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
+from energon_pack.samples.placeholders import PLACEHOLDERS
+from energon_pack.samples.sample import MediaPart, Message
+from energon_pack.samples.weights import turn_weight
+
+_ALTERNATING = ["user", "assistant"]
+#: formats that Energon 5's decoder knows by their extension; its stacks get others as bytes, and lose the pack
+_DECODED = ("jpg", "png", "gif", "webp", "bmp", "tif", "mp4", "avi", "mpg", "wmv")
+
+
+class Content(Protocol):
+    """A sample, as it is read."""
+
+    @property
+    def messages(self) -> Sequence[Message]: ...
+    @property
+    def tools(self) -> list[Any] | None: ...
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
+    @property
+    def parts(self) -> Sequence[MediaPart]: ...
+    @property
+    def media(self) -> Sequence[Media]: ...
+
+
+def do_not_fit(sample: Content) -> dict[str, str | None]:
+    """Return for each of `RULES` the content for which there is no place; None: there is none."""
+    return {name: rule(sample) for name, rule in RULES.items()}
+
+
+def _more_than_turns(sample: Content) -> str | None:
+    """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
+    roles = [message["role"] for message in sample.messages]
+    if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
+        return "a document" if other == DOCUMENT else f"a {other} turn"
+    if sample.tools:
+        return "tools"
+    if len(roles) % 2 or roles != _ALTERNATING * (len(roles) // 2):
+        return "turns of user and assistant do not alternate"
+    for number, message in enumerate(sample.messages):
+        if not isinstance(message["content"], str):
+            return f"message {number} spells a placeholder that is text"
+        if len(message) == 2:
+            continue
+        if more := [key for key in message if key not in ("role", "content") and message[key] is not None]:
+            return f"message {number} has {', '.join(more)}"
+    return None
+
+
+def _more_than_images(sample: Content) -> str | None:
+    return next((KINDS[kind].noun for kind in _kinds(sample) if kind != IMAGE.kind), None)
+
+
+def _more_than_stacks_read(sample: Content) -> str | None:
+    """Say what LoongForge's and LLaVA-OneVision-2's loaders lose, or train otherwise; None: nothing."""
+    return _media_unread(sample) or _turns_unread(sample.messages) or _options_unread(sample.fields)
+
+
+def _media_unread(sample: Content) -> str | None:
+    """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
+    kinds = _kinds(sample)
+    if other := next((kind for kind in kinds if kind not in (IMAGE.kind, VIDEO.kind)), None):
+        return KINDS[other].noun
+    if len({*kinds}) > 1:
+        return "images and videos"
+    if kinds != [part.kind for part in sample.parts]:
+        return "a list of frames"
+    texts = [message["content"] for message in sample.messages]
+    if number := next((str(i) for i, text in enumerate(texts) if not isinstance(text, str)), None):
+        return f"message {number} spells a placeholder that is text"
+    for kind in (IMAGE.kind, VIDEO.kind):
+        if sum(text.count(PLACEHOLDERS[kind]) for text in texts if "<" in text) != kinds.count(kind):
+            return f"its text spells {PLACEHOLDERS[kind]}"
+    return None
+
+
+def _turns_unread(messages: Sequence[Message]) -> str | None:
+    """Say which turn their parsers refuse, move to the front, or train with another weight."""
+    for number, message in enumerate(messages):
+        role = message["role"]
+        if role not in ("system", "user", "assistant", "tool"):
+            return "a document" if role == DOCUMENT else f"a {role} turn"
+        if role == "system" and number:
+            return "a system turn that is not the first"
+        if turn_weight(message, True) != (role == "assistant"):
+            return f"message {number} has a weight"
+    return None
+
+
+def _options_unread(fields: Mapping[str, Any]) -> str | None:
+    options = options_of(fields)
+    if options is not NO_OPTIONS and replace(options, media=tuple(filter(None, options.media))) != NO_OPTIONS:
+        return ", ".join(option_fields(fields))
+    return "video_frames" if fields.get("video_frames") is not None else None
+
+
+def _undecoded(sample: Content) -> str | None:
+    part = next((part for part in sample.parts if part.extension not in _DECODED), None)
+    return part and f"{KINDS[part.kind].noun} in {part.extension}, which Energon's decoder leaves as bytes"
+
+
+def _kinds(sample: Content) -> list[str]:
+    """Return the kinds of media as a model sees them: a list of frames is a video."""
+    seen = [medium.kind for medium, _ in lists_of_frames(sample.media)] if sample.media else []
+    return seen or [part.kind for part in sample.parts]
+
+
+RULES: dict[str, Callable[[Content], str | None]] = {
+    "turns": _more_than_turns,
+    "images": _more_than_images,
+    "stacks": _more_than_stacks_read,
+    "formats": _undecoded,
+}

@@ -1,0 +1,101 @@
+"""Takes out of a record the nulls that a table put in: a struct has each key of any row, and `to_json` writes them all.
+
+    {"name": "count_to", "arguments": {"harbour": null, "n": 3}}  ──without_nulls──►  {… "arguments": {"n": 3}}
+
+An author may write null as an argument or a default. `are_of_a_table` tells these apart by the record alone, so that a
+sample means the same wherever it is read. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from energon_pack.samples.settings import Nulls
+from energon_pack.samples.skip import Reason, Skip
+
+_TOOLS = ("tools", "functions")
+#: keys of turns and parts that hold calls
+_CALLS = ("tool_calls", "function_call", "tool_call", "input")
+#: keys whose values an author may mean to hold null: arguments of a call, and values in a schema
+_MEANT = frozenset(("arguments", "input", "default", "const", "example", "examples"))
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the keys of its objects that are null; nulls in lists stay."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return list(map(without_nulls, value)) if isinstance(value, list) else value
+
+
+def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
+    """Return a record without the nulls in its tools and calls; None: they stay, or there are none.
+
+    Args:
+        setting: what becomes of them; None: those of a table go.
+
+    Raises:
+        Skip: `invalid_json`: it is nested too deeply.
+    """
+    lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
+    if not lists or setting is Nulls.keep:
+        return None
+    try:
+        if setting is None and not are_of_a_table(record):
+            return None
+        changed = {key: without_nulls(value) if key in _TOOLS else _inside(value) for key, value in lists.items()}
+        return None if changed == lists else {**record, **changed}
+    except RecursionError:
+        raise Skip(Reason.INVALID_JSON, "nested too deeply") from None
+
+
+def are_of_a_table(record: Mapping[str, Any]) -> bool:
+    """Say whether the nulls of a record are a table's: one stands where no author writes null, and all objects in the
+    same place of its lists have the same keys.
+    """
+    lists = {key: value for key, value in record.items() if isinstance(value, list)}
+    return any(map(_holds_strange_null, lists.values())) and _are_uniform(lists, "", {})
+
+
+def _inside(items: list[Any]) -> list[Any]:
+    """Do `without_nulls` inside the calls of turns and parts; a key of these that is null itself is no text."""
+    return [{**item, **_calls_of(item)} if isinstance(item, dict) else item for item in items]
+
+
+def _calls_of(item: dict[str, Any]) -> dict[str, Any]:
+    calls = {key: without_nulls(item[key]) for key in _CALLS if item.get(key)}
+    parts = item.get("content")
+    return {**calls, "content": _inside(parts)} if isinstance(parts, list) else calls
+
+
+def _holds_null(value: list[Any]) -> bool:
+    """Say whether a key of an object is null, at any depth."""
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        items = one.values() if isinstance(one, dict) else one
+        if isinstance(one, dict) and None in items:
+            return True
+        waiting += [item for item in items if isinstance(item, (dict, list))]
+    return False
+
+
+def _holds_strange_null(value: Any) -> bool:
+    """Say whether a null stands where no author writes one; a turn that only calls may have null as its content."""
+    if isinstance(value, dict):
+        others = [(key, item) for key, item in value.items() if key not in _MEANT]
+        return any(key != "content" if item is None else _holds_strange_null(item) for key, item in others)
+    return isinstance(value, list) and any(map(_holds_strange_null, value))
+
+
+def _are_uniform(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -> bool:
+    """Say whether objects in the same place have the same keys in the same order.
+
+    Args:
+        keys: the keys that were seen, by place; it is filled.
+    """
+    if isinstance(value, list):
+        return all(_are_uniform(item, f"{place}/*", keys) for item in value)
+    if not isinstance(value, dict):
+        return True
+    return keys.setdefault(place, tuple(value)) == tuple(value) and all(
+        _are_uniform(item, f"{place}/{key}", keys) for key, item in value.items()
+    )

@@ -1,0 +1,128 @@
+"""Finds media that a sample holds where nothing reads them: under a key that is misspelt, or another tool's.
+
+    {"imgae": "1.jpg", "messages": […]} ──refuse_unread──► Skip: media_unread: did you mean image?
+
+Trained as it is, such a sample loses its media without a word. A name that ends as the name of a medium counts; where
+other things have such names, it is opened.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.samples.documents import is_document
+from energon_pack.samples.keys import hint, is_known, is_of_media, meant
+from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.placeholders import num_placeholders
+from energon_pack.samples.record import Record
+from energon_pack.samples.sample import MESSAGE_KEYS
+from energon_pack.samples.skip import Reason, Skip
+
+_LONGEST = 1024  # most characters of a name
+_IN_A_FILE = "::"  # in the names of media inside files
+#: known keys that may name a medium of a conversation
+_NAMING = ("file_name", "image_id", "video_id", "url", "link")
+
+#: opens a value, or what it names; returns the kind of the medium, or None
+KindOf = Callable[[Any], str | None]
+
+
+class _Field(NamedTuple):
+    key: str
+    value: Any
+    is_near: bool  # the key is nearly one of media
+    is_told_by_name: bool  # a name that ends as a medium's is enough
+
+
+def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values that look like the file of a medium, in all fields but the conversation."""
+    values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
+    return (leaf for value in values for leaf in _leaves(value) if _kind_by_name(leaf))
+
+
+def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False) -> None:
+    """Leave out a sample with a medium that nothing reads.
+
+    Args:
+        read: names of the media that are read.
+        has_media: whether there are some.
+        is_tar: whether media are parts of a tar.
+
+    Raises:
+        Skip: `media_unread`.
+    """
+    if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
+        return
+    for field in _fields(record, has_media):
+        for leaf in _leaves(field.value):
+            kind = None if _is_one_of(leaf, read) else _kind(leaf, field, kind_of)
+            if kind is not None:
+                is_top = "[]" not in field.key and not is_tar
+                reads = f"source.columns.{KINDS[kind].plural}={field.key} reads it" if is_top else ""
+                raise unread(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
+
+
+def unread(what: str, kind: str, meant: str, reads: str) -> Skip:
+    """Make the reason for leaving out a sample with a medium that nothing reads.
+
+    Args:
+        meant: the key that may be meant, as `keys.hint` says it.
+        reads: says which setting reads it.
+    """
+    ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
+    skip = Skip(Reason.MEDIA_UNREAD, f"{what} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
+    skip.media_type = kind
+    return skip
+
+
+def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
+    """Yield the fields of a record, of its turns and of its content parts in which a medium counts.
+
+    If a sample has media, other fields may name them again, or their masks: then only nearly known keys count. If it
+    has none, but placeholders, every field counts. A raw text may come from a file with the name of a medium.
+    """
+    if has_media and not record.unknown:
+        return
+    is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
+    for key, value in record.unknown.items():
+        is_near = is_of_media(meant(key) or key)
+        if is_near or not has_media:
+            yield _Field(key, value, is_near, is_near or has_places or not is_raw)
+    for key, value in () if has_media else record.fields.items():
+        is_near = is_of_media(key)
+        if is_known(key) and key not in MESSAGE_KEYS and (has_places or is_near or (key in _NAMING and not is_raw)):
+            yield _Field(key, value, is_near, True)
+
+
+def _kind(leaf: Any, field: _Field, kind_of: KindOf) -> str | None:
+    named = _kind_by_name(leaf)
+    if named and field.is_told_by_name:
+        return named
+    if isinstance(leaf, str):
+        may_be = named or field.is_near or _IN_A_FILE in leaf or kind_by_name(leaf) is not None
+        return kind_of(leaf) if may_be and len(leaf) <= _LONGEST and "\n" not in leaf else None
+    return kind_of(leaf)
+
+
+def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
+    """Tell whether a value names a medium that is read, perhaps by a longer or a shorter path."""
+    path = f"/{leaf.removeprefix('./')}" if isinstance(leaf, str) else ""
+    return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += reversed(item)
+        elif item is not None and not isinstance(item, bool | int | float):
+            yield item
+
+
+def _kind_by_name(value: Any) -> str | None:
+    """Return the kind of a name; None for a text with blanks, and for one of TypeScript, which ends as a video may."""
+    is_name = isinstance(value, str) and len(value) <= _LONGEST and "." in value and len(value.split()) == 1
+    return kind_by_name(value) if is_name and not value.endswith(".ts") else None

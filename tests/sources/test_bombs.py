@@ -1,0 +1,139 @@
+"""Small files that expand without bound: each costs at most itself, by name, and little memory."""
+
+import gzip
+import json
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from energon_pack.errors import PackError
+from energon_pack.run import bounds
+from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
+from energon_pack.samples.skip import Skip
+from energon_pack.sources import batches, compressed, tables, zip_file
+from energon_pack.sources.field_map import read_field_map
+from energon_pack.sources.prepared import read_prepared
+from energon_pack.sources.tables import table_of, table_row
+from energon_pack.sources.tar import _pax
+from energon_pack.sources.zip_file import open_member
+
+DEEP = "[" * 100_000
+LAUGHS = "a: &a [lol, lol]\n" + "".join(
+    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n" for before, after in pairwise("abcdefghij")
+)
+
+
+@pytest.fixture(autouse=True)
+def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that takes less time to reach."""
+    for module in (batches, tables):
+        monkeypatch.setattr(module, "LARGEST", 48 << 20)
+        monkeypatch.setattr(module, "MOST_TIMES", 1)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}, {"as_dictionary": True}],
+)
+def test_a_column_that_says_one_text_many_times(tmp_path: Path, how: dict[str, object]) -> None:
+    """2.6 kB of Parquet took 3 GB: its footer states the bytes of the encoding, not those of the texts."""
+    column = pa.array(["x" * 20_000] * 10_000)
+    if how.pop("as_dictionary", False):
+        column = column.dictionary_encode()
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": column, "id": range(len(column))})
+    pq.write_table(table, path, row_group_size=len(column), compression="zstd", **how)
+    assert path.stat().st_size < 200_000
+    version = str(path.stat().st_mtime_ns)
+    for number in (0, 9_999):  # the second costs nothing
+        with pytest.raises(Skip, match=r"row group 0 takes more than 50\.3 MB: write it in groups of 200 rows"):
+            table_row(str(path), version, number)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_table_in_gzip_that_holds_more_than_it_can(tmp_path: Path) -> None:
+    """Files are read whole: 3 MB took all memory there was."""
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write(b"text\n" + (b"x" * 999 + b"\n") * 250_000)
+    with pytest.raises(PackError, match=r"a\.csv\.gz can't be read: it takes more than .* of memory, and has"):
+        table_of(str(tmp_path / "a.csv.gz"))
+
+
+def test_a_table_of_nothing(tmp_path: Path) -> None:
+    """Each row takes memory in the index, and none in the file."""
+    pq.write_table(pa.table({"text": pa.nulls(10_000_000, pa.string())}), tmp_path / "a.parquet")
+    with pytest.raises(PackError, match=r"a\.parquet has 10,000,000 rows in .* kB: that is no table of samples"):
+        table_of(str(tmp_path / "a.parquet"))
+
+
+def test_a_list_of_lists_of_lists(tmp_path: Path) -> None:
+    """YAML's aliases: 400 bytes stand for a billion values, and whoever prints or walks them never ends."""
+    with pytest.raises(NotPlain, match="its aliases stand for more than 10,000,000 values"):
+        yaml_value(LAUGHS)
+    assert yaml_value("a: &a [1]\nb: [*a, *a]")["b"] == [[1], [1]]
+    for text in (f"a: {DEEP}", "a: &a [*a]", "a: ["):
+        with pytest.raises(NotPlain):
+            yaml_value(text)
+    meta = tmp_path / ".nv-meta"
+    meta.mkdir()
+    (meta / "dataset.yaml").write_text(f"{LAUGHS}field_map: {{text: *j}}\n")
+    with pytest.raises(PackError, match=r"dataset\.yaml can't be read: its aliases"):
+        read_field_map(str(tmp_path))
+    (meta / "split.yaml").write_text(f"{LAUGHS}split_parts: {{train: [a.tar]}}\nexclude: *j\n")
+    with pytest.raises(PackError, match=r"split\.yaml can't be read: its aliases"):
+        read_prepared(str(tmp_path), "train")
+
+
+def test_names_in_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_pack.sources.prepared._LARGEST", 48 << 20)
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "split.yaml").write_text('split_parts: {train: ["{0..9999999999}.tar"]}\n')
+    with pytest.raises(PackError, match=r"split_parts\.train: it takes more than 50\.3 MB"):
+        read_prepared(str(tmp_path), "train")
+
+
+def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
+    """A RecursionError is no error of JSON's, and came out as a traceback."""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_value(DEEP)
+    with pytest.raises(json.JSONDecodeError):
+        json_value("[")
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / "split.json").write_text(DEEP)
+    with pytest.raises(PackError, match=r"split\.json can't be read: nested too deeply"):
+        read_prepared(str(tmp_path), None)
+
+
+def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A medium in a zip is read whole; a copy of what a compressed file holds would fill the disk."""
+    monkeypatch.setattr(zip_file, "_BESIDE", 4 << 20)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", bytes(100 << 20))
+        archive.writestr("b.png", b"b" * 1000)
+    with pytest.raises(Skip, match=r"'a\.png' of the zip archive: .* it takes more than"):
+        open_member(str(tmp_path / "a.zip"), "a.png")
+    assert open_member(str(tmp_path / "a.zip"), "b.png").size == 1000
+    monkeypatch.setattr(compressed, "_MOST_TIMES", 4)
+    with gzip.open(tmp_path / "a.tar.gz", "wb") as file:
+        file.write(bytes(32 << 20))
+    with pytest.raises(PackError, match=r"a\.tar\.gz has .* kB, and unpacks to more than"):
+        compressed.plain_copies([str(tmp_path / "a.tar.gz")], tmp_path / "copies")
+    assert [*(tmp_path / "copies").rglob("*.tar")] == []
+
+
+def test_extended_headers_without_end() -> None:
+    """A tar may have gigabytes of them before a member: only what is read of them is kept."""
+    assert _pax(b"14 path=a.txt\n" + b"12 note=abc\n" + b"22 GNU.sparse.map=1,2\n") == {
+        "path": "a.txt",
+        "GNU.sparse": "",
+    }
