@@ -65,6 +65,8 @@ class PackedMultiMixQASample(Sample):
     audios: Optional[list[list[Any]]] = None
     #: media of kinds that packages add, by kind: of each member
     others: Optional[dict[str, Any]] = None
+    #: what a model is fed of each member: `samples.tokens_part` reads it; None in packs of other tools
+    tokens: Optional[bytes] = None
 
 
 @edataclass
@@ -101,3 +103,4 @@ class PackedCaptioningSample(Sample):
     num_supervised: Optional[list[int]] = None
     fingerprint: Optional[str] = None
     options: Optional[list[Any]] = None
+    tokens: Optional[bytes] = None

@@ -18,7 +18,6 @@ from energon_pack.dataset.manifest import (
     is_packed_here,
     processor_folder,
     read_manifest,
-    read_replays,
 )
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
@@ -39,7 +38,6 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import topology_of
-from energon_pack.templates.drift import Drift
 from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
@@ -323,15 +321,9 @@ def load_template(
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )
-    if manifest["fingerprint"] is None:
-        return load_model_template(settings)
-    drift = Drift(str(dataset), manifest["fingerprints"], read_replays(dataset))
-    with drift.naming_versions():
-        template = _built(settings)
-        if NO_SHORTCUT.items() <= manifest["fingerprints"].items():
-            template = template.without_shortcut()
-    drift.refuse_other_lengths(template, processor, trust_remote_code)
-    return template
+    template = load_model_template(settings) if model is not None else _built(settings)
+    is_slow = model is None and NO_SHORTCUT.items() <= manifest["fingerprints"].items()
+    return template.without_shortcut() if is_slow else template
 
 
 def pack_encoder(

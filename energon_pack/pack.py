@@ -16,9 +16,7 @@ from energon_pack.dataset.check import get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.finished import refuse_another
 from energon_pack.dataset.losses import foresee
-from energon_pack.dataset.manifest import REPLAY
 from energon_pack.dataset.plan_file import ledger, write_ledger
-from energon_pack.dataset.replay import start_replay
 from energon_pack.errors import amount
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
@@ -28,7 +26,7 @@ from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.choose import executor_of
-from energon_pack.run.files import META_FOLDER, naming_place, write_whole
+from energon_pack.run.files import naming_place
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
 from energon_pack.sources.described import read_as
@@ -147,7 +145,6 @@ def _write(
         writing.write_plan_file(config, planned, staging)
         if config.stage is Stage.publish:
             publishing.refuse_unwritten(jobs(), destination)
-        replaying = start_replay(lengths, planned.plan, method, config.seed, run)
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         run.executor.start(get_ready, None)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
@@ -158,7 +155,6 @@ def _write(
             publishing.write_beside(config, planned, method, written, staging)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
-            write_whole(staging / META_FOLDER / REPLAY, run.executor.result(replaying))
         publishing.check_written(planned, written, destination, staging, root, run)
         facts = publishing.facts_of(given, planned, method, written, audit, root, run)
         return publishing.publish(places, planned, page, facts, audit, staging, run)

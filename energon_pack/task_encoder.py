@@ -26,7 +26,7 @@ from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.loading import cookers, manifest_of, pack_encoder
 from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
 from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
-from energon_pack.samples.flavors import UNPACKED, flavor_of_sample
+from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
@@ -252,4 +252,4 @@ def inputs_of(sample: Any) -> Iterator[MemberInput]:
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")
-    yield from flavor.inputs(sample)
+    yield from inputs_of_sample(flavor, sample)

@@ -15,6 +15,7 @@ from energon_pack.run.heavy_imports import importing
 from energon_pack.run.stores import energon_address
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts
+from energon_pack.samples.tokens_part import TOKENS
 
 if TYPE_CHECKING:  # the process that checks needs none of the writing code
     from energon_pack.dataset.shards import WrittenShard
@@ -76,7 +77,10 @@ def check(job: CheckJob) -> None:
         for key, pack in packs.items():
             parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, read)
             named = job.flavor.parts(value)
-            if set(chain.from_iterable(named)) != {part for part in parts if not part.startswith("__")} - {"json"}:
+            if set(chain.from_iterable(named)) != {part for part in parts if not part.startswith("__")} - {
+                "json",
+                TOKENS,
+            }:
                 raise PackError(f"the parts of {key} are not those its JSON names: not published")
 
 

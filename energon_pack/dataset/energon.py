@@ -16,9 +16,8 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan, split_counts, turn_counts
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.samples.flavors import TREES
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
+from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.steps.cost import CostModel
@@ -51,8 +50,7 @@ def write_metadata(
     info = write_energon(folder, shards, flavor, dataset_yaml, sample_type)
     if sample_type is not None:
         write_whole(meta / SAMPLE_LOADER, sample_loader_py(flavor))
-    number = FORMAT_OF_TREES if flavor.name == TREES.name else FORMAT
-    content = json.dumps({"format": number, **manifest}, indent=2, sort_keys=True)
+    content = json.dumps({"format": FORMAT, **manifest}, indent=2, sort_keys=True)
     write_whole(meta / MANIFEST, content.encode())
     if sqlite:
         _write_sqlite(folder, shards)

@@ -1,4 +1,4 @@
-"""Read the files that training needs before any pack: energon_pack.json, and the samples kept beside it.
+"""Read the file that training needs before any pack: energon_pack.json.
 
 A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """
@@ -6,7 +6,7 @@ A dataset is a folder, or its address on an object store; the YAML of a Metadata
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
@@ -14,11 +14,7 @@ from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors import why_unknown
 
-if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.templates.replay import Replay
-
 MANIFEST = "energon_pack.json"
-REPLAY = "replay.json"
 REPORT = "report.json"
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
@@ -55,33 +51,12 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def read_replays(dataset: str | Path) -> "list[Replay | None]":
-    """Read the samples kept with a packed dataset, or with each that a Metadataset names; None: an old one has none.
-
-    Raises:
-        ValueError: a file of samples was cut or damaged.
-    """
-    return [read_replay(folder) for folder in folders_of(dataset)]
-
-
 def folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
     manifest = json_value(_of(dataset, MANIFEST) or b"{}")
     return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
-
-
-def read_replay(folder: str | Path) -> "Replay | None":
-    """Read the samples kept with one packed dataset; raises ValueError as `read_replays`."""
-    from energon_pack.templates.replay import Replay
-
-    data = _of(folder, REPLAY)
-    try:
-        return None if data is None else Replay.from_bytes(data)
-    except ValueError as error:
-        path = _joined(folder, f"{META_FOLDER}/{REPLAY}")
-        raise ValueError(f"{path} can't be read ({error}): get it again from where the dataset is whole") from None
 
 
 def processor_folder(dataset: str | Path) -> str | None:

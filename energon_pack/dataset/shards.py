@@ -8,8 +8,9 @@ and the source: they contain no time, owner or machine.
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from zlib import crc32
@@ -23,17 +24,24 @@ import pyarrow.parquet as pq
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.sources import Pack, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
+from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
-from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
+from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.sample import Sample
 
 #: extension of the file that marks a finished shard
 DONE = ".done"
@@ -48,6 +56,8 @@ class ShardJob:
     row_group: int
     source: dict[str, Shard]  # the source shards it reads, by name
     settings: ReadSettings
+    template_folder: str  # this and the next: see `Method`
+    engine: str
     fingerprint: str
     flavor: PackedFlavor
     split: str
@@ -73,6 +83,7 @@ def write_shard(job: ShardJob) -> WrittenShard:
 
     Raises:
         PackError: a source shard changed since it was measured.
+        LengthsWrong: a sample has not so many tokens as were measured.
     """
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
@@ -194,6 +205,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     members = [member for member, _ in rows]
     key = members[0].pack
     samples = [sources.read(member, job.settings) for member in members]
+    tokens = _tokens(rows, samples, sources, job)
     conversations = [
         conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
@@ -201,7 +213,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     shared_lens = [member.shared_len for member in members]
     shared = {"shared_lens": shared_lens} if "shared_lens" in job.flavor.meta else {}
     meta = {
-        "format": FORMAT_OF_TREES if any(shared_lens) else FORMAT,
+        "format": FORMAT,
         "pack_id": key,
         "sample_ids": [member.sample_id for member in members],
         "token_lens": [member.token_len for member in members],
@@ -216,7 +228,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     put = _copied if job.root is None else _referred
     for (member, checksum), sample, ends in zip(
-        rows, samples, put(tar, key, value, members, named, sources, job), strict=True
+        rows, samples, put(tar, key, value, tokens, members, named, sources, job), strict=True
     ):
         found = crc32(sample.raw)
         for end in ends[: len(member.parts)]:
@@ -225,11 +237,44 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
             raise sources.changed(member)
 
 
+def _tokens(rows: Pack, samples: Sequence[ReadSample], sources: Sources, job: ShardJob) -> bytes:
+    """Return the tokens of a pack: its part `tokens`.
+
+    Raises:
+        LengthsWrong: a sample has not so many tokens as were measured.
+        PackError: because its source changed.
+    """
+    template = load_saved(job.template_folder)
+    made: list[MemberTokens] = []
+    for (member, checksum), sample in zip(rows, samples, strict=True):
+        try:
+            (its,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
+            found = f"{len(its)} tokens, {its.num_supervised} of them trained"
+        except Skip as skip:
+            found = f"no tokens ({skip})"
+        if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
+            sources.refuse_changed(member, sample, checksum)
+            raise LengthsWrong(
+                f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
+                f" as measured with measure.engine={job.engine}, or by other versions: nothing is published; the same"
+                " command measures anew, with measure.engine=tokenizers by the tokenizer alone"
+            )
+        made.append(replace(its, shared_len=member.shared_len))
+    return pack_tokens(made).to_bytes()
+
+
 def _copied(
-    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+    tar: TarWriter,
+    key: str,
+    value: Fields,
+    tokens: bytes,
+    members: list[PlanRow],
+    parts: _Named,
+    sources: "Sources",
+    job: ShardJob,
 ) -> list[list[bytes]]:
     """Write a pack with its media; return the bytes at the ends of the media."""
-    _add_json(tar, key, value)
+    _add_texts(tar, key, value, tokens)
     return [
         [
             sources.ends(member, part)
@@ -242,7 +287,14 @@ def _copied(
 
 
 def _referred(
-    tar: TarWriter, key: str, value: Fields, members: list[PlanRow], parts: _Named, sources: "Sources", job: ShardJob
+    tar: TarWriter,
+    key: str,
+    value: Fields,
+    tokens: bytes,
+    members: list[PlanRow],
+    parts: _Named,
+    sources: "Sources",
+    job: ShardJob,
 ) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
@@ -250,12 +302,14 @@ def _referred(
         for member, its in zip(members, parts, strict=True)
     ]
     first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
-    _add_json(tar, key, with_references(value, job.flavor, [[first[name] for name, _, _ in its] for its in found]))
+    referring = with_references(value, job.flavor, [[first[name] for name, _, _ in its] for its in found])
+    _add_texts(tar, key, referring, tokens)
     return [[ends.first + ends.last for _, _, ends in its] for its in found]
 
 
-def _add_json(tar: TarWriter, key: str, value: Fields) -> None:
+def _add_texts(tar: TarWriter, key: str, value: Fields, tokens: bytes) -> None:
     tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    tar.add(f"{key}.{TOKENS}", tokens)
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:

@@ -13,7 +13,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
-from energon_pack.sources.sample import ReadSample, read_but_media
+from energon_pack.sources.sample import ReadSample, read_but_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
@@ -42,7 +42,7 @@ class Sources:
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """Read a sample without its media.
+        """Read a sample, of its media only the headers.
 
         Raises:
             PackError: the shard has changed since it was measured.
@@ -51,7 +51,7 @@ class Sources:
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         try:
-            return read_but_media(self._reader, shard, row, settings, raw[lead:])
+            return with_headers(self._reader, shard, read_but_media(self._reader, shard, row, settings, raw[lead:]))
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
@@ -122,6 +122,14 @@ class Sources:
         """Compare the header before a part with the one it had when it was measured."""
         names = (f"{key}.{part}" for key in (row.key, source_key(row.key)))
         if self._lead(row) and not any(is_header_of(header, name, size) for name in names):
+            raise self.changed(row)
+
+    def refuse_changed(self, row: PlanRow, sample: ReadSample, checksum: int) -> None:
+        """Raise SourceChanged if a sample is not what was measured."""
+        found = crc32(sample.raw)
+        for part in sample.parts:
+            found = crc32(self.ends(row, part), found)  # see `Reader.checksum`
+        if found != checksum:
             raise self.changed(row)
 
     def changed(self, row: PlanRow) -> SourceChanged:

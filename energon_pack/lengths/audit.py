@@ -31,6 +31,7 @@ from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import SeenMedium
 from energon_pack.sources.reader import Reader, whole, whole_if_small
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
@@ -279,9 +280,11 @@ def _difference(
     try:
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed, read.media, read.tools, read.options)
-        ids = made = template.encode(sample).ids
+        (encoded,) = template.member_tokens([sample])
+        ids = made = encoded.ids.tolist()
         if processor is not None:
-            ids = _ids(processor, template, sample, read.parts, [reader.read(shard, part) for part in read.parts])
+            data = [reader.read(shard, part) for part in read.parts]
+            ids = _ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
@@ -299,11 +302,17 @@ def _difference(
 
 
 def _ids(
-    processor: Any, template: Template, sample: Sample, parts: Sequence[AnyPart], data: Sequence[bytes]
+    processor: Any,
+    template: Template,
+    sample: Sample,
+    media: Sequence[SeenMedium],
+    parts: Sequence[AnyPart],
+    data: Sequence[bytes],
 ) -> list[int]:
     """Return the tokens that the full processor makes of one sample.
 
     Args:
+        media: its media as the model sees them.
         parts: where each medium is.
         data: the bytes of each medium.
 
@@ -313,7 +322,7 @@ def _ids(
     """
     own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        prepared = prepared_media(template, sample.media, own)
+        prepared = prepared_media(template, media, own)
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)

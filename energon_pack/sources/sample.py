@@ -164,9 +164,18 @@ def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSet
         Skip: it has changed since it was measured.
         PackError: the shard, or a file with one of its media, changed.
     """
-    sample = read_but_media(reader, shard, row, settings, reader.raw(shard, row))
-    found = _looked_at(reader, shard, row.parts)
-    return sample._replace(media=_as_asked(reader, shard, row.parts, found, sample.fields))
+    return with_headers(reader, shard, read_but_media(reader, shard, row, settings, reader.raw(shard, row)))
+
+
+def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
+    """Return a sample with the headers of its media.
+
+    Raises:
+        Skip: a medium is not what was measured.
+        PackError: its file changed.
+    """
+    found = _looked_at(reader, shard, sample.parts)
+    return sample._replace(media=_as_asked(reader, shard, sample.parts, found, sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:

@@ -4,12 +4,14 @@
 of the shards by `stage=write`:
 
     <staging folder>/.jobs/checksums     of each sample as measured, in the order of the plan's rows: uint32
+                     .jobs/template/     the template, as `Template.save` wrote it
                      .jobs/about.json    written last: the run, its packages, the shards and their sizes
 """
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -45,7 +47,7 @@ from energon_pack.sources.storage import absolute
 from energon_pack.stages.pages import page_of
 from energon_pack.stages.planning import Planned
 
-_CHECKSUMS, _CHECKSUM = "checksums", "<u4"
+_CHECKSUMS, _CHECKSUM, _TEMPLATE = "checksums", "<u4", "template"
 
 
 def write_plan_file(config: PackConfig, planned: Planned, staging: Path) -> None:
@@ -67,7 +69,8 @@ def shard_jobs(
     """
     lengths = planned.lengths
     sources = [item.shard for item in lengths.shards]
-    write = partial(_job, config, staging, method.identity.fingerprint, root, planned.identity if is_shared else None)
+    identity = planned.identity if is_shared else None
+    write = partial(_job, config, staging, method.template_folder, method.identity.fingerprint, root, identity)
     for number, (items, split) in enumerate(zip(_members(planned), planned.shards.splits.tolist(), strict=True)):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
         yield write(number, shards, SPLITS[split], lengths.checksums[items])
@@ -81,6 +84,7 @@ def _members(planned: Planned) -> list[Ints]:
 def _job(
     config: PackConfig,
     staging: Path,
+    template_folder: str,
     fingerprint: str,
     root: str | None,
     identity: str | None,
@@ -95,6 +99,8 @@ def _job(
         row_group=number,
         source={shard.name: shard for shard in shards},
         settings=config.source.reading,
+        template_folder=template_folder,
+        engine=config.measure.engine.value,
         fingerprint=fingerprint,
         flavor=config.flavor(),
         split=split,
@@ -147,6 +153,7 @@ def leave_jobs(
     folder = staging / JOBS
     folder.mkdir(exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
+    shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
     with open(folder / _CHECKSUMS, "wb") as file:
         for items in _members(planned):
             file.write(planned.lengths.checksums[items].astype(_CHECKSUM).tobytes())
@@ -258,7 +265,8 @@ def _planned_jobs(
 ) -> Iterator[ShardJob]:
     """Return the jobs of these shards of a plan."""
     shards = {shard.name: shard for shard in places.source.shards}
-    write = partial(_job, config, staging, about["fingerprint"], places.media_root(config), about["identity"])
+    folder, root = str(staging / JOBS / _TEMPLATE), places.media_root(config)
+    write = partial(_job, config, staging, folder, about["fingerprint"], root, about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)

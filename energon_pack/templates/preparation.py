@@ -1,7 +1,7 @@
 """Prepare media before a model's processor sees them, by the run's `media.*` and by the settings of a record.
 
     Media ──choose_frames──► indices ──prepared──► the size that the processor gets
-    pixels ──prepare_image, prepare_frames──► pixels of that size
+    Media ──seen──► SeenMedium, with the steps to that size ──stepped──► pixels
 
 A record's settings for a medium override `media.*`, by qwen_vl_utils' rules; then comes the processor's own rule.
 """
@@ -9,16 +9,17 @@ A record's settings for a medium override `media.*`, by qwen_vl_utils' rules; th
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from PIL import Image
 
-from energon_pack.samples.media.asked import span_of
+from energon_pack.samples.media.asked import lists_of_frames, num_in_source, span_of
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.media.steps import stepped
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.preprocess import (
     QwenVLUtilsVideo,
@@ -77,22 +78,75 @@ class Preparation:
 
     def prepare_image(self, image: Image.Image, settings: MediumSettings | None = None) -> Image.Image:
         """Decode and prepare an image for the processor: by `media.image`, or by its sample's settings."""
-        image = with_look(image, self._looks[IMAGE.kind])
-        if settings is not None and settings.pixels:
-            return _resized(image, utils_image_size(settings, *image.size, self._factor_for(settings)))
-        return image if self._image is None else self._image.apply(image)
+        image = self.shown(image, IMAGE.kind)
+        return self.stepped(image, self._steps(Media(IMAGE.kind, *image.size, settings=settings), 0)[1])
 
     def prepare_frames(
         self, frames: Sequence[Image.Image], settings: MediumSettings | None = None
     ) -> list[Image.Image]:
         """Prepare the chosen frames for the processor: by `media.video`, or by the sample's settings."""
-        frames = [with_look(frame, self._looks[VIDEO.kind]) for frame in frames]
+        frames = [self.shown(frame, VIDEO.kind) for frame in frames]
         if not frames:
             return []
-        *before, size = self._frame_sizes(*frames[0].size, len(frames), settings)
-        for first in before:
-            frames = [_resized(frame, first) for frame in frames]
-        return [_resized_frame(frame, size) for frame in frames]
+        _, steps = self._steps(Media(VIDEO.kind, *frames[0].size, settings=settings), len(frames))
+        return [self.stepped(frame, steps) for frame in frames]
+
+    def shown(self, image: Image.Image, kind: str) -> Image.Image:
+        """Return an image with decoded pixels, as the run's settings look at images or at frames."""
+        return with_look(image, self._looks[kind])
+
+    def stepped(self, image: Image.Image, steps: Sequence[Step]) -> Image.Image:
+        """Return an image after its steps."""
+        return stepped(image, steps, self._image.apply if self._image is not None else _no_preprocessor)
+
+    def seen(self, media: Sequence[Media], features: Sequence[int]) -> list[SeenMedium]:
+        """Return the media of a sample as the model sees them; a list of frames is one video.
+
+        Args:
+            features: for each, the tokens that hold its features.
+
+        Raises:
+            Skip: as `choose_frames`, and for sizes that a rule refuses.
+        """
+        each = zip(lists_of_frames(media), features, strict=True)
+        return [self._seen(medium, places.stop - places.start, number) for (medium, places), number in each]
+
+    def _seen(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
+        frames = self.choose_frames(medium) if medium.kind == VIDEO.kind else []
+        prepared = self.prepared(medium, len(frames))
+        if medium.kind not in (IMAGE.kind, VIDEO.kind):
+            sizes = {"width": prepared.width, "height": prepared.height}
+            return SeenMedium(medium.kind, num_features=num_features, num_samples=prepared.num_samples, **sizes)
+        (width, height), steps = self._steps(medium, len(frames))
+        is_list = medium.settings is not None and medium.settings.sample_fps is not None
+        return SeenMedium(
+            medium.kind,
+            num_parts if is_list else 0,
+            num_features,
+            width,
+            height,
+            steps,
+            frames,
+            num_in_source(medium) if frames else 0.0,
+            medium.fps,
+            prepared.num_samples,
+        )
+
+    def _steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
+        """Return the size of a medium's picture, and the steps to the size that the processor gets."""
+        settings, size = medium.settings, (medium.width, medium.height)
+        if medium.is_turned and not self._looks[medium.kind].is_upright:
+            size = size[::-1]
+        if medium.kind == VIDEO.kind:
+            *before, last = self._frame_sizes(*size, num_frames, settings)
+            steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
+        elif settings is not None and settings.pixels:
+            steps = [Step(RESIZE, *utils_image_size(settings, *size, self._factor_for(settings)))]
+        else:
+            name = getattr(self._image, "operation", OWN)
+            steps = [] if self._image is None else [Step(name, *self._image.size(*size))]
+        sizes = [size, *(step[1:] for step in steps)]
+        return size, [step for step, now in zip(steps, sizes, strict=False) if step.operation == OWN or now != step[1:]]
 
     def _frame_sizes(
         self, width: int, height: int, num_frames: int, settings: MediumSettings | None
@@ -122,15 +176,8 @@ class Preparation:
         """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""
         if media.kind not in (IMAGE.kind, VIDEO.kind):
             return KINDS[media.kind].prepared(media, self.rules.rate)
-        settings, size = media.settings, (media.width, media.height)
-        if media.is_turned and not self._looks[media.kind].is_upright:
-            size = size[::-1]
-        if media.kind == VIDEO.kind:
-            size = self._frame_sizes(*size, num_frames, settings)[-1]
-        elif settings is not None and settings.pixels:
-            size = utils_image_size(settings, *size, self._factor_for(settings))
-        elif self._image is not None:
-            size = self._image.size(*size)
+        before, steps = self._steps(media, num_frames)
+        size, settings = steps[-1][1:] if steps else before, media.settings
         if media.is_heard:
             sound = AUDIO.prepared(media, self.rules.rate)
             media = replace(media, num_samples=sound.num_samples, rate=sound.rate)
@@ -151,17 +198,5 @@ def _look_of(name: str, media: MediaConfig) -> Look:
     return Look(background or "white", "" if background else "RGBA", is_upright=False)
 
 
-def _resized_frame(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize a frame as qwen_vl_utils does: with torch, whose pixels differ from Pillow's."""
-    if frame.size == size:
-        return frame
-    from torch import from_numpy
-    from torch.nn.functional import interpolate
-
-    pixels = from_numpy(np.array(frame)).permute(2, 0, 1)[None].float()
-    pixels = interpolate(pixels, size=size[::-1], mode="bicubic", align_corners=False, antialias=True)
-    return Image.fromarray(pixels.clamp(0, 255).round()[0].byte().permute(1, 2, 0).numpy())
-
-
-def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
+def _no_preprocessor(image: Image.Image) -> Image.Image:
+    raise ValueError("its pixels were changed by a preprocessor of another package when it was packed: media.image")

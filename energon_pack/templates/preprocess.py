@@ -17,7 +17,9 @@ from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.media.steps import stepped
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.tokens import CROP, RESIZE, Step
 from energon_pack.templates.settings import MediaConfig
 
 _ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
@@ -127,18 +129,20 @@ def _of_qwen(kind: str, factor: int) -> int:
     return factor
 
 
-class _Resize:
-    """Resizes an image to `size`."""
+class _Ours:
+    """A preprocessor whose operation is one of `tokens.OPERATIONS`, so that packs hold its result."""
+
+    operation = RESIZE
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         raise NotImplementedError
 
     def apply(self, image: Image.Image) -> Image.Image:
         size = self.size(*image.size)
-        return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+        return image if size == image.size else stepped(image, [Step(self.operation, *size)], self.apply)
 
 
-class ResizeLongestSide(_Resize):
+class ResizeLongestSide(_Ours):
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
 
     def __init__(self, media: MediaConfig, factor: int):
@@ -149,7 +153,7 @@ class ResizeLongestSide(_Resize):
         return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-class ResizeMaxPixels(_Resize):
+class ResizeMaxPixels(_Ours):
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
 
     def __init__(self, media: MediaConfig, factor: int):
@@ -162,8 +166,10 @@ class ResizeMaxPixels(_Resize):
         return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
 
-class CenterCrop:
+class CenterCrop(_Ours):
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
+
+    operation = CROP
 
     def __init__(self, media: MediaConfig, factor: int):
         self._width, self._height = _pixels(media, "crop_width"), _pixels(media, "crop_height")
@@ -171,13 +177,8 @@ class CenterCrop:
     def size(self, width: int, height: int) -> tuple[int, int]:
         return min(width, self._width), min(height, self._height)
 
-    def apply(self, image: Image.Image) -> Image.Image:
-        width, height = self.size(*image.size)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
 
-
-class QwenVLUtils(_Resize):
+class QwenVLUtils(_Ours):
     """Prepares images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
 
     def __init__(self, media: MediaConfig, factor: int):

@@ -42,11 +42,12 @@ class Rendered:
     leaves_out_reasoning: bool = False  # the chat template does not write its reasoning
     num_audio_tokens: int = 0  # tokens with features of sounds
     token_range: tuple[int, int] | None = None  # the tokens of `text` that are the sample; None: all
+    features: Sequence[int] = ()  # tokens that hold features of each medium, in the order of `media`
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A conversation as the model will see it."""
+    """A conversation as the tokenizer gives it."""
 
     ids: list[int]
     supervised: list[tuple[int, int]]  # ranges of token indices

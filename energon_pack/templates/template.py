@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
@@ -25,6 +26,7 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import Trained
 from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
@@ -153,6 +155,7 @@ class Template(Preparation):
             and chat.renderer.leaves_out_reasoning(messages, sample.tools),
             num_features[AUDIO.kind],
             sample.options.token_range,
+            [number for _, number in expansions],
         )
 
     def _trained(
@@ -338,6 +341,21 @@ class Template(Preparation):
     def encode(self, sample: Sample) -> Tokens:
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
+
+    def member_tokens(self, samples: Sequence[Sample]) -> list[MemberTokens]:
+        """Return what a model is fed of some samples; raises Skip as `render`."""
+        rendered = [self.render(sample) for sample in samples]
+        each = zip(samples, rendered, self.tokenize(rendered), strict=True)
+        return [
+            MemberTokens(
+                np.array(made.ids, np.int64),
+                made.supervised,
+                made.weights,
+                self.seen(sample.media, text.features),
+                sample.options.weight,
+            )
+            for sample, text, made in each
+        ]
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 import io
 import logging
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -19,11 +22,12 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.identity import HEARD
 from energon_pack.templates.processor_inputs import prepared_media
-from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.training import noise
 from energon_pack.training.calls import TokenRow
@@ -112,29 +116,26 @@ class MemberEncoder:
             except Exception as error:  # damaged media make decoders raise anything
                 on_bad(member, error)
                 lost = member.shared
-        tokens = self._template.tokenize([draft.rendered for draft in drafts])
-        for draft, of in zip(drafts, tokens, strict=True):
-            _check_length(draft.member, len(of.ids), self._template.fingerprint)
         try:
             media, shares = self._media(drafts)
         except Exception:  # try each member alone to learn which one fails
-            good: list[tuple[_Draft, Tokens]] = []
+            good: list[_Draft] = []
             lost = None
-            for draft, of in zip(drafts, tokens, strict=True):
+            for draft in drafts:
                 member = draft.member
                 try:
                     if lost is not None:
                         member = replace(member, shared=without(lost, member.shared))
                         draft = self._draft(member)
                     self._pixels([draft.given])
-                    good.append((draft, of))
+                    good.append(draft)
                     lost = None
                 except Exception as error:
                     on_bad(member, error)
                     lost = member.shared
-            drafts, tokens = [draft for draft, _ in good], [of for _, of in good]
+            drafts = good
             media, shares = self._media(drafts)
-        return self._encoded(drafts, tokens, shares), media
+        return self._encoded(drafts, shares), media
 
     def check(self) -> None:
         """Try the processor with random media if nobody has compared its output yet, and the model's own M-RoPE rows.
@@ -176,7 +177,7 @@ class MemberEncoder:
             try:
                 draft = self._noise(kind, len(members), 2.7 if is_second else 1.2)
                 media, shares = self._media([draft])
-                (encoded,) = self._encoded([draft], self._template.tokenize([draft.rendered]), shares)
+                (encoded,) = self._encoded([draft], shares)
                 if is_second:  # packs of some processors have one sound
                     self.join([*(member.media for member in members), media])
             except RowsError:
@@ -211,13 +212,11 @@ class MemberEncoder:
         answered = f"A {named or 'word'}, {number} of 9."
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         own = [noise.one(self._template, kind, number, seconds)] if kind else []
-        sample = Sample(messages, [medium for medium, _ in own])
+        (tokens,) = self._template.member_tokens([Sample(messages, [medium for medium, _ in own])])
         given = Prepared([medium.kind for medium, _ in own], [value for _, value in own])
-        return _Draft(MemberInput(f"{named or 'text'} {number}", messages), self._template.render(sample), given)
+        return _Draft(MemberInput(f"{named or 'text'} {number}", messages), tokens, given)
 
-    def _encoded(
-        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
-    ) -> list[Encoded]:
+    def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Return the members without media; the pack holds the media of all."""
         return [
             Encoded(
@@ -226,30 +225,30 @@ class MemberEncoder:
                 num_images=len(draft.given.of(IMAGE.kind)),
                 num_videos=len(draft.given.of(VIDEO.kind)),
             )
-            for draft, member in zip(drafts, self._members(drafts, tokens, shares), strict=True)
+            for draft, member in zip(drafts, self._members(drafts, shares), strict=True)
         ]
 
     def _draft(self, member: MemberInput) -> "_Draft":
-        """Decode a member's media and render its text; media that it shares are decoded only where they are needed."""
+        """Decode a member's media; media that it shares are decoded only where they are needed."""
         template, num = self._template, member.shared
-        sample = sample_of(member)
-        waiting = {kind: iter(media) for kind, media in member.media.items()}
-        pixels = [next(waiting[medium.kind]) for medium in sample.media]
-        kinds = [medium.kind for medium in as_seen(sample).media]
+        tokens = member.tokens or tokens_of(template, member)
+        own = parts_of(member, tokens.media)
+        part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
-        before = [medium.kind for medium in sample.media[:first]]
+        before = part_kinds[:first]
         if (before.count(IMAGE.kind), before.count(VIDEO.kind)) != (num.num_images, num.num_videos):
             raise ValueError(f"it shares {num.num_images} images and {num.num_videos} videos, which are not its first")
-        if num.num_tokens and not all(medium.is_seen for medium in sample.media):
+        if num.num_tokens and not all(medium.is_seen for medium in tokens.media):
             raise ValueError("it shares tokens with the sample before it, and has a sound: packing.share=none")
+        kinds = [medium.kind for medium in tokens.media]
+        num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
-        rendered = template.render(sample)
-        added = prepared_media(template, sample.media[first:], pixels[first:])
+        added = prepared_media(template, tokens.media[num_shared:], own[first:])
         if not first:
-            return _Draft(member, rendered, added)
-        whole = prepared_media(template, sample.media, pixels) if is_whole else None
-        seen = kinds[: len(kinds) - len(added.order)]
-        return _Draft(member, rendered, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
+            return _Draft(member, tokens, added)
+        whole = prepared_media(template, tokens.media, own) if is_whole else None
+        seen = kinds[:num_shared]
+        return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
     def _media(self, drafts: Sequence["_Draft"]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """Return the media that the members add, and for each member the media inputs that its positions depend on."""
@@ -267,30 +266,31 @@ class MemberEncoder:
         videos = _with_shared(videos, [draft.num_shared[1] for draft in drafts])
         return media, [image | video for image, video in zip(images, videos, strict=True)]
 
-    def _members(
-        self, drafts: Sequence["_Draft"], tokens: Sequence[Tokens], shares: Sequence[dict[str, Tensor]]
-    ) -> Iterator[Member]:
+    def _members(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> Iterator[Member]:
         """Yield each member's tokens as tensors, with its positions; the tensors are views of one for all members."""
-        lengths = [len(of.ids) for of in tokens]
-        ids = torch.tensor([token for of in tokens for token in of.ids], dtype=torch.int64)
+        each = [draft.tokens.ids for draft in drafts]
+        lengths = [len(own) for own in each]
+        ids = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *each]))
         labels = torch.full_like(ids, IGNORE)
-        for first, of in zip(accumulate(lengths, initial=0), tokens, strict=False):
-            for start, end in of.supervised:
-                start = first + max(start, 1)
-                labels[start : first + end] = ids[start : first + end]
+        for first, draft in zip(accumulate(lengths, initial=0), drafts, strict=False):
+            for start, end in draft.tokens.supervised:
+                labels[first + start : first + end] = ids[first + start : first + end]
         types = torch.zeros_like(ids)
         for number, feature in self._types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
-        split = zip(drafts, tokens, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
-        for draft, of, own_ids, own_labels, own_types, media in split:
-            given = self._template.rules.token_types(of.ids)
-            if given is not None:  # transformers knows only images, videos and sounds
-                own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(given))
-            rows = {name: torch.as_tensor(make([of.ids]))[0] for name, make in self.of_tokens.items()}
-            rope, factor = self._rows(own_ids, own_types, media), draft.member.options.weight
-            shared_len = draft.member.shared.num_tokens
-            yield Member(own_ids, own_labels, own_types, rope, rows, _weights(of), factor, shared_len)
+        split = zip(drafts, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
+        for draft, own_ids, own_labels, own_types, media in split:
+            rows: dict[str, Tensor] = {}
+            if self._is_asked:
+                listed = own_ids.tolist()
+                rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.of_tokens.items()}
+                if (given := self._template.rules.token_types(listed)) is not None:
+                    # transformers knows only images, videos and sounds
+                    own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(given))
+            rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
+            weights = _weights(draft.tokens)
+            yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
 
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
@@ -309,15 +309,26 @@ class MemberEncoder:
         return self._pixels([Prepared([IMAGE.kind], [image])])
 
 
+def tokens_of(template: Template, member: MemberInput) -> MemberTokens:
+    """Render and tokenize a member that was in no pack.
+
+    Raises:
+        LengthError: it has another length than it was measured with.
+        OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
+    """
+    (made,) = template.member_tokens([sample_of(member)])
+    _check_length(member, len(made), template.fingerprint)
+    return made
+
+
 def sample_of(member: MemberInput) -> Sample:
     """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
 
     Raises:
         OSError, Skip: a medium is missing, or its bytes are no medium.
     """
+    _refuse_missing(member)
     files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
-    if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
-        raise OSError(f"its {missing} is missing from the pack")
     media = {
         IMAGE.kind: iter([getattr(image, "medium", Media(IMAGE.kind, *image.size)) for image in member.images]),
         **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
@@ -333,12 +344,34 @@ def sample_of(member: MemberInput) -> Sample:
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 
+def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
+    """Return the parts of a member in the order of its media: images, and the bytes of other files.
+
+    Raises:
+        OSError: one of them is missing.
+        ValueError: there are not so many of a kind.
+    """
+    _refuse_missing(member)
+    kinds = [kind for medium in media for kind in medium.part_kinds]
+    counts = {kind: len(own) for kind, own in member.media.items() if own}
+    if counts != Counter(kinds):
+        raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
+    waiting = {kind: iter(own) for kind, own in member.media.items()}
+    return [next(waiting[kind]) for kind in kinds]
+
+
+def _refuse_missing(member: MemberInput) -> None:
+    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
+    if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
+        raise OSError(f"its {missing} is missing from the pack")
+
+
 @dataclass(frozen=True)
 class _Draft:
-    """A member whose text is rendered and whose media are decoded, not yet encoded."""
+    """A member whose media are decoded, not yet encoded."""
 
     member: MemberInput
-    rendered: Rendered
+    tokens: MemberTokens
     #: the media that it adds to its pack
     given: Prepared
     #: all of its media; None: the media that it adds are enough
@@ -352,11 +385,11 @@ def without(lost: Shared, shared: Shared) -> Shared:
     return Shared(*map(min, lost, shared))
 
 
-def _weights(tokens: Tokens) -> Tensor | None:
+def _weights(tokens: MemberTokens) -> Tensor | None:
     """Return each token's weight, float32 [L]; None: all trained tokens count alike."""
     if not tokens.weights:
         return None
-    weights = torch.ones(len(tokens.ids))
+    weights = torch.ones(len(tokens))
     for (start, end), weight in zip(tokens.supervised, tokens.weights, strict=True):
         weights[start:end] = weight
     return weights

@@ -11,7 +11,7 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, REPLAY, REPORT, read_replay
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
@@ -27,7 +27,7 @@ from energon_pack.verify.sqlite import INDEX, sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    REPLAY, "index.sqlite", "index.uuid", SAMPLE_LOADER,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER,
 }  # fmt: skip
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
@@ -64,7 +64,6 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
     elif at(manifest, "content", "output", "sqlite") is True:
         yield f"{INDEX} is missing"
     yield from _dataset_yamls(folder, manifest)
-    yield from _replay(folder, fingerprint)
 
 
 def counts(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
@@ -110,17 +109,6 @@ def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mappin
         for name in names or ():
             if others := of_samples.get(name, set()) - {part}:
                 yield f"{name} is in split {part}, and holds samples of {', '.join(sorted(others))}"
-
-
-def _replay(folder: DatasetFolder, fingerprint: Any) -> Iterator[str]:
-    """Check that the samples kept for other versions can be read, and belong to these packs."""
-    try:
-        replay = read_replay(folder.path)
-    except (OSError, ValueError):
-        yield f"{REPLAY} can't be read"
-        return
-    if replay is not None and replay.fingerprint != fingerprint:
-        yield f"{REPLAY} has fingerprint={short(replay.fingerprint)}, the manifest {short(fingerprint)}"
 
 
 def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:

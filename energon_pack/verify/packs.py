@@ -13,13 +13,14 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
-from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens_part import TOKENS, PackTokens, TokensDamaged
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -34,15 +35,16 @@ def parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
         return
-    shared = pack.num_shared
+    shared, first = pack.num_shared, ["json", *[TOKENS] * pack.flavor.is_ours]
     named = [name for names, num in zip(pack.named, shared, strict=True) for name in names[num:]]
     yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
     yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)
-    yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name != "json")
+    yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name not in first)
     if not pack.flavor.is_ours:
         return
-    if Counter(there) == Counter(["json", *named]) and there != ["json", *named]:
-        yield "the parts are not in the order of media_files, after the JSON"
+    yield from (f"it has no part {name}" for name in first if name != "json" and name not in pack.parts)
+    if Counter(there) == Counter([*first, *named]) and there != [*first, *named]:
+        yield "the parts are not in the order of media_files, after the JSON and the tokens"
     media = [
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
         for names, kinds in zip(pack.names, pack.kinds, strict=True)
@@ -51,6 +53,30 @@ def parts(pack: Pack) -> Iterator[str]:
         in_order = zip(pack.names[member], pack.kinds[member], names, strict=True)
         for name in [name for name, kind, right in in_order if kind is None or name != right][:1]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
+
+
+def tokens(pack: Pack, data: bytes) -> Iterator[str]:
+    """Check that the tokens of a pack are whole, and of the members and media that its JSON names.
+
+    Args:
+        data: its part `tokens`.
+    """
+    try:
+        members = members_of(PackTokens.from_bytes(data))
+    except TokensDamaged as error:
+        yield f"tokens: {error}"
+        return
+    lens = [*map(len, members)]
+    trained = [member.num_supervised for member in members]
+    for name, found in (("token_lens", lens), ("num_supervised", trained)):
+        if name in pack.meta and pack.meta[name] != found:
+            yield f"tokens: members of {short(found)}, and _meta.{name} is {short(pack.meta[name])}"
+    if (shared := [member.shared_len for member in members]) != pack.shared_lens and "shared_lens" in pack.meta:
+        yield f"tokens: they share {short(shared)}, and _meta.shared_lens is {short(pack.shared_lens)}"
+    for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
+        found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
+        if None not in kinds and found_kinds != Counter(kinds):
+            yield f"tokens: member {index} is of {dict(found_kinds)}, and has {dict(Counter(kinds))}"
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
@@ -119,9 +145,6 @@ def shared(pack: Pack) -> Iterator[str]:
         before = lens[index - 1] if index else 0
         if shared_len and shared_len > min(before, token_len - 1):
             yield f"member {index} shares {shared_len} of its {token_len} tokens with one of {before}"
-    wanted = FORMAT_OF_TREES if any(pack.shared_lens) else FORMAT
-    if (found := pack.meta.get("format")) not in (None, wanted):
-        yield f"_meta.format is {found}, its shared_lens make it {wanted}"
 
 
 def _own_lens(pack: Pack) -> list[int]:

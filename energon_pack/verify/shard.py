@@ -30,6 +30,7 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
+from energon_pack.samples.tokens_part import TOKENS
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, counted, read_ahead
@@ -272,9 +273,11 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
 def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) -> None:
     files = {reference.name: str(reference.place[0]) for reference in pack.references}
     for part in pack.files.parts:
-        if part.name == "json" or part.size < 0:
-            continue
         where = f"{job.name}: {pack.files.key}"
+        if part.name == TOKENS and part.size >= 0:
+            findings.add("tokens", where, checks.tokens(pack, file.read(part.offset, part.size)))
+        if part.name in ("json", TOKENS) or part.size < 0:
+            continue
         try:
             head = file.read(part.offset, min(16, part.size))
         except PackError as error:

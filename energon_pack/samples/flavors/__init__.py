@@ -1,6 +1,7 @@
 """Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,10 @@ from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChat
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
-from energon_pack.samples.flavors.schema import FORMAT, FORMAT_OF_TREES
+from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.flavors.trees import PackedTrees
+from energon_pack.samples.pack_tokens import members_of
+from energon_pack.samples.tokens_part import TOKENS, PackTokens
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
@@ -70,7 +73,7 @@ def foreign_flavor(value: Fields) -> PackedFlavor | None:
 
 
 class UnknownFormat(PackError):
-    """Packs, or a dataset, of a form that a later version of this package may read."""
+    """Packs, or a dataset, of a form that another version of this package reads."""
 
 
 def why_unknown(manifest: Mapping[str, Any]) -> str | None:
@@ -78,9 +81,10 @@ def why_unknown(manifest: Mapping[str, Any]) -> str | None:
     name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
     if isinstance(name, str) and packed_flavor(name) is None:
         return f"it has the flavor {name!r}, which no installed package can read"
-    known = FORMAT_OF_TREES if name == TREES.name else FORMAT
-    if type(number) is not int or number > known:
-        return f"it has the format {short(number)}, this version of energon-pack reads {known}: install a later one"
+    if type(number) is int and number < FORMAT:
+        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
+    if number != FORMAT:
+        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
     return None
 
 
@@ -91,11 +95,21 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
         read: reads the media from the source if the pack holds no copies.
 
     Raises:
-        UnknownFormat: a later version of this package wrote the pack.
+        UnknownFormat: another version of this package wrote the pack; or it has no tokens.
     """
+    return _loaded(parts, flavor, read)[1]
+
+
+def _loaded(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> tuple[PackedFlavor, dict[str, Any]]:
+    """Return the flavour that a pack has, and the fields of its sample class; raises as `load_pack`."""
     value = json_of(parts["json"])
     whose = _whose(value, flavor)
-    return whose.load(*all_parts(parts, value, whose, read))
+    fields = whose.load(*all_parts(parts, value, whose, read))
+    if not whose.is_ours:
+        return whose, fields
+    if TOKENS not in parts:
+        raise UnknownFormat(f"{value['_meta'].get('pack_id')} has no part {TOKENS}: pack again")
+    return whose, {**fields, TOKENS: parts[TOKENS]}
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
@@ -104,22 +118,34 @@ def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Itera
     Args:
         read: as in `load_pack`.
     """
-    value = json_of(parts["json"])
-    whose = _whose(value, flavor)
-    loaded = whose.load(*all_parts(parts, value, whose, read))
+    whose, loaded = _loaded(parts, flavor, read)
     fields = {"__key__": parts["__key__"], "token_lens": None, **loaded}  # None: through the sample class
-    yield from whose.inputs(SimpleNamespace(**fields))
+    yield from inputs_of_sample(whose, SimpleNamespace(**fields))
+
+
+def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
+    """Yield the members of an Energon sample with the tokens that were written; raises Skip as `inputs` does.
+
+    Raises:
+        TokensDamaged: its tokens are cut.
+        ValueError: there are tokens of more or fewer members.
+    """
+    data = getattr(sample, TOKENS, None)
+    if data is None:  # unpacked, or another tool packed it
+        yield from flavor.inputs(sample)
+        return
+    for member, tokens in zip(flavor.inputs(sample), members_of(PackTokens.from_bytes(data)), strict=True):
+        yield replace(member, tokens=tokens)
 
 
 def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
     meta = value.get("_meta", {})
     if "fingerprint" not in meta:
         return foreign_flavor(value) or flavor
-    known, is_known = flavor.meta.get("format", ("", lambda _: True))
-    if not is_known(number := meta.get("format", FORMAT)):
+    if (number := meta.get("format")) != FORMAT:
         raise UnknownFormat(
-            f"{meta.get('pack_id')}: its format is {short(number)}, a {flavor.name} of this version of energon-pack has"
-            f" {known}: install a later one, or read it as what its dataset's energon_pack.json says"
+            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
+            " again, or install a later one"
         )
     return flavor
 

@@ -16,6 +16,7 @@ from energon_pack.samples.flavors.schema import Schema
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.options import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
+from energon_pack.samples.tokens import MemberTokens
 
 Fields = Mapping[str, Any]
 
@@ -69,6 +70,8 @@ class MemberInput:
     shared: Shared = NOT_SHARED
     #: media of kinds that packages add, by kind
     others: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    #: what the model is fed of it; None: nobody has tokenized it yet
+    tokens: MemberTokens | None = None
 
     @property
     def media(self) -> dict[str, Sequence[Any]]:

@@ -5,10 +5,8 @@ from typing import Any
 
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
-#: Version of the packs' JSON (`_meta.format`) and of `energon_pack.json`.
-FORMAT = 1
-#: Version of packs in which members share beginnings, and of the datasets of such packs.
-FORMAT_OF_TREES = 2
+#: Version of the packs (`_meta.format`) and of `energon_pack.json`.
+FORMAT = 3
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
@@ -33,11 +31,6 @@ COUNT = ("a count", is_count)
 COUNTS = ("a list of counts", lambda value: isinstance(value, list) and all(map(is_count, value)))
 _STRING = ("a string", lambda value: isinstance(value, str))
 
-#: `_meta.format` of packs whose members may share their beginnings.
-SHARED_FORMAT = (
-    f"{FORMAT} or {FORMAT_OF_TREES}",
-    lambda value: type(value) is int and value in (FORMAT, FORMAT_OF_TREES),
-)
 #: The fields of `_meta` in every pack that this package writes.
 META: Schema = {
     "format": (str(FORMAT), lambda value: type(value) is int and value == FORMAT),

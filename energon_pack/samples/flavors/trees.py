@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from energon_pack.samples.flavors.base import Fields, MemberInput, Shared
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, kind_of
-from energon_pack.samples.flavors.schema import COUNTS, META, SHARED_FORMAT, Schema
+from energon_pack.samples.flavors.schema import COUNTS, META, Schema
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 
 
@@ -23,7 +23,7 @@ class PackedTrees(PackedMultiMixQA):
     name = "packed_trees"
     sample_class = "PackedTreesSample"
     subflavor = "packed_trees"
-    meta: ClassVar[Schema] = {**META, "format": SHARED_FORMAT, "shared_lens": COUNTS}
+    meta: ClassVar[Schema] = {**META, "shared_lens": COUNTS}
 
     def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
         counts = list(num_shared(self.parts(value), value["_meta"]["shared_lens"]))

@@ -76,13 +76,18 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
     Args:
         frames: the frames that were chosen; None: the processor chooses.
     """
-    total = num_in_source(video)
-    return {
-        "total_num_frames": total,
-        "fps": video.fps,
-        "duration": total / video.fps,
-        "frames_indices": list(range(video.num_frames) if frames is None else frames),
-    }
+    indices = range(video.num_frames) if frames is None else frames
+    return metadata(num_in_source(video), video.fps, indices)
+
+
+def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
+    """Return the metadata of a video that a processor wants.
+
+    Args:
+        num_in_source: how many frames these were chosen from.
+    """
+    duration = num_in_source / fps
+    return {"total_num_frames": num_in_source, "fps": fps, "duration": duration, "frames_indices": [*frames]}
 
 
 def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequence[Any]) -> dict[str, Any]:

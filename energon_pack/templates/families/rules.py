@@ -62,8 +62,6 @@ class MediaRules:
     rate: int = 0
     #: whether its call can put the sound of a video between the frames
     hears_videos: bool = False
-    #: approximate milliseconds of `expand` for a medium, by kind, if that matters: limits a replay
-    expand_ms: Mapping[str, float] = MappingProxyType({})
     #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
     _made_of: ProcessorSettings

@@ -7,7 +7,6 @@ values, or that takes no tensors: `Blanks` gives it blank images.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
 class Shapes(MediaRules):
     """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
 
-    expand_ms = MappingProxyType({kind: medium.call_ms[0] for kind, medium in KINDS.items()})
     _make: Any = Meta()
 
     def __init__(self, processor: ProcessorSettings):
@@ -280,7 +278,6 @@ class Shapes(MediaRules):
 class Blanks(Shapes):
     """Does the same with blank images, for processors that refuse tensors without values."""
 
-    expand_ms = MappingProxyType({kind: medium.call_ms[1] for kind, medium in KINDS.items()})
     _make = Blank()
 
 

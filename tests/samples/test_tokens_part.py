@@ -1,4 +1,4 @@
-"""The tokens of a pack on disk: what is written is what is read, in the fewest bytes that every machine writes alike."""
+"""The tokens of a pack on disk: what is written is what is read, in few bytes that every machine writes alike."""
 
 import io
 import tarfile
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from energon_pack.dataset.tokens_part import COLUMNS, PackTokens, TokensDamaged, id_columns
+from energon_pack.samples.tokens_part import COLUMNS, PackTokens, TokensDamaged, id_columns
 
 #: two members: "7 8 9" of which 8 and 9 are trained, and "7", an image of five tokens, "8"
 IDS = [7, 8, 9, 7, *[70_000] * 5, 8]

@@ -1,8 +1,9 @@
-"""The tokens of a pack on disk: what a model is fed, what is trained, and what each medium becomes. Numpy alone reads it.
+"""The tokens of a pack on disk: what a model is fed, what is trained, how media are prepared. Numpy alone reads it.
 
     b"EPK3" │ the number of entries of each column, uint32 │ the columns, one behind the other, little-endian
 
-A column without entries has its default everywhere: nothing is shared, all weights are 1, there are no media. Nothing is
+A column without entries has its default everywhere: nothing is shared, all weights are 1, there are no media. Nothing
+is
 compressed, because the bytes of zlib differ between its builds: an id takes 2.25 bytes, 16 bits and a bit in each plane
 of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
 """
@@ -21,20 +22,20 @@ TOKENS = "tokens"
 MAGIC = b"EPK3"
 #: type of each column, by what an entry is of
 COLUMNS = {
-    # a member: its tokens; how many of them it shares with the member before; its weight; its media; those it shares
-    "length": "u4", "shared_len": "u4", "factor": "f4", "num_media": "u2", "num_shared_media": "u2",
+    # a member: its tokens; how many of them the member before it has, too; its weight; its media
+    "length": "u4", "shared_len": "u4", "factor": "f8", "num_media": "u2",
     # an id: its low 16 bits; the planes of its higher bits; an id that is repeated, by its place, and how often more
     "low": "u2", "high": "u1", "repeated": "u4", "num_more": "u4",
     # a trained span of one weight, in tokens of the pack, within a member
     "start": "u4", "end": "u4", "weight": "f4",
-    # a medium: number of its kind; parts that it is made of, more than one for a list of frames; tokens that hold its
-    # features; what is done to its pixels; their size then; samples of a sound
-    "kind": "u1", "num_parts": "u2", "num_features": "u4", "operation": "u1",
-    "width": "u4", "height": "u4", "num_samples": "u4",
+    # a medium: the letter of its kind; images that a video is made of; tokens that hold its features; the size
+    # of its picture; steps that change it; samples of a sound
+    "kind": "u1", "num_images": "u2", "num_features": "u4", "width": "u4", "height": "u4", "num_steps": "u1",
+    "num_samples": "u4",
+    # a step: its place among the operations; the size afterwards
+    "operation": "u1", "new_width": "u4", "new_height": "u4",
     # a video: its chosen frames, all its frames, frames a second; and a chosen frame
-    "num_frames": "u4", "num_in_source": "u4", "fps": "f8", "frame": "u4",
-    # a run of one value in the rows of a model's further inputs for each token
-    "value": "i4", "num_values": "u4",
+    "num_frames": "u4", "num_in_source": "f8", "fps": "f8", "frame": "u4",
 }  # fmt: skip
 #: an id is kept once if it comes at least so often in a row
 _LEAST_RUN = 4

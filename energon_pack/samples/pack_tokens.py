@@ -1,0 +1,127 @@
+"""Turn the tokens of members into the columns of their pack, and back."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice, pairwise
+
+import numpy as np
+
+from energon_pack.samples.media.kinds import BY_LETTER, KINDS
+from energon_pack.samples.tokens import OPERATIONS, MemberTokens, SeenMedium, Step
+from energon_pack.samples.tokens_part import COLUMNS, Array, PackTokens, TokensDamaged, id_columns, without_default
+
+
+def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
+    """Return the columns of a pack."""
+    lens = [*map(len, members)]
+    starts = accumulate(lens, initial=0)
+    spans = [
+        (start + first, start + last, weight)
+        for member, start in zip(members, starts, strict=False)
+        for (first, last), weight in _weighted(member)
+    ]
+    media = [medium for member in members for medium in member.media]
+    steps = [step for medium in media for step in medium.steps]
+    videos = [medium for medium in media if medium.frames]
+    lists: dict[str, Sequence[float]] = {
+        "length": lens,
+        "shared_len": without_default([member.shared_len for member in members]),
+        "factor": without_default([member.factor for member in members], 1),
+        "num_media": without_default([len(member.media) for member in members]),
+        "start": [start for start, _, _ in spans],
+        "end": [end for _, end, _ in spans],
+        "weight": without_default([weight for _, _, weight in spans], 1),
+        "kind": [ord(KINDS[medium.kind].letter) for medium in media],
+        "num_images": without_default([medium.num_images for medium in media]),
+        "num_features": [medium.num_features for medium in media],
+        "width": without_default([medium.width for medium in media]),
+        "height": without_default([medium.height for medium in media]),
+        "num_steps": without_default([len(medium.steps) for medium in media]),
+        "num_samples": without_default([medium.num_samples for medium in media]),
+        "operation": [OPERATIONS.index(step.operation) for step in steps],
+        "new_width": [step.width for step in steps],
+        "new_height": [step.height for step in steps],
+        "num_frames": without_default([len(medium.frames) for medium in media]),
+        "num_in_source": [medium.num_in_source for medium in videos],
+        "fps": [medium.fps for medium in videos],
+        "frame": [frame for medium in videos for frame in medium.frames],
+    }
+    ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
+    return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in lists.items()} | id_columns(ids))
+
+
+def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:
+    return zip(member.supervised, member.weights or [1.0] * len(member.supervised), strict=True)
+
+
+def members_of(pack: PackTokens) -> list[MemberTokens]:
+    """Return the members of a pack.
+
+    Raises:
+        TokensDamaged: its columns contradict each other.
+    """
+    try:
+        return [*_members(pack)]
+    except (ValueError, IndexError, KeyError, StopIteration, RuntimeError) as error:
+        raise TokensDamaged(f"tokens whose columns contradict each other ({error})") from None
+
+
+def _members(pack: PackTokens) -> Iterator[MemberTokens]:
+    lens = pack["length"].tolist()
+    number = len(lens)
+    starts = [*accumulate(lens, initial=0)]
+    ids = pack.ids
+    if len(ids) != starts[-1]:
+        raise ValueError(f"{len(ids)} ids, and lengths of {starts[-1]}")
+    spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
+    weights = pack.of_each("weight", len(spans), 1).tolist()
+    bounds = [0, *np.searchsorted(spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
+    factors, shared = pack.of_each("factor", number, 1).tolist(), pack.of_each("shared_len", number).tolist()
+    media, counts = iter(_media(pack)), pack.of_each("num_media", number).tolist()
+    for index, (start, end) in enumerate(pairwise(starts)):
+        first, last = bounds[index : index + 2]
+        own = [(low, high) for low, high in (spans[first:last] - start).tolist()]
+        if any(low < 1 or high <= low for low, high in own):
+            raise ValueError(f"a trained span outside of member {index}")
+        its_weights = weights[first:last] if any(weight != 1 for weight in weights[first:last]) else []
+        its_media = [*islice(media, counts[index])]
+        yield MemberTokens(ids[start:end], own, its_weights, its_media, factors[index], shared[index])
+    if bounds[-1] != len(spans):
+        raise ValueError("a trained span behind the last member")
+    if len(its_media) != counts[-1] or next(media, None) is not None:
+        raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
+
+
+def _media(pack: PackTokens) -> list[SeenMedium]:
+    number = len(pack["kind"])
+    if not number:
+        return []
+    names = [BY_LETTER[chr(letter)] for letter in pack["kind"].tolist()]
+    steps = iter(
+        [
+            Step(OPERATIONS[operation], width, height)
+            for operation, width, height in zip(
+                pack["operation"].tolist(), pack["new_width"].tolist(), pack["new_height"].tolist(), strict=True
+            )
+        ]
+    )
+    frames, rates = iter(pack["frame"].tolist()), iter(_rates(pack["num_in_source"], pack["fps"]))
+    plain = (pack.of_each(name, number).tolist() for name in ("num_images", "num_features", "width", "height"))
+    columns = zip(
+        names,
+        *plain,
+        pack.of_each("num_steps", number).tolist(),
+        pack.of_each("num_frames", number).tolist(),
+        pack.of_each("num_samples", number).tolist(),
+        strict=True,
+    )
+    return [
+        SeenMedium(
+            kind, images, features, width, height, tuple(islice(steps, num_steps)), tuple(islice(frames, num_frames)),
+            *(next(rates) if num_frames else (0.0, 0.0)), num_samples,
+        )
+        for kind, images, features, width, height, num_steps, num_frames, num_samples in columns
+    ]  # fmt: skip
+
+
+def _rates(num_in_source: Array, fps: Array) -> list[tuple[float, float]]:
+    return [*zip(num_in_source.tolist(), fps.tolist(), strict=True)]

@@ -1,0 +1,65 @@
+"""What a model is fed of one member of a pack: token ids, which of them are trained, and how its media are prepared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Step(NamedTuple):
+    """An operation on the pixels of an image, or of a video's frame."""
+
+    operation: str  # of `OPERATIONS`
+    width: int  # pixels afterwards
+    height: int
+
+
+#: resize with Pillow; cut out the middle; resize with torch, as qwen_vl_utils does; a preprocessor of another package
+RESIZE, CROP, RESIZE_FRAME, OWN = OPERATIONS = ("resize", "crop", "resize_frame", "own")
+
+
+@dataclass(frozen=True)
+class SeenMedium:
+    """A medium as the model sees it: all that its inputs depend on, beside its bytes."""
+
+    kind: str  # of `kinds.KINDS`
+    num_images: int = 0  # images that a video is made of; 0: it is a file of its own
+    num_features: int = 0  # tokens that hold its features; of a video that is heard, those of its frames
+    width: int = 0  # pixels of the picture before the steps
+    height: int = 0
+    steps: Sequence[Step] = ()
+    frames: Sequence[int] = ()  # indices of the frames that the model sees
+    num_in_source: float = 0.0  # frames of the video from which these were chosen
+    fps: float = 0.0
+    num_samples: int = 0  # of a sound, or of the sound of a video that is heard, at the processor's rate
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it is only pixels; members of a pack may share such media."""
+        return self.kind in ("image", "video") and not self.num_samples
+
+    @property
+    def part_kinds(self) -> list[str]:
+        """The kind of each part of a pack that it is made of."""
+        return ["image"] * self.num_images or [self.kind]
+
+
+@dataclass(frozen=True)
+class MemberTokens:
+    """A member of a pack as a model is fed it."""
+
+    ids: npt.NDArray[np.int64]  # [L]
+    supervised: Sequence[tuple[int, int]]  # trained ranges of tokens, ascending; the first token is in none
+    weights: Sequence[float] = ()  # of each range; empty: all are 1
+    media: Sequence[SeenMedium] = ()  # in the order of their placeholders
+    factor: float = 1.0  # weight of the whole sample in the loss
+    shared_len: int = 0  # how many of its first tokens the member before it has, too
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_supervised(self) -> int:
+        return sum(end - start for start, end in self.supervised)
