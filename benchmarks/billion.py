@@ -24,7 +24,6 @@ from planner import mixture
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.dataset import replay
 from energon_pack.dataset.plan_file import plan_shards, write_ledger, write_plan
 from energon_pack.lengths.audit import draw
 from energon_pack.lengths.index import IndexedShard
@@ -175,8 +174,6 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
         source_figures(lengths, None, packing.max_token_len)
     with steps.step("ledger"):
         write_ledger(folder / "skipped.jsonl", lengths, plan, packing)
-    with steps.step("draw replay"):
-        list(lengths.places(replay.draw(lengths.items, plan.is_packed(lengths.scratch), 0)))
     with steps.step("draw audit"):
         draw(measured, 0.002, 0)
     with steps.step("plan file"):

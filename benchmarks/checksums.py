@@ -60,12 +60,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, LocalExecutor(1) as executor:
         source, plan = Path(temporary, "source"), Path(temporary, "plan.parquet")
         writer.make_source(source)
-        num_shards = writer.make_plan(source, plan)
+        template = writer.make_template(Path(temporary))
+        num_shards = writer.make_plan(source, plan, template)
         for _ in range(ROUNDS):
             for name, checksum in checksums.items():
                 summing.checksum, summing.seconds = checksum, 0.0
                 before = os.times()
-                writer.write(Path(temporary, "out"), plan, source, num_shards, executor)
+                writer.write(Path(temporary, "out"), plan, source, num_shards, executor, template)
                 after = os.times()
                 all_seconds = after.user + after.system - before.user - before.system
                 shares[name].append(summing.seconds / (all_seconds - summing.seconds))

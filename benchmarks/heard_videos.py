@@ -132,7 +132,7 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
             start = time.process_time()
             try:
                 truth: list[int] | None = full_ids(
-                    full, template, sample, media_inputs(template, prepared_media(template, of, files))
+                    full, template, sample, media_inputs(template, prepared_media(template, template.seen(of), files))
                 )
             except Exception as error:  # the class refuses the sample
                 truth = None

@@ -91,14 +91,13 @@ class Bench:
         }
 
     def needed(self, out: str) -> tuple[float, int]:
-        """What the second half of a run has to read: MB of the samples in packs and of those kept beside, how many."""
+        """What the second half of a run has to read: MB of the samples in packs, how many."""
         table = pq.read_table(f"{out}/packed/pack_plan.parquet")
         num_bytes = 0
         for row in rows_of(table, PlanRow):
             places = [(row.record_offset, row.record_size), *((part.offset, part.size) for part in row.parts)]
             num_bytes += sum(max(places)) - min(places)[0] + 512  # with its first header
-        kept = len(json.loads(Path(out, "packed", ".nv-meta", "replay.json").read_text())["samples"])
-        return num_bytes / 1e6 * (1 + kept / table.num_rows), table.num_rows + kept
+        return num_bytes / 1e6, table.num_rows
 
 
 def describe(seen: Seen) -> str:

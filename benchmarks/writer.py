@@ -27,6 +27,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import webdataset
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
@@ -35,51 +36,66 @@ from energon_pack.dataset.energon import write_metadata
 from energon_pack.dataset.plan_rows import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.json_nodes import node_of
 from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.templates.models import read_model
+from energon_pack.templates.processor import load_saved, prepare_template
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.settings import ModelConfig, TemplateSettings
 
+TURNS = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": "a " * 300}]
 NUM_SAMPLES, NUM_SOURCE_SHARDS, PACK_MEMBERS, SHARD_PACKS = 12_000, 24, 8, 250
 
 
 def make_source(folder: Path) -> None:
+    """Write tars of samples with an image each: a small JPEG, filled up with noise before its end mark."""
     rng = random.Random(0)
+    head = io.BytesIO()
+    Image.new("RGB", (448, 448)).save(head, "JPEG")
     noise = os.urandom(200_000)
     folder.mkdir()
     for shard in range(NUM_SOURCE_SHARDS):
         with tarfile.open(folder / f"{shard:03d}.tar", "w") as tar:
             for i in range(NUM_SAMPLES // NUM_SOURCE_SHARDS):
-                turns = [
-                    {"role": "user", "content": "<image>What is this?"},
-                    {"role": "assistant", "content": "a " * 300},
-                ]
                 for name, data in (
-                    (f"{i:06d}.json", json.dumps({"messages": turns, "id": i}).encode()),
-                    (f"{i:06d}.0.jpg", noise[: rng.randint(60_000, 128_000)]),
+                    (f"{i:06d}.json", json.dumps({"messages": TURNS, "id": i}).encode()),
+                    (f"{i:06d}.0.jpg", head.getvalue()[:-2] + noise[: rng.randint(60_000, 128_000)] + b"\xff\xd9"),
                 ):
                     info = tarfile.TarInfo(name)
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
 
 
-def make_plan(source: Path, path: Path) -> int:
+def make_template(folder: Path) -> str:
+    """Return a folder with the template of the demo's processor."""
+    _, processor = make_demo(folder / "demo")
+    model = node_of(ModelConfig, {**read_model("qwen2_5_vl"), "processor": str(processor)})
+    return prepare_template(TemplateSettings(model), folder / "cache")
+
+
+def make_plan(source: Path, path: Path, template: str) -> int:
     """A plan of packs in random order, as packing writes it, and checksums beside; the number of its shards."""
     rows: list[dict[str, Any]] = []
+    (tokens,) = load_saved(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
+    counts = {"token_len": len(tokens), "num_supervised": tokens.num_supervised, "num_visual_tokens": 256}
     with Reader() as reader:
         for shard in find_shards(str(source)).shards:
             for sample in rows_of(shard.index(), IndexRow):
                 checksum = reader.checksum(shard, reader.raw(shard, sample), sample.parts)
                 parts = [MediaPart(*part, "image", "jpg") for part in sample.parts]
-                more = {"media_type": "image", "token_len": 600, "checksum": checksum}
+                more = {"media_type": "image", "checksum": checksum, **counts}
                 rows.append({**asdict(sample), "shard": shard.name, "parts": parts, **more})
     random.Random(0).shuffle(rows)
     np.save(path.with_suffix(".npy"), np.array([row["checksum"] for row in rows], np.uint32))
     for place, row in enumerate(rows):
-        row |= {"pack": f"p_{place // PACK_MEMBERS:08d}", "num_supervised": 300, "num_visual_tokens": 256}
+        row["pack"] = f"p_{place // PACK_MEMBERS:08d}"
     size = SHARD_PACKS * PACK_MEMBERS
     with pq.ParquetWriter(path, PLAN_SCHEMA) as writer:
         for start in range(0, len(rows), size):
@@ -105,13 +121,15 @@ def packs(source: Path, plan: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
         os.close(fd)
 
 
-def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: LocalExecutor) -> list[WrittenShard]:
+def write(
+    folder: Path, plan: Path, source: Path, num_shards: int, executor: LocalExecutor, template: str
+) -> list[WrittenShard]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shards = {shard.name: shard for shard in find_shards(str(source)).shards}
     sums = np.load(plan.with_suffix(".npy"))
     size = SHARD_PACKS * PACK_MEMBERS
-    how = ReadSettings(), "fingerprint", DEFAULT, "train"
+    how = ReadSettings(), template, "auto", "fingerprint", DEFAULT, "train"
     jobs = (
         ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size])
         for i in range(num_shards)
@@ -124,12 +142,13 @@ def write(folder: Path, plan: Path, source: Path, num_shards: int, executor: Loc
 def throughput(folder: Path, table: Table) -> None:
     source, plan = folder / "source", folder / "plan.parquet"
     make_source(source)
-    num_shards = make_plan(source, plan)
+    template = make_template(folder)
+    num_shards = make_plan(source, plan, template)
     out = folder / "out"
     with LocalExecutor(1) as executor:
-        written = write(out, plan, source, num_shards, executor)
+        written = write(out, plan, source, num_shards, executor, template)
         megabytes = sum(shard.num_bytes for shard in written) / 1e6
-        ours = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor))
+        ours = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor, template))
 
     def shard_writer() -> None:
         with webdataset.ShardWriter(str(folder / "wds-%06d.tar"), maxcount=SHARD_PACKS, verbose=0) as sink:
@@ -159,8 +178,8 @@ def throughput(folder: Path, table: Table) -> None:
         asked = at_least(ratio, goal, "×") if goal else ""
         table.add_row("W1 MB per CPU second", f"{megabytes / ours[0]:,.0f}", beside, f"{ratio:.2f}×", asked)
     with LocalExecutor(2) as executor:
-        write(out, plan, source, num_shards, executor)  # processes are up now
-        _, wall = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor))
+        write(out, plan, source, num_shards, executor, template)  # processes are up now
+        _, wall = cpu_and_wall_seconds(lambda: write(out, plan, source, num_shards, executor, template))
     ratio = others["cp -r"][1] / wall
     beside = f"cp -r {megabytes / others['cp -r'][1]:,.0f}"
     row = (f"{megabytes / wall:,.0f}", beside, f"{ratio:.2f}×", at_least(ratio, 0.8, "×"))

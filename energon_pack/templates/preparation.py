@@ -99,24 +99,25 @@ class Preparation:
         """Return an image after its steps."""
         return stepped(image, steps, self._image.apply if self._image is not None else _no_preprocessor)
 
-    def seen(self, media: Sequence[Media], features: Sequence[int]) -> list[SeenMedium]:
+    def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
         """Return the media of a sample as the model sees them; a list of frames is one video.
 
         Args:
-            features: for each, the tokens that hold its features.
+            features: for each, the tokens that hold its features; empty: nobody needs their number.
 
         Raises:
             Skip: as `choose_frames`, and for sizes that a rule refuses.
         """
-        each = zip(lists_of_frames(media), features, strict=True)
+        lists = [*lists_of_frames(media)]
+        each = zip(lists, features or [0] * len(lists), strict=True)
         return [self._seen(medium, places.stop - places.start, number) for (medium, places), number in each]
 
     def _seen(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
         frames = self.choose_frames(medium) if medium.kind == VIDEO.kind else []
         prepared = self.prepared(medium, len(frames))
         if medium.kind not in (IMAGE.kind, VIDEO.kind):
-            sizes = {"width": prepared.width, "height": prepared.height}
-            return SeenMedium(medium.kind, num_features=num_features, num_samples=prepared.num_samples, **sizes)
+            width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
+            return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
         (width, height), steps = self._steps(medium, len(frames))
         is_list = medium.settings is not None and medium.settings.sample_fps is not None
         return SeenMedium(

@@ -52,7 +52,7 @@ def _prepared(template: Template, medium: SeenMedium, own: Sequence[Any]) -> Any
     of_list = [own[index] for index in medium.frames] if medium.num_images else None
     frames = _pixels(template, medium, of_list or decode_frames(own[0], medium.frames))
     heard = AUDIO.decoded(own[0], sound, rate) if medium.num_samples else None
-    total = int(medium.num_in_source) if medium.num_in_source.is_integer() else medium.num_in_source
+    total = int(medium.num_in_source) if medium.num_in_source == int(medium.num_in_source) else medium.num_in_source
     return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata(total, medium.fps, medium.frames), heard)
 
 

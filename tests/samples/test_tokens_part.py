@@ -17,7 +17,7 @@ IDS = [7, 8, 9, 7, *[70_000] * 5, 8]
 PACK = {"length": [3, 7], "start": [1], "end": [3], "num_media": [0, 1], "kind": [1], "num_features": [5]}
 
 
-def pack_of(ids: list[int], **columns: list[float]) -> PackTokens:
+def pack_of(ids: list[int], **columns: list[int]) -> PackTokens:
     return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in columns.items()} | id_columns(np.array(ids)))
 
 

@@ -93,7 +93,7 @@ def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path]
         if number % 2:
             files = [sound(7000, 22_050), *files, video_with_sound(6, 2, 30_000)]
         sample = asked(looked_at(*files))
-        given = media_inputs(template, prepared_media(template, sample.media, files))
+        given = media_inputs(template, prepared_media(template, template.seen(sample.media), files))
         ids = template.encode(sample).ids
         assert ids == full_ids(full, template, sample, given)
         heard = sum(number == template.token_id(template.rules.media_tokens["audio"]) for number in ids)
@@ -107,7 +107,7 @@ def test_seconds_are_those_of_the_run(tmp_path: Path) -> None:
     made = full_processor(template.spec.processor)(
         text=["<|vision_bos|><|VIDEO|><|vision_eos|>"],
         return_tensors="pt",
-        **media_inputs(template, prepared_media(template, looked_at(data, heard=False), [data])),
+        **media_inputs(template, prepared_media(template, template.seen(looked_at(data, heard=False)), [data])),
     )
     assert made["video_second_per_grid"].tolist() == [2.0]
 

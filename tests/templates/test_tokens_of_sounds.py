@@ -46,7 +46,7 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
     for num_samples, rate in ((16_001, 16_000), (7000, 8000), (50_123, 48_000), (510_000, 16_000)):
         data = sound(num_samples, rate)
         sample = Sample(TURNS, [Media("audio", extension="wav", num_samples=num_samples, rate=rate)])
-        made = media_inputs(template, prepared_media(template, sample.media, [data]))
+        made = media_inputs(template, prepared_media(template, template.seen(sample.media), [data]))
         assert template.encode(sample).ids == full_ids(full, template, sample, made)
         ids = template.encode(sample).ids
         assert sum(number == template.token_id(token) for number in ids) == template.render(sample).num_audio_tokens
@@ -91,7 +91,7 @@ def test_a_damaged_sound_is_not_trained_on(tmp_path: Path) -> None:
     template = build(of_model("shapes", folder := processors.qwen2_audio(tmp_path / "processor")), folder)
     media = [Media("audio", extension="wav", num_samples=9000, rate=16_000)]
     with pytest.raises(ValueError, match="a sound has 8000 samples, and 9000 by its header"):
-        prepared_media(template, media, [sound(8000)])
+        prepared_media(template, template.seen(media), [sound(8000)])
     assert len(decode_audio(sound(8000), 16_000)) == 8000
 
 

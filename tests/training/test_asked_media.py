@@ -12,12 +12,8 @@ import pytest
 import torch
 
 from energon_pack.config import Format, Frames, Rope
-from energon_pack.loading import load_template
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.replay import Replay, record
-from energon_pack.templates.sample import Sample
-from energon_pack.training.members import sample_of
 from energon_pack.unpack import unpack
 from support.alone import demo_model, members_of
 from support.packed import demo_config, json_lines, packed, train
@@ -124,17 +120,6 @@ def test_unpacked_and_packed_again(dataset: Path, demo: tuple[Path, Path], cache
     again = packed(demo_config(demo, cache, tmp_path, tmp_path / "single", packing__max_token_len=1024))
     lens = [sorted(n for pack in train(folder) for n in pack.token_lens) for folder in (dataset, again)]
     assert lens[0] == lens[1]
-
-
-def test_other_versions_measure_them_as_they_are(dataset: Path, demo: tuple[Path, Path]) -> None:
-    """The samples that are kept beside the manifest keep their settings: else every loader would refuse the dataset."""
-    template = load_template(dataset, str(demo[1]))
-    from energon_pack.task_encoder import inputs_of
-
-    samples: list[Sample] = [sample_of(member) for pack in train(dataset) for member in inputs_of(pack)]
-    kept = Replay.from_bytes(record(template, samples).to_bytes())
-    compared = kept.compare(template)
-    assert (compared.num_kept, compared.difference, compared.other_ids) == (len(LINES), "", "")
 
 
 def test_a_list_of_frames_is_what_the_full_processor_makes(encoder: PackedTaskEncoder, dataset: Path) -> None:

@@ -283,7 +283,7 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
             text = processor.apply_chat_template(messages, encoder.template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            made = media_inputs(encoder.template, prepared_media(encoder.template, media, own))
+            made = media_inputs(encoder.template, prepared_media(encoder.template, encoder.template.seen(media), own))
             if made:
                 inputs = processor(**given, **made, return_tensors="pt")
             else:  # some take no text alone
