@@ -512,7 +512,7 @@ def test_unknown_fields_and_names_travel(config: Make, tmp_path: Path) -> None:
     assert meta["sample_ids"] == ["a b.tar/dir/k ключ"]
     assert meta["source_parts"] == [["0 пример.PNG"]]
     assert meta["total_token_len"] == sum(meta["token_lens"])
-    assert meta["format"] == 1
+    assert meta["format"] == 3
     assert meta["pack_id"] == key
 
 

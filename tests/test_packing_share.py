@@ -133,7 +133,7 @@ def test_nothing_shared_is_todays_output(config: Make, source: Path) -> None:
     manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
     assert (manifest["format"], manifest["flavor"]) == (1, "packed_multi_mix_qa")
     assert not any("share" in name for name in manifest["content"]["packing"])
-    assert all(meta["format"] == 1 and "shared_lens" not in meta for meta in metas(folder))
+    assert all(meta["format"] == 3 and "shared_lens" not in meta for meta in metas(folder))
 
 
 @pytest.mark.parametrize(

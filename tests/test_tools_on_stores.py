@@ -87,7 +87,7 @@ def test_a_tool_says_of_an_address_what_it_says_of_a_folder(
 @pytest.mark.parametrize(
     "name",
     [
-        "a bit of an image, by its pixels", "a truncated shard", "a replay that was cut short", "a stray file",
+        "a bit of an image, by its pixels", "a truncated shard", "a stray file",
         *map(slow, ["no index", "a missing shard", "a pack twice", "broken JSON", "no report"]),
         slow("a packed sample in the ledger"),
     ],

@@ -142,7 +142,7 @@ def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], sour
     folder, _ = packed(config, source, Flavor.packed_captioning)
     with tarfile.open(folder / "packed-000000.tar") as tar:
         data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
-    value = json.loads(data.pop("json"))
+    value, _ = json.loads(data.pop("json")), data.pop("tokens")
     assert {name for names in PACKED["packed_captioning"].parts(value) for name in names} == set(data)
     at = {sample_id: i for i, sample_id in enumerate(value["_meta"]["sample_ids"])}
     s = at["s.jsonl:1"]

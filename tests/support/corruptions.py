@@ -272,16 +272,6 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {},
         {"fingerprint": "the manifest has '0123'", "metadata": "the manifest '0123'", "totals": "fingerprint="},
     ),
-    "a replay of other packs": (
-        change_file(".nv-meta/replay.json", set_at("fingerprint", to="0123")),
-        {},
-        {"metadata": "replay.json has fingerprint='0123'"},
-    ),
-    "a replay that was cut short": (
-        lambda folder: os.truncate(folder / ".nv-meta" / "replay.json", 100),
-        {},
-        {"metadata": "replay.json can't be read"},
-    ),
     "another limit": (
         change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_members", to=1)),
         {},

@@ -79,7 +79,7 @@ def test_its_layout(config: Make, tmp_path: Path) -> None:
     assert "a system turn" in entry["detail"]
     with tarfile.open(folder / "packed-000000.tar") as tar:
         data = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
-    value = json.loads(data.pop("json"))
+    value, _ = json.loads(data.pop("json")), data.pop("tokens")
     order = [sample_id.rpartition("/")[2] for sample_id in value["_meta"]["sample_ids"]]
     a, c = order.index("a"), order.index("c")
     assert data == {f"img{a}_0.jpg": picture(format="PNG"), f"img{a}_1.jpg": picture()}

@@ -28,7 +28,7 @@ CONVERSATIONS = [
     Conversation([{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}], None, {}, []),
 ]
 META = {
-    "format": 1,
+    "format": 3,
     "pack_id": "p",
     "sample_ids": ["x.tar/0", "x.tar/1"],
     "token_lens": [5, 3],
