@@ -24,12 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from support import processors
@@ -132,7 +133,10 @@ def compared(name: str, write: Callable[[Path], Path], media: str, clips: list[t
             start = time.process_time()
             try:
                 truth: list[int] | None = full_ids(
-                    full, template, sample, media_inputs(template, prepared_media(template, template.seen(of), files))
+                    full,
+                    template,
+                    sample,
+                    media_inputs(template.input_rules, prepared_media(template.input_rules, template.seen(of), files)),
                 )
             except Exception as error:  # the class refuses the sample
                 truth = None

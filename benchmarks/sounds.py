@@ -29,14 +29,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose
-from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import full_ids, media_inputs
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from support import hearing, processors
@@ -188,7 +189,7 @@ def compared(name: str, write: Callable[[Path], Path], sounds: list[tuple[Media,
             media = Prepared(["audio"], [samples])
             start = time.process_time()
             try:
-                truth: list[int] | None = full_ids(full, template, sample, media_inputs(template, media))
+                truth: list[int] | None = full_ids(full, template, sample, media_inputs(template.input_rules, media))
             except Exception:  # any class of any processor may be behind it
                 truth = None
             called += time.process_time() - start

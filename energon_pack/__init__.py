@@ -38,6 +38,7 @@ _HOMES = {
     "steps.journal": "Consumed Journal",
     "streaming": "StreamingPackedDataset",
     "task_encoder": "EncodedPack PackedTaskEncoder inputs_of",
+    "templates.member_tokens": "sample_of",
     "templates.sample": "Sample",
     "templates.template": "Template",
     "templates.torchvision_shim": "prepare_torchvision",
@@ -46,7 +47,6 @@ _HOMES = {
     "training.batch": "PackedBatch source_losses total_weight touch_vision weighted_loss",
     "training.guards": "Guard guard",
     "training.inputs": "MixingError check_inputs",
-    "training.members": "sample_of",
     "training.pack_encoder": "PackEncoder",
     "training.tree_attention": "use_tree_attention",
     "training.trees": "magi_ranges",
@@ -96,6 +96,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.task_encoder import EncodedPack as EncodedPack
     from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
     from energon_pack.task_encoder import inputs_of as inputs_of
+    from energon_pack.templates.member_tokens import sample_of as sample_of
     from energon_pack.templates.sample import Sample as Sample
     from energon_pack.templates.template import Template as Template
     from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
@@ -110,7 +111,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.training.guards import guard as guard
     from energon_pack.training.inputs import MixingError as MixingError
     from energon_pack.training.inputs import check_inputs as check_inputs
-    from energon_pack.training.members import sample_of as sample_of
     from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
     from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
     from energon_pack.training.trees import magi_ranges as magi_ranges

@@ -82,7 +82,7 @@ class LazyPackedDataset(Numbered, Dataset[Pack]):
         self.report: Report | None = planned.report
         #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / "once" / LEDGER
-        self.encoder = PackEncoder(prepared.made, prepared.template, **options)
+        self.encoder = PackEncoder(prepared.made, prepared.template.input_rules, **options)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]

@@ -7,10 +7,11 @@ whatever decoder a task encoder sets.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from energon_pack.dataset.inputs import read_input_rules
 from energon_pack.dataset.manifest import (
     TYPED,
     is_adopted,
@@ -20,15 +21,16 @@ from energon_pack.dataset.manifest import (
     read_manifest,
 )
 from energon_pack.dataset.referenced import LoadedMedia
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, short
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
-from energon_pack.samples.flavors.base import Flavor, PackedFlavor, media_fields
+from energon_pack.samples.flavors.base import Flavor, MemberInput, PackedFlavor, media_fields
 from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind, positions_of
 from energon_pack.samples.flavors.references import ReadMedia
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import option_fields, options_of
@@ -36,12 +38,16 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import topology_of
 from energon_pack.templates.families import ASKED, AUTO
+from energon_pack.templates.folder import local_folder
 from energon_pack.templates.identity import NO_SHORTCUT
+from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -340,8 +346,53 @@ def pack_encoder(
     """
     from energon_pack.training.pack_encoder import PackEncoder
 
-    template = load_template(dataset, processor, trust_remote_code, model)
-    return PackEncoder(manifest_of(dataset, model), template, **options)
+    manifest = manifest_of(dataset, model)
+    if model is not None:  # another tool packed it
+        return PackEncoder(manifest, load_template(dataset, processor, trust_remote_code, model).input_rules, **options)
+    return PackEncoder(manifest, read_rules(dataset, processor, trust_remote_code), **options)
+
+
+def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
+    """Return the rules by which a packed dataset becomes a model's inputs.
+
+    Args:
+        processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
+
+    Raises:
+        ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
+    """
+    rules = read_input_rules(dataset)
+    tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
+    if processor is not None:
+        rules = replace(rules, folder=str(local_folder(ModelConfig(name="", processor=processor))))
+    rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
+    if processor is not None:
+        _refuse_other_tokenizer(rules, str(dataset))
+    return rules
+
+
+def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
+    """Raise ValueError if the tokenizer in the rules' folder makes other ids than the dataset holds."""
+    with errors_only():
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
+    for text, ids in rules.texts:
+        if (found := tokenizer(text, add_special_tokens=False)["input_ids"]) != list(ids):
+            raise ValueError(
+                f"{dataset} was tokenized by another tokenizer than that of {rules.folder}: {text!r} has the ids"
+                f" {short(ids)} there, {short(found)} here: give the processor of the packing, or pack again"
+            )
+
+
+def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
+    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
+    return tokens_of(_template(dataset, processor, trust_remote_code), member)
+
+
+@lru_cache(maxsize=4)
+def _template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
+    return load_template(dataset, processor, trust_remote_code)
 
 
 def _built(settings: TemplateSettings) -> Template:

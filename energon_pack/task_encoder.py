@@ -23,7 +23,7 @@ import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.loading import cookers, manifest_of, pack_encoder
+from energon_pack.loading import cookers, load_template, manifest_of, pack_encoder
 from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
 from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
@@ -92,7 +92,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         super().__init__()
         self.encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
         #: `guard` uses these
-        self.template, self.members = self.encoder.template, self.encoder.members
+        self.rules, self.members = self.encoder.rules, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         manifest = manifest_of(dataset, model)
         content = manifest["content"]
@@ -106,7 +106,11 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._num_longer = 0  # packs than another tool planned them
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
-            self._measuring = measuring_of(content, self.template, options.get("on_bad_member") == "drop")
+            self._measuring = measuring_of(
+                content,
+                load_template(dataset, processor, trust_remote_code, model),
+                options.get("on_bad_member") == "drop",
+            )
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{
                 name: read[name]

@@ -59,12 +59,12 @@ def tiny_model(encoder: PackedTaskEncoder | PackEncoder, attention: str = "sdpa"
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
     }
-    text |= {"num_key_value_heads": 2, "vocab_size": encoder.template.vocabulary_size, "pad_token_id": 0}
+    text |= {"num_key_value_heads": 2, "vocab_size": encoder.rules.num_ids, "pad_token_id": 0}
     text |= {"bos_token_id": None, "eos_token_id": None}  # it is never asked to write
-    if "audio" in encoder.template.media_tokens:
+    if "audio" in encoder.rules.media_tokens:
         return _tiny_hearing(encoder, text, attention)
     kinds: dict[str, Any] = {
-        f"{kind}_token_id": encoder.template.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")
+        f"{kind}_token_id": encoder.rules.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")
     }
     config = transformers.Qwen2_5_VLConfig(
         text_config=_with_rows(text), vision_config={**_VISION, "tokens_per_second": 2}, **kinds
@@ -82,17 +82,17 @@ def _tiny_hearing(encoder: PackedTaskEncoder | PackEncoder, text: dict[str, Any]
     """A Qwen2-Audio, or the thinker of a Qwen2.5-Omni: spectrograms have as many bins as their processor makes."""
     import transformers
 
-    tokens = {kind: encoder.template.token_id(token) for kind, token in encoder.template.media_tokens.items()}
+    tokens = {kind: encoder.rules.token_id(token) for kind, token in encoder.rules.media_tokens.items()}
     audio: dict[str, Any] = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128, "d_model": 64}
-    audio["num_mel_bins"] = encoder.template.spec.processor.audio["feature_size"]
+    audio["num_mel_bins"] = encoder.rules.settings["audio"]["feature_size"]
     config: Any
     make: Any = transformers.Qwen2AudioForConditionalGeneration
     if "image" in tokens:
         make = transformers.Qwen2_5OmniThinkerForConditionalGeneration
         ids = {f"{kind}_token_id": token for kind, token in tokens.items()}
         for kind in ("vision", "audio"):
-            ids |= {f"{kind}_start_token_id": encoder.template.token_id(f"<|{kind}_bos|>")}
-            ids |= {f"{kind}_end_token_id": encoder.template.token_id(f"<|{kind}_eos|>")}
+            ids |= {f"{kind}_start_token_id": encoder.rules.token_id(f"<|{kind}_bos|>")}
+            ids |= {f"{kind}_end_token_id": encoder.rules.token_id(f"<|{kind}_eos|>")}
         audio["output_dim"] = 128
         config = make.config_class(text_config=_with_rows(text), vision_config=_VISION, audio_config=audio, **ids)
     else:

@@ -75,7 +75,7 @@ def samples(packed: Path) -> list[Any]:
 @pytest.fixture(scope="module")
 def model(encoder: PackedTaskEncoder) -> Any:
     """A tiny random Qwen2.5-VL with the demo's tokens."""
-    return demo_model(encoder.template)
+    return demo_model(encoder.rules)
 
 
 def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: PackedTaskEncoder) -> None:
@@ -83,7 +83,7 @@ def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: Pa
     assert encoder.max_token_len == 1600
     made = copy.deepcopy(read_manifest(packed))
     made["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 5000}
-    longer = pack_encoder.PackEncoder(made, encoder.template, pad_to="max_token_len", tokens_per_second=2)
+    longer = pack_encoder.PackEncoder(made, encoder.encoder.rules, pad_to="max_token_len", tokens_per_second=2)
     assert longer.max_token_len == 5000
 
 
@@ -138,9 +138,9 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
     monkeypatch.setattr(Calls, "images", refused)
     with pytest.raises(FatalSampleError, match="SomeProcessor gives maps"):
         encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
-    monkeypatch.setattr(members, "ASKED", (encoder.template.spec.family,))
+    asked = replace(encoder.rules, is_asked=True)
     with pytest.raises(ValueError, match="SomeProcessor gives maps"):
-        PackedTaskEncoder(packed, str(demo[1]))
+        members.MemberEncoder(asked).check()
 
 
 def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Path]) -> None:

@@ -31,7 +31,7 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
             another version of this package can read it.
     """
     if not is_metadataset(dataset):
-        data = _of(dataset, MANIFEST)
+        data = read_meta(dataset, MANIFEST)
         if data is None:
             path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
@@ -55,7 +55,7 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
     """Return the folders that packs of a dataset lie in: its own, or those that a Metadataset or an order names."""
     if is_metadataset(dataset):
         return [*dict.fromkeys(packed_datasets(dataset))]
-    manifest = json_value(_of(dataset, MANIFEST) or b"{}")
+    manifest = json_value(read_meta(dataset, MANIFEST) or b"{}")
     return [_joined(dataset, part["path"]) for part in manifest.get("parts") or ()] or [dataset]
 
 
@@ -88,14 +88,14 @@ def is_packed_here(dataset: str | Path) -> bool:
     """Say whether a folder, or one that a Metadataset's YAML names, has a record of how it was packed."""
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
-    return _of(dataset, MANIFEST) is not None
+    return read_meta(dataset, MANIFEST) is not None
 
 
 def is_adopted(dataset: str | Path) -> bool:
     """Say whether a folder of another tool's packs has this package's YAML beside its own: `energon_pack.adopt` ran."""
-    if is_metadataset(dataset) or _of(dataset, MANIFEST) is not None:
+    if is_metadataset(dataset) or read_meta(dataset, MANIFEST) is not None:
         return False
-    return b"energon_pack.loading" in (_of(dataset, TYPED) or b"")
+    return b"energon_pack.loading" in (read_meta(dataset, TYPED) or b"")
 
 
 def is_metadataset(dataset: str | Path) -> bool:
@@ -112,13 +112,13 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
             path = _joined(_folder_of(metadataset), value["path"])
             if is_metadataset(path):
                 yield from packed_datasets(path)
-            elif _of(path, MANIFEST) is not None:
+            elif read_meta(path, MANIFEST) is not None:
                 yield path
         if isinstance(value, (dict, list)):
             waiting += value.values() if isinstance(value, dict) else value
 
 
-def _of(dataset: str | Path, name: str) -> bytes | None:
+def read_meta(dataset: str | Path, name: str) -> bytes | None:
     """Read a file of a dataset's metadata; None: it is not there."""
     return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
 

@@ -28,6 +28,7 @@ from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
@@ -38,7 +39,7 @@ from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
@@ -322,8 +323,8 @@ def _ids(
     """
     own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
-        prepared = prepared_media(template, media, own)
+        prepared = prepared_media(template.input_rules, media, own)
     except OSError as error:  # of an image
         raise UndecodableError(one_line(error, 160)) from None
     first, end = sample.options.token_range or (0, None)
-    return full_ids(processor, template, sample, media_inputs(template, prepared))[first:end]
+    return full_ids(processor, template, sample, media_inputs(template.input_rules, prepared))[first:end]

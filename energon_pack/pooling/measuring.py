@@ -16,10 +16,10 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
+from energon_pack.templates.member_tokens import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template
-from energon_pack.training.members import sample_of
 
 _log = logging.getLogger(__name__)
 _ROUNDS = 10  # buffers for which a sample may wait for others of its group

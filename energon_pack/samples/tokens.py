@@ -8,6 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 
+class LengthError(Exception):
+    """A member has another length than it was packed with."""
+
+
 class Step(NamedTuple):
     """An operation on the pixels of an image, or of a video's frame."""
 

@@ -1,18 +1,26 @@
 """Load transformers' full processor (tokenizer and media), once in each process."""
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from energon_pack.templates.folder import has_media, state_of
 from energon_pack.templates.quiet import errors_only
 
-if TYPE_CHECKING:  # families import this module
-    from energon_pack.templates.families.rules import ProcessorSettings
+
+class InFolder(Protocol):
+    """A processor, by its folder and the arguments to load it with."""
+
+    @property
+    def folder(self) -> str: ...
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
 
 
-def full_processor(processor: "ProcessorSettings") -> Any:
+def full_processor(processor: InFolder) -> Any:
     """Load the processor with its tokenizer and media processors, or a folder's tokenizer if it holds no more; all
     callers share it, so none may change it.
 
@@ -21,7 +29,7 @@ def full_processor(processor: "ProcessorSettings") -> Any:
         Exception: any error of its class on its files.
     """
     folder = processor.folder
-    return _loaded(folder, json.dumps(processor.kwargs, sort_keys=True), state_of(Path(folder)))
+    return _loaded(folder, json.dumps(dict(processor.kwargs), sort_keys=True), state_of(Path(folder)))
 
 
 @lru_cache(maxsize=2)

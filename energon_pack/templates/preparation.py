@@ -40,10 +40,10 @@ class Preparation:
         """Read the run's settings for all media; raises PackError like the preprocessors."""
         self.rules = rules
         self._family, self._run = family, media
-        self._factor = int(rules.settings.get("factor") or 1)
-        self._image = image_preprocessor(media, self._factor)
-        self._video = video_preprocessor(media, self._factor)
-        self._looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
+        self.factor = int(rules.settings.get("factor") or 1)
+        self._image = image_preprocessor(media, self.factor)
+        self._video = video_preprocessor(media, self.factor)
+        self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
         """Choose the frames of a video that the model sees; measuring and decoding both call this.
@@ -93,7 +93,7 @@ class Preparation:
 
     def shown(self, image: Image.Image, kind: str) -> Image.Image:
         """Return an image with decoded pixels, as the run's settings look at images or at frames."""
-        return with_look(image, self._looks[kind])
+        return with_look(image, self.looks[kind])
 
     def stepped(self, image: Image.Image, steps: Sequence[Step]) -> Image.Image:
         """Return an image after its steps."""
@@ -136,7 +136,7 @@ class Preparation:
     def _steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:
         """Return the size of a medium's picture, and the steps to the size that the processor gets."""
         settings, size = medium.settings, (medium.width, medium.height)
-        if medium.is_turned and not self._looks[medium.kind].is_upright:
+        if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
             *before, last = self._frame_sizes(*size, num_frames, settings)
@@ -156,7 +156,7 @@ class Preparation:
         own = settings if settings is not None and settings.pixels else None
         if own is None and not isinstance(self._video, QwenVLUtilsVideo):
             return [(width, height) if self._video is None else self._video.size(width, height, num_frames)]
-        factor = self._factor if own is None else self._factor_for(own)
+        factor = self.factor if own is None else self._factor_for(own)
         own, sizes = own or MediumSettings(), []
         if settings is not None and settings.sample_fps is not None:  # a list of frames
             width, height = utils_image_size(own, width, height, 2 * factor)
@@ -165,13 +165,13 @@ class Preparation:
 
     def _factor_for(self, settings: MediumSettings) -> int:
         """Return the pixels of a token's side, for models whose rule takes qwen_vl_utils' settings."""
-        if self._factor < 2:
+        if self.factor < 2:
             raise Skip(
                 Reason.UNSUPPORTED_MEDIA,
                 f"{settings.pixels[0]} of a medium is for models whose tokens are squares of pixels, as Qwen-VL's, not"
                 f" model.template={self._family}: take it out (media=resize_max_pixels is for all images)",
             )
-        return self._factor
+        return self.factor
 
     def prepared(self, media: Media, num_frames: int) -> Media:
         """Return a medium with the size that it has after its sample's settings, `media.*` or resampling."""

@@ -1,74 +1,17 @@
-"""Prepare images, chosen frames and other media for processors, in training and when lengths are verified."""
+"""Call a full processor with a sample's conversation and media, as its users do."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL.Image import Image
-
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.streams import UndecodableError
-from energon_pack.samples.media.video import decode_frames
-from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata
+from energon_pack.samples.media.kinds import AUDIO, IMAGE
 from energon_pack.templates.families.asking import changed
 from energon_pack.templates.folder import has_media
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-
-
-def prepared_media(template: Template, media: Sequence[SeenMedium], own: Sequence[Any]) -> Prepared:
-    """Return the media of a sample for its processor.
-
-    Args:
-        media: the media of the sample, in the order of their placeholders.
-        own: for each medium an image, or the bytes of another medium; for a list of frames, each image.
-
-    Raises:
-        ValueError, OSError: a medium can't be decoded, or is not what it was when it was packed.
-    """
-    ends = [*accumulate(max(1, medium.num_images) for medium in media)]
-    each = zip(media, [0, *ends], ends, strict=False)
-    return Prepared(
-        [medium.kind for medium in media], [_prepared(template, m, own[start:end]) for m, start, end in each]
-    )
-
-
-def _prepared(template: Template, medium: SeenMedium, own: Sequence[Any]) -> Any:
-    rate = template.rules.rate
-    sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rate)
-    if medium.kind == IMAGE.kind:
-        return _pixels(template, medium, own)[0]
-    if medium.kind != VIDEO.kind:
-        known = replace(sound, kind=medium.kind, width=medium.width, height=medium.height)
-        return KINDS[medium.kind].decoded(own[0], known, rate)
-    of_list = [own[index] for index in medium.frames] if medium.num_images else None
-    frames = _pixels(template, medium, of_list or decode_frames(own[0], medium.frames))
-    heard = AUDIO.decoded(own[0], sound, rate) if medium.num_samples else None
-    total = int(medium.num_in_source) if medium.num_in_source == int(medium.num_in_source) else medium.num_in_source
-    return Clip(np.stack([np.asarray(frame) for frame in frames]), metadata(total, medium.fps, medium.frames), heard)
-
-
-def _pixels(template: Template, medium: SeenMedium, images: Sequence[Any]) -> list[Image]:
-    """Return images, or frames, after the medium's steps."""
-    shown = [template.shown(image, medium.kind) for image in images]
-    if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
-        wanted = f"{medium.width}×{medium.height}"
-        raise UndecodableError(f"its picture is {other[0]}×{other[1]}, and {wanted} by its header when it was measured")
-    return [template.stepped(image, medium.steps) for image in shown]
-
-
-def media_inputs(template: Template, media: Prepared) -> dict[str, Any]:
-    """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen."""
-    settings = template.rules.call_settings(template.spec.processor)
-    return media_arguments(media, settings, template.rules.nests_images)
 
 
 def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[str, Any]) -> list[int]:
@@ -76,7 +19,7 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
 
     Args:
         processor: a processor, or a tokenizer, which takes no media.
-        media: the media arguments of its call: see `media_inputs`.
+        media: the media arguments of its call: see `samples.media.prepared.media_inputs`.
 
     Raises:
         Exception: any error of the class.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
 from energon_pack.samples.documents import is_document
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
@@ -32,6 +33,7 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
+from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import (
@@ -42,6 +44,7 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
+from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
@@ -49,7 +52,14 @@ from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, within_range, without_first
+from energon_pack.templates.trial_media import trial_of
 
+#: texts by which tokenizers are compared
+_TEXTS = (
+    "The 3 quick foxes jump over 12,345.67 lazy dogs.",
+    "def f(x):\n\treturn {'a': x}  # ☃",
+    "你好世界 Größe €",
+)
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
@@ -356,6 +366,37 @@ class Template(Preparation):
             )
             for sample, text, made in each
         ]
+
+    @cached_property
+    def input_rules(self) -> InputRules:
+        """How tokens and media become a model's inputs: what training needs of this template."""
+        spec, rules = self.spec, self.rules
+        names = {**rules.media_tokens, **rules.feature_tokens}
+        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        known = dict.fromkeys([*special, *spec.processor.tokens.values(), *names.values()])
+        ids = {text: number for text in known if (number := self.token_id(text)) is not None}
+        types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
+        return InputRules(
+            folder=spec.processor.folder,
+            kwargs=spec.processor.kwargs,
+            tokens=spec.processor.tokens,
+            token_ids=ids,
+            num_ids=self.vocabulary_size,
+            settings={"image": spec.processor.image, "video": spec.processor.video, "audio": spec.processor.audio},
+            media_tokens=self.media_tokens,
+            types=types,
+            placeholders={kind: rules.placeholder(kind) for kind in rules.media_tokens},
+            call_settings=rules.call_settings(spec.processor),
+            nests_images=rules.nests_images,
+            hears_videos=rules.hears_videos,
+            rate=rules.rate,
+            is_asked=spec.family in ASKED,
+            looks=self.looks,
+            media={**plain(spec.media), "factor": self.factor},
+            trial=trial_of(self),
+            texts=[(text, self._tokenizer.encode(text, add_special_tokens=False).ids) for text in _TEXTS],
+            tokenize=partial(tokens_of, self),
+        )
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
+from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata_of
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.videos import RATES
@@ -17,10 +18,9 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.families.arguments import Clip, Prepared, metadata_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
-from energon_pack.templates.processor_inputs import full_ids, media_inputs
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
@@ -269,7 +269,8 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
             size = template.prepared(medium, 0)
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
     prepared = Prepared([medium.kind for medium in one.sample.media], values)
-    given = media_inputs(template, prepared)
+    settings = template.rules.call_settings(template.spec.processor)
+    given = media_arguments(prepared, settings, template.rules.nests_images)
     if prepared.of(VIDEO.kind) and not chooses:
         del given["videos_kwargs"]["do_sample_frames"]
         given["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS
-from energon_pack.templates.families.arguments import Prepared, merged
-from energon_pack.templates.families.rules import ProcessorSettings
+from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import media_inputs
 from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.template import Template
 from energon_pack.training.joining import JoinError
 
 #: maps the token ids of texts to one value for each token
@@ -28,10 +27,10 @@ _UNUSED = frozenset(("labels",))
 
 
 class Calls:
-    """The processor of a template; loaded when it is first called."""
+    """A processor; loaded when it is first called."""
 
-    def __init__(self, template: Template):
-        self._template = template
+    def __init__(self, rules: InputRules):
+        self._rules = rules
         self._of_tokens: set[str] = set()
 
     def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
@@ -45,7 +44,7 @@ class Calls:
             Exception: any error of the processor.
         """
         every = merged(members)
-        given = media_inputs(self._template, every)
+        given = media_inputs(self._rules, every)
         processor, alone = self._loaded
         if alone is not None:
             if other := next(
@@ -53,11 +52,13 @@ class Calls:
             ):
                 raise ImportError(f"training on {other} needs torchvision: pip install 'energon-pack[train]'")
             return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **given.get("images_kwargs", {})))
-        placeholder = self._template.rules.placeholder
-        if as_rows and self._template.rules.nests_images and every.of(IMAGE.kind):
+        placeholders = self._rules.placeholders
+        if as_rows and self._rules.nests_images and every.of(IMAGE.kind):
             given[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
         tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
-        texts = ["".join(placeholder(kind) for kind in part.order) + tail for part in (members if as_rows else [every])]
+        texts = [
+            "".join(placeholders[kind] for kind in part.order) + tail for part in (members if as_rows else [every])
+        ]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
         if AUDIO.argument in given:  # else padding would reach sounds, too
             padding = {"text_kwargs": padding}
@@ -68,7 +69,7 @@ class Calls:
 
     def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
         """Process images with the image processor alone, without any text."""
-        given = media_inputs(self._template, merged(members))
+        given = media_inputs(self._rules, merged(members))
         images = merged(members).of(IMAGE.kind)
         processor, alone = self._loaded
         made = (alone or processor.image_processor)(images, return_tensors="pt", **given.get("images_kwargs", {}))
@@ -86,11 +87,26 @@ class Calls:
             raise JoinError(f"{self.name} gives {', '.join(lost)} for each token, for which packs have no place")
         return {name: make for name, make in made.items() if make is not None}
 
+    def token_types(self, ids: list[int]) -> list[int] | None:
+        """Return 0 or the number of its kind of media for each token; None: the processor does not tell by ids."""
+        if not self._knows_types:
+            return None
+        types: list[int] = self._loaded[0].create_mm_token_type_ids([ids])[0]
+        return types
+
+    @cached_property
+    def _knows_types(self) -> bool:
+        try:
+            self._loaded[0].create_mm_token_type_ids([[0]])
+        except (AttributeError, TypeError):  # a remote class, or a class that needs more than ids
+            return False
+        return True
+
     @property
     def kinds(self) -> list[str]:
         """The kinds of media that can be processed on this machine."""
         makes = [*KINDS] if self._loaded[1] is None else [IMAGE.kind]
-        return [kind for kind in makes if kind in self._template.media_tokens]
+        return [kind for kind in makes if kind in self._rules.media_tokens]
 
     @property
     def name(self) -> str:
@@ -101,18 +117,17 @@ class Calls:
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         """Return the processor and None; without the torchvision that it needs, None and its image processor."""
-        processor = self._template.spec.processor
         try:
-            return full_processor(processor), None
+            return full_processor(self._rules), None
         except ImportError:
-            return None, _image_processor(processor)
+            return None, _image_processor(self._rules)
 
 
 @errors_only()
-def _image_processor(processor: ProcessorSettings) -> Any:
+def _image_processor(rules: InputRules) -> Any:
     from transformers import AutoImageProcessor
 
-    return AutoImageProcessor.from_pretrained(processor.folder, backend="pil", **processor.kwargs)
+    return AutoImageProcessor.from_pretrained(rules.folder, backend="pil", **rules.kwargs)
 
 
 def _tensors(made: Mapping[str, Any]) -> dict[str, Tensor]:

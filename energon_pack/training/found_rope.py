@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.templates.served import models_of, said
-from energon_pack.templates.template import Template
 from energon_pack.training.model_classes import small_config
 from energon_pack.training.own_rope import OwnRope
 from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions
@@ -22,7 +22,7 @@ _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
 
 
 def rope_of(
-    stated: str | None, template: Template, tokens_per_second: float | None = None, is_needed: bool = True
+    stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
 ) -> Rope | OwnRope | None:
     """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
 
@@ -30,7 +30,7 @@ def rope_of(
 
     Args:
         stated: `model.rope` of the dataset.
-        template: of the dataset.
+        rules: of the dataset.
         tokens_per_second: of Qwen2.5-VL's vision config; None: as the processor's folder says.
         is_needed: whether batches hold the rows.
 
@@ -39,17 +39,17 @@ def rope_of(
     """
     if stated is None:
         raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
-    folder = Path(template.spec.processor.folder)
+    folder = Path(rules.folder)
     kind: str | None = stated
     if stated not in ROPE_KINDS:
-        kind = found_rope(folder) if template.media_tokens else "none"
+        kind = found_rope(folder) if rules.media_tokens else "none"
     if kind is None and is_needed:
-        return _own_rope(template)
+        return _own_rope(rules)
     if kind not in ROPE_KINDS:
         return None
     vision = said(folder, ("config.json",), "vision_config") or {}
     seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
-    return Rope(kind, int(template.spec.processor.image["merge_size"]), seconds)
+    return Rope(kind, int(rules.settings["image"]["merge_size"]), seconds)
 
 
 def found_rope(folder: Path) -> str | None:
@@ -70,16 +70,16 @@ def _with_rows(folder: Path) -> Any:
     return None
 
 
-def _own_rope(template: Template) -> OwnRope:
+def _own_rope(rules: InputRules) -> OwnRope:
     """Return the rule that calls the model class itself.
 
     Raises:
         ValueError: the class can't be built here.
     """
-    folder = Path(template.spec.processor.folder)
+    folder = Path(rules.folder)
     make = _with_rows(folder)
     try:
-        return OwnRope(make, small_config(make, template))
+        return OwnRope(make, small_config(make, rules))
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(
             f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"

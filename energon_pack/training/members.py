@@ -1,6 +1,5 @@
 """Encode samples one by one, as the model would see each alone: tokens, labels, positions and media."""
 
-import io
 import logging
 from bisect import bisect_left
 from collections import Counter
@@ -16,19 +15,11 @@ from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
-from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.placeholders import split_content
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.input_rules import BLANK, PROBE, InputRules
+from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
+from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.templates.families import ASKED
-from energon_pack.templates.families.arguments import Prepared
-from energon_pack.templates.identity import HEARD
-from energon_pack.templates.processor_inputs import prepared_media
-from energon_pack.templates.sample import Sample
-from energon_pack.templates.template import Template
 from energon_pack.training import noise
 from energon_pack.training.calls import TokenRow
 from energon_pack.training.joining import Join, join
@@ -40,10 +31,6 @@ from energon_pack.training.rope import Rope, rope_positions
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-
-
-class LengthError(Exception):
-    """A member has another length than it was packed with."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +50,9 @@ class Encoded:
 class MemberEncoder:
     """Encodes members for one model."""
 
-    def __init__(self, template: Template, rope: Rope | OwnRope | None = None):
-        self._template = template
-        self._rope = rope
-        self._pixels = Pixels(template)
-        #: whether nobody has compared this processor's output yet, so that `check` tries it first
-        self._is_asked = template.spec.family in ASKED
-        rules = template.rules
-        names = {**rules.media_tokens, **rules.feature_tokens}
-        #: (type, id) of the tokens that hold features of media
-        self._types = [(m.token_type, template.token_id(names[m.kind])) for m in KINDS.values() if m.kind in names]
+    def __init__(self, rules: InputRules, rope: Rope | OwnRope | None = None):
+        self._rules, self._rope = rules, rope
+        self._pixels = Pixels(rules)
 
     def encode(self, member: MemberInput) -> Encoded:
         """Encode one member with all of its media, whatever it shares.
@@ -143,7 +123,7 @@ class MemberEncoder:
         Raises:
             ValueError: no rule joins the media, or the model makes no positions for them.
         """
-        if self._is_asked:
+        if self._rules.is_asked:
             self._pixels.check()
         if isinstance(self._rope, OwnRope):
             self._rope.check([member.tokens for member in self.probe_members()])
@@ -169,20 +149,25 @@ class MemberEncoder:
             RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
-        kinds = ["", *(kind for kind in KINDS if kind in self._template.media_tokens)]
-        kinds += [AUDIO.kind] if AUDIO.kind in kinds and several_sounds else []  # the second pads the first
-        kinds += [HEARD] if self._template.rules.hears_videos else []
-        for number, kind in enumerate([*kinds, ""]):
-            is_second = bool(kind) and kind in kinds[:number]
+        tried: list[str] = []
+        for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):
+            kind, is_second = trial.kind, bool(trial.kind) and trial.kind in tried
+            if is_second and not several_sounds:
+                continue
+            tried.append(kind)
             try:
-                draft = self._noise(kind, len(members), 2.7 if is_second else 1.2)
+                draft = _Draft(
+                    MemberInput(f"{kind or 'text'} {seed}", []),
+                    trial.tokens,
+                    noise.filled(self._rules, trial.tokens, seed),
+                )
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], shares)
                 if is_second:  # packs of some processors have one sound
                     self.join([*(member.media for member in members), media])
             except RowsError:
                 raise
-            except (ImportError, ValueError, Skip) as error:  # training can't use such media here, either
+            except (ImportError, ValueError, OSError) as error:  # training can't use such media here, either
                 _log.info("a model is not tried with a %s: %s", kind, error)
                 continue
             members.append(replace(encoded, media=media, joins=self._pixels.joins(media) if media else {}))
@@ -200,21 +185,18 @@ class MemberEncoder:
         member = Member(ids, labels, types, self._rows(ids, types, given), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
-    def _noise(self, kind: str, number: int, seconds: float) -> "_Draft":
-        """Return a member with one medium of random pixels or samples, or with none.
+    def _tokens(self, member: MemberInput) -> MemberTokens:
+        """Return what the model is fed of a member.
 
-        Args:
-            kind: of `KINDS`; HEARD: a video that is heard, too; empty: none.
-            seconds: of a sound.
+        Raises:
+            ValueError: it is in no pack, and nothing here can tokenize it.
+            LengthError, OSError, Skip: as `InputRules.tokenize`.
         """
-        named = VIDEO.kind if kind == HEARD else kind
-        asked = f"{f'<{named}>' if named else ''} What is number {number}?"
-        answered = f"A {named or 'word'}, {number} of 9."
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        own = [noise.one(self._template, kind, number, seconds)] if kind else []
-        (tokens,) = self._template.member_tokens([Sample(messages, [medium for medium, _ in own])])
-        given = Prepared([medium.kind for medium, _ in own], [value for _, value in own])
-        return _Draft(MemberInput(f"{named or 'text'} {number}", messages), tokens, given)
+        if member.tokens is not None:
+            return member.tokens
+        if self._rules.tokenize is None:
+            raise ValueError(f"{member.sample_id} has no tokens: only packs can be trained on here")
+        return self._rules.tokenize(member)
 
     def _encoded(self, drafts: Sequence["_Draft"], shares: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Return the members without media; the pack holds the media of all."""
@@ -230,8 +212,7 @@ class MemberEncoder:
 
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only where they are needed."""
-        template, num = self._template, member.shared
-        tokens = member.tokens or tokens_of(template, member)
+        num, tokens = member.shared, self._tokens(member)
         own = parts_of(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
@@ -243,10 +224,10 @@ class MemberEncoder:
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
-        added = prepared_media(template, tokens.media[num_shared:], own[first:])
+        added = prepared_media(self._rules, tokens.media[num_shared:], own[first:])
         if not first:
             return _Draft(member, tokens, added)
-        whole = prepared_media(template, tokens.media, own) if is_whole else None
+        whole = prepared_media(self._rules, tokens.media, own) if is_whole else None
         seen = kinds[:num_shared]
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
@@ -276,16 +257,16 @@ class MemberEncoder:
             for start, end in draft.tokens.supervised:
                 labels[first + start : first + end] = ids[first + start : first + end]
         types = torch.zeros_like(ids)
-        for number, feature in self._types:
+        for number, feature in self._rules.types:
             if feature is not None:
                 types[(ids == feature) & (types == 0)] = number
         split = zip(drafts, *(values.split(lengths) for values in (ids, labels, types)), shares, strict=True)
         for draft, own_ids, own_labels, own_types, media in split:
             rows: dict[str, Tensor] = {}
-            if self._is_asked:
+            if self._rules.is_asked:
                 listed = own_ids.tolist()
                 rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.of_tokens.items()}
-                if (given := self._template.rules.token_types(listed)) is not None:
+                if (given := self._pixels.token_types(listed)) is not None:
                     # transformers knows only images, videos and sounds
                     own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(given))
             rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
@@ -295,7 +276,7 @@ class MemberEncoder:
     @cached_property
     def of_tokens(self) -> Mapping[str, TokenRow]:
         """Functions for inputs that only this model has for each token, by name."""
-        return self._pixels.of_tokens if self._is_asked else {}
+        return self._pixels.of_tokens if self._rules.is_asked else {}
 
     def _rows(self, ids: Tensor, types: Tensor, media: dict[str, Tensor]) -> Tensor | None:
         """Return the M-RoPE rows of one member; None: the model has none."""
@@ -305,43 +286,9 @@ class MemberEncoder:
 
     def blank(self) -> dict[str, Tensor]:
         """Return the media inputs of one small white image, for ranks whose pack has no image."""
-        image = self._template.prepare_image(Image.new("RGB", (64, 64), "white"))
-        return self._pixels([Prepared([IMAGE.kind], [image])])
-
-
-def tokens_of(template: Template, member: MemberInput) -> MemberTokens:
-    """Render and tokenize a member that was in no pack.
-
-    Raises:
-        LengthError: it has another length than it was measured with.
-        OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
-    """
-    (made,) = template.member_tokens([sample_of(member)])
-    _check_length(member, len(made), template.fingerprint)
-    return made
-
-
-def sample_of(member: MemberInput) -> Sample:
-    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
-
-    Raises:
-        OSError, Skip: a medium is missing, or its bytes are no medium.
-    """
-    _refuse_missing(member)
-    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
-    media = {
-        IMAGE.kind: iter([getattr(image, "medium", Media(IMAGE.kind, *image.size)) for image in member.images]),
-        **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
-    }
-    kinds = [kind for kind, own in member.media.items() for _ in own]
-    in_order = _order(member.messages, kinds)
-    if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
-        kinds = in_order
-    waiting = {kind: iter(own) for kind, own in member.media.items()}
-    data = [next(waiting[kind]) for kind in kinds]
-    found = [next(media[kind]) for kind in kinds]
-    seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
-    return Sample(member.messages, seen_media, member.tools, member.options)
+        (medium,) = next(one.tokens.media for one in self._rules.trial if one.purpose == BLANK)
+        white = Image.new("RGB", (medium.width, medium.height), "white")
+        return self._pixels([Prepared([IMAGE.kind], changed(self._rules, medium, [white]))])
 
 
 def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
@@ -351,19 +298,13 @@ def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
         OSError: one of them is missing.
         ValueError: there are not so many of a kind.
     """
-    _refuse_missing(member)
+    member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
     counts = {kind: len(own) for kind, own in member.media.items() if own}
     if counts != Counter(kinds):
         raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
     waiting = {kind: iter(own) for kind, own in member.media.items()}
     return [next(waiting[kind]) for kind in kinds]
-
-
-def _refuse_missing(member: MemberInput) -> None:
-    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
-    if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
-        raise OSError(f"its {missing} is missing from the pack")
 
 
 @dataclass(frozen=True)
@@ -395,14 +336,6 @@ def _weights(tokens: MemberTokens) -> Tensor | None:
     return weights
 
 
-def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:
-    if member.token_len is not None and num_tokens != member.token_len:
-        raise LengthError(
-            f"{member.sample_id} has {num_tokens} tokens in training, {member.token_len} when it was packed"
-            f" (fingerprint {fingerprint})"
-        )
-
-
 def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Tensor]]:
     """Split the named inputs by member: member i owns the next `counts[i]` rows."""
     shares: list[dict[str, Tensor]] = [{} for _ in counts]
@@ -424,10 +357,3 @@ def _with_shared(own: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> lis
             }
         found.append(rows)
     return found
-
-
-def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
-    """Return the kinds of media in the order of their placeholders."""
-    contents = [message["content"] for message in split_content(messages, kinds)]
-    parts = [part for content in contents if not isinstance(content, str) for part in content]
-    return [part["type"] for part in parts if part["type"] != "text"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.template import Template
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 
@@ -13,21 +13,21 @@ from energon_pack.training.sizes import parts
 _SAME = {"bos": "start", "eos": "end"}
 
 
-def small_config(make: Any, template: Template) -> Any:
+def small_config(make: Any, rules: InputRules) -> Any:
     """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes.
 
     Args:
         make: a class that `models_of` returned.
-        template: the template of the processor, whose folder may hold config.json.
+        rules: of the processor, whose folder may hold config.json.
 
     Raises:
         ValueError: config.json belongs to another class.
     """
-    folder = Path(template.spec.processor.folder)
+    folder = Path(rules.folder)
     if (folder / "config.json").is_file():
         from transformers import AutoConfig
 
-        trusted = bool(template.spec.processor.kwargs.get("trust_remote_code"))
+        trusted = bool(rules.kwargs.get("trust_remote_code"))
         every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
         found = next((part for part in every if isinstance(part, make.config_class)), None)
         if found is None:
@@ -35,8 +35,8 @@ def small_config(make: Any, template: Template) -> Any:
         return shrink(found)
     config = shrink(make.config_class())
     for part in parts(config):
-        _take_sizes(part, template.spec.processor.image)
-    _take_ids(config, template)
+        _take_sizes(part, rules.settings.get("image", {}))
+    _take_ids(config, rules)
     return config
 
 
@@ -46,12 +46,11 @@ def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
             setattr(part, own, image[name])
 
 
-def _take_ids(config: Any, template: Template) -> None:
+def _take_ids(config: Any, rules: InputRules) -> None:
     """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
-    processor = template.spec.processor
-    named = {**processor.tokens, **vars(full_processor(processor))}
+    named = {**rules.tokens, **vars(full_processor(rules))}
     for name, token in named.items():
-        token_id = template.token_id(token) if name.endswith("_token") and isinstance(token, str) else None
+        token_id = rules.token_id(token) if name.endswith("_token") and isinstance(token, str) else None
         if token_id is None:
             continue
         *words, last, _ = name.split("_")

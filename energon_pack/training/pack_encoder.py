@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.templates.template import Template
+from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded, LengthError, MemberEncoder, without
+from energon_pack.training.members import Encoded, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree, probe_tree
@@ -104,7 +105,7 @@ class PackEncoder:
 
     Args:
         made: the content of energon_pack.json, which says how the packs were made.
-        template: the template with which they were measured.
+        rules: of the processor and the settings with which they were measured.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one the dataset was packed for.
         pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
@@ -117,7 +118,7 @@ class PackEncoder:
             which is the default.
         rope_rows: `position_ids` of thd are the three rows of M-RoPE, [3, 1, T].
         on_bad_member: `raise` with its name, or `drop` only this member; `num_dropped` of the batch counts them.
-        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`, if the template takes
+        dummy_image: give a batch without images the media inputs of a blank image, as `dummy_…`, if the processor takes
             images: see `touch_vision`.
         tokens_per_second: `tokens_per_second` of Qwen2.5-VL's vision config, needed for videos if the processor's
             folder has no config.json: without either, a video ends the training.
@@ -131,7 +132,7 @@ class PackEncoder:
     def __init__(
         self,
         made: Mapping[str, Any],
-        template: Template,
+        rules: InputRules,
         *,
         layout: str | None = None,
         pad_to: str = "longest",
@@ -144,12 +145,12 @@ class PackEncoder:
         dummy_image: bool = False,
         tokens_per_second: float | None = None,
     ):
-        self.layout, self.template = layout or made["layout"], template
+        self.layout, self.rules = layout or made["layout"], rules
         given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
         check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
-        self._given = made, template, given | {"tokens_per_second": tokens_per_second}
+        self._given = made, rules, given | {"tokens_per_second": tokens_per_second}
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
@@ -166,11 +167,11 @@ class PackEncoder:
                 raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
-        self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in template.media_tokens
+        self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         with_rows = rope_rows or is_neat
-        rope = rope_of(made["content"]["model"].get("rope"), template, tokens_per_second, with_rows)
+        rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         self._form = Form(
-            pad_id=template.token_id(template.spec.processor.tokens.get("pad_token", "")) or 0,
+            pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             width=made["max_token_len"] if pad_to == "max_token_len" else None,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
             shifted=self.labels_shifted,
@@ -179,7 +180,7 @@ class PackEncoder:
         )
         if is_neat and self._is_hybrid:
             refuse_missing_kernels()
-        self.members = MemberEncoder(template, rope)
+        self.members = MemberEncoder(rules, rope)
         self.members.check()
 
     def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
@@ -345,8 +346,8 @@ def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
                 )
 
 
-def _encoder(made: Mapping[str, Any], template: Template, options: dict[str, Any]) -> PackEncoder:
-    return PackEncoder(made, template, **options)
+def _encoder(made: Mapping[str, Any], rules: InputRules, options: dict[str, Any]) -> PackEncoder:
+    return PackEncoder(made, rules, **options)
 
 
 def _multiple(given: int | None, planned: int) -> int:

@@ -8,10 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
+from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.templates.families.arguments import Prepared, merged
 from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.template import Template
 from energon_pack.training import noise
 from energon_pack.training.calls import Calls, TokenRow
 from energon_pack.training.joining import Join, JoinError, join, prove
@@ -51,11 +51,11 @@ class _Tried:
 
 
 class Pixels:
-    """The processor of a template, for media alone; a kind is tried when its first medium comes, or by `check`."""
+    """A processor, for media alone; a kind is tried when its first medium comes, or by `check`."""
 
-    def __init__(self, template: Template):
-        self._template = template
-        self._call = Calls(template)
+    def __init__(self, rules: InputRules):
+        self._rules = rules
+        self._call = Calls(rules)
         self._tried: dict[str, _Tried] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
@@ -125,6 +125,10 @@ class Pixels:
         self.check()
         return self._call.of_tokens()
 
+    def token_types(self, ids: list[int]) -> list[int] | None:
+        """Return 0 or the number of its kind of media for each token; None: only the ids of `InputRules.types` tell."""
+        return self._call.token_types(ids)
+
     def joins(self, names: Collection[str]) -> dict[str, Join]:
         """Return the rules by which inputs are joined, at least for these names."""
         if not self._known.keys() >= set(names):
@@ -143,9 +147,9 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
-        given = list(noise.members(self._template, kind))
+        given = list(noise.members(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, given, list(noise.twins(self._template, kind)))
+            proven = prove(self._call, given, list(noise.members(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             said = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {said}")
@@ -167,8 +171,8 @@ class Pixels:
     @cached_property
     def _mixes(self) -> bool:
         """Whether media of several kinds give the same in one call as in separate calls."""
-        each = [list(noise.members(self._template, kind)) for kind in self._call.kinds]
-        heard = [*noise.heard(self._template)] if self._template.rules.hears_videos else []
+        each = [list(noise.members(self._rules, SIZES, kind)) for kind in self._call.kinds]
+        heard = [*noise.members(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)

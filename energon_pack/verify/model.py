@@ -15,8 +15,9 @@ from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.templates.template import Template
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
@@ -74,8 +75,8 @@ def check_model(folder: DatasetFolder, model: str, processor: str | None, trust_
     except (OSError, ValueError) as error:
         raise PackError(f"--model: {error}") from None
     members = _members(folder, encoder)
-    config = _for_template(config, encoder.template)
-    make = make or _by_config(config, encoder.template, trust_remote_code)
+    config = _with_tokens(config, encoder.encoder.rules)
+    make = make or _by_config(config, encoder.encoder.rules, trust_remote_code)
     proofs = prove(make, config, members, encoder.mask, longest=encoder.max_token_len)
     defects: list[str] = []
     if not proofs[-1].is_exact and any(proof.finding for proof in proofs):
@@ -107,23 +108,23 @@ def _named(model: str, trust_remote_code: bool) -> tuple[Any, Any]:
     return getattr(transformers, name, None), config
 
 
-def _for_template(config: Any, template: Template) -> Any:
-    """Return a config that knows the template's tokens."""
+def _with_tokens(config: Any, rules: InputRules) -> Any:
+    """Return a config that knows the tokens of a processor."""
     text = config.get_text_config()
-    text.vocab_size = max(text.vocab_size, template.vocabulary_size)
-    rules = template.rules
-    for kind, token in {**rules.media_tokens, **rules.feature_tokens}.items():
+    text.vocab_size = max(text.vocab_size, rules.num_ids)
+    features = dict(rules.types)
+    for kind, medium in KINDS.items():
         for name in (f"{kind}_token_id", f"{kind}_token_index"):
-            if hasattr(config, name):
-                setattr(config, name, template.token_id(token))
+            if medium.token_type in features and hasattr(config, name):
+                setattr(config, name, features[medium.token_type])
     return config
 
 
-def _by_config(config: Any, template: Template, trust_remote_code: bool) -> Any:
+def _by_config(config: Any, rules: InputRules, trust_remote_code: bool) -> Any:
     """Return the model class that a config's own code defines."""
     import transformers
 
-    kind = "ImageTextToText" if template.rules.media_tokens else "CausalLM"
+    kind = "ImageTextToText" if rules.media_tokens else "CausalLM"
     auto = getattr(transformers, f"AutoModelFor{kind}")
     return type(auto.from_config(shrink(copy.deepcopy(config)), trust_remote_code=trust_remote_code))
 

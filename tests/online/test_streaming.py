@@ -14,8 +14,8 @@ from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
+from energon_pack.templates.member_tokens import sample_of
 from energon_pack.templates.sample import Sample
-from energon_pack.training.members import sample_of
 from support.alone import demo_model
 from support.packed import demo_config, json_lines, lengths, packed
 from support.running import need_torchvision
@@ -102,7 +102,7 @@ def test_a_member_of_a_pack_has_the_logits_it_has_alone(make: Any, one_thread: N
     """A member that sees another one, or its image, would train on a wrong context."""
     need_torchvision()
     dataset = make(SOURCES, "packing.group_by=none", "model.rope=qwen2_5_vl", buffer_size=20)
-    model = demo_model(dataset.encoder.template).eval()
+    model = demo_model(dataset.encoder.rules).eval()
     seen_media = 0
     for pack in islice(dataset, 4):
         batch = dataset.collate([pack])

@@ -221,12 +221,12 @@ def test_the_end_of_a_cut_answer_is_trained_or_not(config: Make, tmp_path: Path,
     run = config(source, packing__max_token_len=128, packing__overlong=Overlong.truncate_text, labels__cut_end=cut_end)
     lazy = LazyPackedDataset(run)
     found = {one.sample_id: one.tokens for number in range(len(lazy)) for one in lazy[number].members}
-    template = lazy.encoder.template
+    special = {number: token for token, number in lazy.encoder.rules.token_ids.items()}
     ends = {}
     for name, tokens in found.items():
         numbers = tokens.ids.tolist()
-        last = max((i for i, number in enumerate(numbers) if number in template.special_ids), default=len(numbers) - 1)
-        text = template.tokenizer.id_to_token(int(tokens.ids[last]))
+        last = max((i for i, number in enumerate(numbers) if number in special), default=len(numbers) - 1)
+        text = special.get(int(tokens.ids[last]), "")
         ends[name] = text, int(tokens.labels[last]) != IGNORE
         assert len(tokens) <= 128
     assert ends["0.tar/short"] == ("<|im_end|>", True)

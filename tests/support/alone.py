@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from energon_pack.config import Rope
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
@@ -21,11 +22,11 @@ def pack_demo(demo: tuple[Path, Path], cache: Path, folder: Path) -> Path:
     return packed(demo_config(demo, cache, folder, model__rope=Rope.qwen2_5_vl, **settings))
 
 
-def demo_model(template: Template) -> Any:
+def demo_model(tokens_of: Template | InputRules) -> Any:
     """A tiny random Qwen2.5-VL with the demo's tokens."""
     import transformers as tf
 
-    tokens: dict[str, Any] = {name: template.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    tokens: dict[str, Any] = {name: tokens_of.token_id(f"<|{name}_pad|>") for name in ("image", "video")}
     text: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 48,

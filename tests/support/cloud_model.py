@@ -39,10 +39,9 @@ class CloudModel(tf.Qwen2ForCausalLM):
 
 def main(dataset: str, processor: str) -> None:
     encoder = PackedTaskEncoder(dataset, processor=processor, trust_remote_code=True)
-    template = encoder.template
-    settings: dict[str, Any] = {"cloud_token_id": template.token_id("<cloud>"), "leak": 0.0}
+    settings: dict[str, Any] = {"cloud_token_id": encoder.rules.token_id("<cloud>"), "leak": 0.0}
     config = CloudConfig(
-        vocab_size=template.vocabulary_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        vocab_size=encoder.rules.num_ids, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2, **settings,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.samples.media.arguments import sound_arguments
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose
-from energon_pack.templates.families.arguments import sound_arguments
 from energon_pack.templates.families.asking import Asking
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD
-from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
@@ -93,7 +94,9 @@ def test_tokens_are_the_processors(tmp_path: Path, write: Callable[[Path], Path]
         if number % 2:
             files = [sound(7000, 22_050), *files, video_with_sound(6, 2, 30_000)]
         sample = asked(looked_at(*files))
-        given = media_inputs(template, prepared_media(template, template.seen(sample.media), files))
+        given = media_inputs(
+            template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), files)
+        )
         ids = template.encode(sample).ids
         assert ids == full_ids(full, template, sample, given)
         heard = sum(number == template.token_id(template.rules.media_tokens["audio"]) for number in ids)
@@ -107,7 +110,10 @@ def test_seconds_are_those_of_the_run(tmp_path: Path) -> None:
     made = full_processor(template.spec.processor)(
         text=["<|vision_bos|><|VIDEO|><|vision_eos|>"],
         return_tensors="pt",
-        **media_inputs(template, prepared_media(template, template.seen(looked_at(data, heard=False)), [data])),
+        **media_inputs(
+            template.input_rules,
+            prepared_media(template.input_rules, template.seen(looked_at(data, heard=False)), [data]),
+        ),
     )
     assert made["video_second_per_grid"].tolist() == [2.0]
 

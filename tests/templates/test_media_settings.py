@@ -20,6 +20,7 @@ from PIL import Image
 from energon_pack.samples.media.asked import as_asked, lists_of_frames
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import prepared_media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.skip import Reason, Skip
@@ -27,7 +28,7 @@ from energon_pack.templates.families.rules import FrameSampling
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.processor import load_saved, prepare_template
-from energon_pack.templates.processor_inputs import full_ids, prepared_media
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Alpha, MediaConfig
 from energon_pack.templates.template import Template
@@ -291,7 +292,7 @@ def test_the_pixels_of_training_are_those_that_were_counted(template: Template) 
     ]
     frames = [Image.new("RGB", (320, 240))] * 300
     clip = media[1]
-    prepared = prepared_media(template, template.seen(media[:1]), [Image.new("RGB", (1000, 700))])
+    prepared = prepared_media(template.input_rules, template.seen(media[:1]), [Image.new("RGB", (1000, 700))])
     assert [image.size for image in prepared.values] == [(252, 168)]
     shown = template.prepare_frames(frames[:2], clip.settings)
     assert shown[0].size == (template.prepared(clip, 2).width, template.prepared(clip, 2).height) != (320, 240)
@@ -379,8 +380,8 @@ def test_frames_of_another_size_are_named(template: Template) -> None:
     """A film may say in its frames alone that it is turned (H.264 can): its header counted other tokens."""
     data = video(4, 64, 48)
     medium = probe(io.BytesIO(data))
-    (clip,) = prepared_media(template, template.seen([medium]), [data]).values
+    (clip,) = prepared_media(template.input_rules, template.seen([medium]), [data]).values
     assert clip.frames.shape == (4, 48, 64, 3)
     turned = template.seen([replace(medium, width=48, height=64)])
     with pytest.raises(ValueError, match=r"its picture is 64×48, and 48×64 by its header when it was measured"):
-        prepared_media(template, turned, [data])
+        prepared_media(template.input_rules, turned, [data])

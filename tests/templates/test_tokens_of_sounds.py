@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
+from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.families.spectrograms import by_shape
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import full_ids, media_inputs, prepared_media
+from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from support import processors
 from support.hearing import VOXTRAL, voxtral
@@ -46,7 +47,9 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
     for num_samples, rate in ((16_001, 16_000), (7000, 8000), (50_123, 48_000), (510_000, 16_000)):
         data = sound(num_samples, rate)
         sample = Sample(TURNS, [Media("audio", extension="wav", num_samples=num_samples, rate=rate)])
-        made = media_inputs(template, prepared_media(template, template.seen(sample.media), [data]))
+        made = media_inputs(
+            template.input_rules, prepared_media(template.input_rules, template.seen(sample.media), [data])
+        )
         assert template.encode(sample).ids == full_ids(full, template, sample, made)
         ids = template.encode(sample).ids
         assert sum(number == template.token_id(token) for number in ids) == template.render(sample).num_audio_tokens
@@ -63,13 +66,13 @@ def test_voxtral_hears_windows_of_30_seconds(tmp_path: Path, part: str) -> None:
         ids = template.encode(sample).ids
         assert ids.count(24) == num_tokens == template.render(sample).num_audio_tokens
         assert ids.count(template.token_id("[BEGIN_AUDIO]") or 0) == len(lengths)
-        heard = media_inputs(template, sounds(*lengths))
+        heard = media_inputs(template.input_rules, sounds(*lengths))
         full = full_processor(template.spec.processor)
         assert ids == full_ids(full, template, sample, heard)
         text = template.raw_text(sample) or "".join("[AUDIO]" for _ in lengths)
         assert full(text=[text], return_tensors="pt", **heard)["input_features"].shape == (num_tokens // 375, 8, 3000)
     with pytest.raises(ValueError, match=r"0 times \[AUDIO\] in the texts, and 1 sounds"):
-        full(text=["What?"], return_tensors="pt", **media_inputs(template, sounds(99)))
+        full(text=["What?"], return_tensors="pt", **media_inputs(template.input_rules, sounds(99)))
 
 
 def sounds(*lengths: int) -> Prepared:
@@ -91,7 +94,7 @@ def test_a_damaged_sound_is_not_trained_on(tmp_path: Path) -> None:
     template = build(of_model("shapes", folder := processors.qwen2_audio(tmp_path / "processor")), folder)
     media = [Media("audio", extension="wav", num_samples=9000, rate=16_000)]
     with pytest.raises(ValueError, match="a sound has 8000 samples, and 9000 by its header"):
-        prepared_media(template, template.seen(media), [sound(8000)])
+        prepared_media(template.input_rules, template.seen(media), [sound(8000)])
     assert len(decode_audio(sound(8000), 16_000)) == 8000
 
 

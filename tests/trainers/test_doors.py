@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from energon_pack import PackError, guard
+from energon_pack.loading import load_template
 from energon_pack.on_disk import PackedDataset
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
@@ -39,8 +40,8 @@ def packs(folder: Path, demo: tuple[Path, Path]) -> PackedDataset:
 
 
 @pytest.fixture(scope="module")
-def model(packs: PackedDataset) -> Any:
-    made = demo_model(packs.encoder.template)
+def model(packs: PackedDataset, folder: Path, demo: tuple[Path, Path]) -> Any:
+    made = demo_model(load_template(folder, str(demo[1])))
     guard(made, packs.encoder)
     return made
 

@@ -129,7 +129,7 @@ def qwen2(made: TrainedOn, folder: Path) -> Path:
     import transformers
 
     shutil.copytree(made.model, folder)
-    size = PackedDataset(made.packs, str(folder)).encoder.template.vocabulary_size
+    size = PackedDataset(made.packs, str(folder)).encoder.rules.num_ids
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

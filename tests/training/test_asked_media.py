@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from energon_pack.config import Format, Frames, Rope
+from energon_pack.loading import load_template
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.full import full_processor
 from energon_pack.unpack import unpack
@@ -87,7 +88,7 @@ def test_all_are_counted_as_their_records_say(dataset: Path) -> None:
 
 def test_packed_is_alone(dataset: Path, encoder: PackedTaskEncoder) -> None:
     """Logits to 1e-5: alone is what the model's processor gives, with nothing of ours around."""
-    model = demo_model(encoder.template)
+    model = demo_model(encoder.rules)
     packs = list(train(dataset))
     alone = members_of(dataset, encoder, [name for pack in packs for name in pack.sample_ids])
     assert len(alone) == len(LINES)
@@ -122,14 +123,17 @@ def test_unpacked_and_packed_again(dataset: Path, demo: tuple[Path, Path], cache
     assert lens[0] == lens[1]
 
 
-def test_a_list_of_frames_is_what_the_full_processor_makes(encoder: PackedTaskEncoder, dataset: Path) -> None:
+def test_a_list_of_frames_is_what_the_full_processor_makes(
+    encoder: PackedTaskEncoder, dataset: Path, demo: tuple[Path, Path]
+) -> None:
     import numpy as np
 
-    processor = full_processor(encoder.template.spec.processor)
+    processor = full_processor(encoder.rules)
+    template = load_template(dataset, str(demo[1]))
     text = processor.apply_chat_template(
         [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]},
          {"role": "assistant", "content": "4 circles"}],
-        chat_template=encoder.template.spec.chat_template, tokenize=False,
+        chat_template=template.spec.chat_template, tokenize=False,
     )  # fmt: skip
     frames = np.zeros((5, 56, 84, 3), np.uint8)
     about = {"fps": 1.0, "total_num_frames": 5, "duration": 5.0, "frames_indices": [0, 1, 2, 3, 4]}

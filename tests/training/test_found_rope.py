@@ -16,10 +16,10 @@ import torch
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
-from energon_pack.templates.processor_inputs import media_inputs
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
@@ -101,7 +101,7 @@ def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
     draft, processor = encoder._draft(MEMBER), full_processor(template.spec.processor)
     media = [Media("image", *image.size) for image in draft.given.of("image")] + [probe(io.BytesIO(MEMBER.videos[0]))]
     text = processor.apply_chat_template(template.messages(Sample(TURNS, media)), tokenize=False)
-    given = media_inputs(template, draft.given)
+    given = media_inputs(template.input_rules, draft.given)
     return dict(processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **given))
 
 
@@ -112,8 +112,8 @@ def plain_inputs(template: Template, encoder: MemberEncoder) -> dict[str, Any]:
 def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: str) -> None:
     """With positions of another rule a model trains, learns less, and nothing says so."""
     template = template_of(dummies, name)
-    rope = rope_of("auto", template)
-    encoder = MemberEncoder(template, rope)
+    rope = rope_of("auto", template.input_rules)
+    encoder = MemberEncoder(template.input_rules, rope)
     encoder.check()
     member = encoder.encode(MEMBER)
     plain = plain_inputs(template, encoder)
@@ -123,7 +123,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     (make, *_) = models_of(Path(template.spec.processor.folder))
     assert rope == Rope("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
     with torch.device("meta"):
-        model = make._from_config(small_config(make, template))
+        model = make._from_config(small_config(make, template.input_rules))
     ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
     takes = inspect.signature(ask).parameters
     plain["second_per_grids"] = plain.get("video_second_per_grid")
@@ -137,7 +137,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
 def test_each_member_of_a_pack_has_the_rows_that_it_has_alone(dummies: Folders) -> None:
     """Rows of a class's own rule are asked for member by member, of its own media."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     alone = encoder.encode(MEMBER).tokens
     text = MemberInput("t", [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}], [], [])
     members, media = encoder.encode_all([MEMBER, text, MEMBER], fail)
@@ -151,8 +151,8 @@ def test_each_member_of_a_pack_has_the_rows_that_it_has_alone(dummies: Folders) 
 def test_another_process_has_the_rule_too(dummies: Folders) -> None:
     """Workers that are spawned get the encoder by pickle, and a model on the meta device can't go along."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    rope = rope_of("auto", template)
-    member = MemberEncoder(template, rope).encode(MEMBER)
+    rope = rope_of("auto", template.input_rules)
+    member = MemberEncoder(template.input_rules, rope).encode(MEMBER)
     copied = pickle.loads(pickle.dumps(rope))
     assert torch.equal(copied(member.tokens.ids, member.tokens.types, member.media), rope_rows(member.tokens))
 
@@ -160,7 +160,7 @@ def test_another_process_has_the_rule_too(dummies: Folders) -> None:
 def test_what_a_model_takes_of_each_token_lies_beside_the_tokens(dummies: Folders) -> None:
     """ERNIE's experts for images are chosen by a row of its own: without it those of texts are trained on images."""
     template = template_of(dummies, "Ernie4_5_VLMoe")
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     member, plain = encoder.encode(MEMBER).tokens, plain_inputs(template, encoder)
     row = member.rows["moe_mm_token_type_ids"]
     assert torch.equal(row, plain["moe_mm_token_type_ids"][0])
@@ -179,7 +179,7 @@ def test_tokens_that_a_class_does_not_look_for_are_an_error_at_start(dummies: Fo
     path.write_text(path.read_text().replace("<|vision_bos|>", ""))
     template = load_template(of_model("shapes", folder))
     with pytest.raises(ValueError, match="Qwen2_5OmniThinkerForConditionalGeneration finds no media in the tokens"):
-        MemberEncoder(template, rope_of("auto", template)).check()
+        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
 
 
 def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders, tmp_path: Path) -> None:
@@ -189,13 +189,13 @@ def test_the_model_s_config_is_taken_where_the_processor_has_it(dummies: Folders
     config = tf.Qwen2_5OmniConfig()
     config.save_pretrained(folder)
     with pytest.raises(RowsError, match="makes no positions of its processor's tokens: AttributeError"):
-        MemberEncoder(template, rope_of("auto", template)).check()
+        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
     for name in ("image_token", "video_token", "audio_token", "vision_bos_token", "audio_bos_token"):
         token_id = template.token_id(template.spec.processor.tokens[name])
         setattr(config.thinker_config, f"{name.replace('bos', 'start')}_id", token_id)
     config.thinker_config.position_id_per_seconds = 7
     config.save_pretrained(folder)
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     encoder.check()
     rows = rope_rows(encoder.encode(MEMBER).tokens)
     (step,) = set(rows[0][encoder.encode(MEMBER).tokens.types == 2].unique().diff().tolist())
@@ -216,11 +216,11 @@ def test_rows_for_which_there_is_no_room_are_an_error_at_start() -> None:
 def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummies: Folders) -> None:
     """HunYuan-VL refuses one that stands alone: media are made all the same, and its rows are what has no room."""
     template = template_of(dummies, "HunYuanVL")
-    encoder = MemberEncoder(template)
+    encoder = MemberEncoder(template.input_rules)
     encoder.check()
     assert encoder.blank().keys() == {"pixel_values", "image_grid_thw"}
     with pytest.raises(ValueError, match=r"can't be asked for them|has 4 rows of positions"):
-        MemberEncoder(template, rope_of("auto", template)).check()
+        MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,11 @@ def test_a_pack_has_the_logits_of_its_members_alone(
 ) -> None:
     """Processor, positions and model together, by the guard itself; GLM-4V's model takes images or videos, not both."""
     template = template_of(dummies, name)
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     (make, *_) = models_of(Path(template.spec.processor.folder))
     members = encoder.probe_members()
     assert [member.sample_id for member in members] == ["text 0", "image 1", "video 2", "text 3"]
-    config = small_config(make, template)
+    config = small_config(make, template.input_rules)
     if name == "Glm4v":  # as published, and not by default
         config.text_config.rope_parameters["partial_rotary_factor"] = 0.5
     with torch.device("meta"):

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media import arguments
+from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import VIDEO
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.options import SampleOptions
 from energon_pack.templates.build import build
-from energon_pack.templates.families import arguments
-from energon_pack.templates.families.arguments import Prepared
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls
 from energon_pack.training.found_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.noise import clip, content, sound
+from energon_pack.training.noise import content
 from energon_pack.training.own_rope import OwnRope, are_heard
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.probe import plain_inputs
@@ -62,9 +63,9 @@ def config_of(name: str, template: Template) -> Any:
 
 
 def members_of(template: Template) -> list[Encoded]:
-    rope = rope_of("auto", template)
+    rope = rope_of("auto", template.input_rules)
     assert isinstance(rope, OwnRope)
-    return MemberEncoder(template, rope).probe_members()
+    return MemberEncoder(template.input_rules, rope).probe_members()
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_guard_shows_packs_with_them(template: Template, name: str, monkeypatch:
 def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template, name: str) -> None:
     """One call for all, or a call for each: sounds of videos and others are in the order of their tokens."""
     members = list(given(template))
-    alone = [Calls(template)([member]) for member in members]
-    together = Pixels(template)(members)
+    alone = [Calls(template.input_rules)([member]) for member in members]
+    together = Pixels(template.input_rules)(members)
     for key, value in together.items():
         if key != "input_features":  # whose last frames see the padding
             assert torch.equal(value, torch.cat([_grown(part[key], value) for part in alone if key in part])), key
@@ -121,13 +122,20 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
 
 
 def given(template: Template) -> Iterator[Prepared]:
-    clips = [content(template, clip(template, 4, 96, 64), number) for number in range(3)]
-    tracks = [content(template, sound(template, seconds), 7) for seconds in (2.7, 1.3)]
+    (film,) = template.seen([Media("video", 96, 64, "mp4", 4, 2.0, (0, 1, 2, 3))])
+    clips = [content(template.input_rules, film, number) for number in range(3)]
+    tracks = [track(template, seconds, 7) for seconds in (2.7, 1.3)]
     heard = [one._replace(sound=track) for one, track in zip(clips, tracks, strict=False)]
-    first, last = (content(template, sound(template, seconds), 8) for seconds in (0.6, 1.1))
+    first, last = (track(template, seconds, 8) for seconds in (0.6, 1.1))
     yield Prepared(["video"], [heard[0]])
     yield Prepared(["video"], [clips[2]])
     yield Prepared(["audio", "video", "audio"], [first, heard[1], last])
+
+
+def track(template: Template, seconds: float, seed: int) -> Any:
+    rate = template.rules.rate
+    (sound,) = template.seen([Media("audio", num_samples=round(seconds * rate), rate=rate)])
+    return content(template.input_rules, sound, seed)
 
 
 def _grown(value: Tensor, like: Tensor) -> Tensor:
@@ -152,14 +160,14 @@ def test_each_sound_reaches_its_own_tokens(template: Template, name: str, monkey
             return found
         return {key: value if value is True else [*value[1:], value[0]] for key, value in found.items()}
 
-    monkeypatch.setattr("energon_pack.templates.families.arguments.sound_arguments", one_further)
+    monkeypatch.setattr("energon_pack.samples.media.arguments.sound_arguments", one_further)
     start, moved = _moved(template, model)
     assert moved[:start].max() > 1e-6
 
 
 def _moved(template: Template, model: Any) -> tuple[int, Tensor]:
     """Where the video begins, and how far each logit moves with another sound of it."""
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     messages = [{"role": "user", "content": "<audio><video><audio>What?"}, {"role": "assistant", "content": "Noise."}]
     logits = []
     for volume in (0.5, 0.1):

@@ -20,16 +20,18 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 
 from energon_pack.config import GroupBy, Mask, ModelConfig, PackConfig, Rope
+from energon_pack.loading import load_template
 from energon_pack.pack import pack
+from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.processor_inputs import media_inputs, prepared_media
+from energon_pack.templates.member_tokens import sample_of
+from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import sample_of
 from support import processors
 from support.hearing import HEARING, QWEN_VISION, VISION, Class, Token, Values, mrope_config, text_config
 from support.packed import train
@@ -239,10 +241,11 @@ def check(one: Class, make: Any, folder: Path) -> None:
     config.executor.num_workers, config.measure.verify = 1, 1.0
     pack(config)
     encoder = PackedTaskEncoder(folder / "packed", str(processor), trust_remote_code=one.runs_code)
-    assert encoder.template.spec.family == one.tier
+    template = load_template(folder / "packed", str(processor), one.runs_code)
+    assert template.spec.family == one.tier
     torch.manual_seed(0)
     model = make(one.config(lambda token: processors.token_id(processor, token))).float().eval()
-    single = dict(alone(folder / "packed", encoder, model))
+    single = dict(alone(folder / "packed", encoder, template, model))
     differences, num_packed = [], 0
     for batch in loader(folder / "packed", encoder):
         with torch.no_grad():
@@ -270,10 +273,9 @@ def loader(dataset: Path, encoder: PackedTaskEncoder) -> Iterator[PackedBatch]:
     return iter(get_savable_loader(packs))
 
 
-def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tuple[str, Any]]:
+def alone(dataset: Path, encoder: PackedTaskEncoder, template: Template, model: Any) -> Iterator[tuple[str, Any]]:
     """Each sample by itself, from the full processor's own call: its ids and logits, and the labels of training."""
-    settings = encoder.template.spec.processor
-    processor = full_processor(settings)
+    processor = full_processor(encoder.rules)
     for packed in train(dataset):
         for member in inputs_of(packed):
             media = sample_of(member).media
@@ -281,9 +283,12 @@ def alone(dataset: Path, encoder: PackedTaskEncoder, model: Any) -> Iterator[tup
             own = [next(waiting[medium.kind]) for medium in media]
             own = [data if isinstance(data, bytes) else data.convert("RGB") for data in own]
             messages = split_content(member.messages, [kind for kind, own in member.media.items() for _ in own])
-            text = processor.apply_chat_template(messages, encoder.template.spec.chat_template, tokenize=False)
+            text = processor.apply_chat_template(messages, template.spec.chat_template, tokenize=False)
             given = {"text": [text], "text_kwargs": {"add_special_tokens": False}}
-            made = media_inputs(encoder.template, prepared_media(encoder.template, encoder.template.seen(media), own))
+            made = media_inputs(
+                encoder.rules,
+                prepared_media(encoder.rules, template.seen(media), own),
+            )
             if made:
                 inputs = processor(**given, **made, return_tensors="pt")
             else:  # some take no text alone

@@ -36,7 +36,7 @@ def num_patches(media: dict[str, Any], name: str) -> int:
 def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
     need_torchvision()
     template = load_template(of_model(family, real / "processors" / name))
-    encoder = MemberEncoder(template, Rope(name, tokens_per_second=2))
+    encoder = MemberEncoder(template.input_rules, Rope(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
         member = encoder.encode(MemberInput("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))
@@ -60,7 +60,7 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
     template = load_template(of_model("internvl", real / "processors" / "internvl3_hf"))
     turns = [{"role": "user", "content": "<image> and <video> and <image>"}, {"role": "assistant", "content": "That."}]
     images = [LazyImage(picture(900, 500), "a"), LazyImage(picture(300, 300), "b")]
-    member = MemberEncoder(template).encode(MemberInput("k", turns, images, [video()], None, [[0, 3, 9]]))
+    member = MemberEncoder(template.input_rules).encode(MemberInput("k", turns, images, [video()], None, [[0, 3, 9]]))
     pixels = member.media["pixel_values"]
     assert int((member.tokens.types > 0).sum()) == 256 * len(pixels)
     assert pixels.shape[2:] == (448, 448)  # its published video settings say 384
@@ -71,7 +71,7 @@ def test_media_of_both_kinds_keep_their_order(real: Path) -> None:
 def test_clips_of_several_lengths_go_into_one_pack(real: Path) -> None:
     """InternVL's processor stacks the clips of a text: a pack with two of them ended the training."""
     need_torchvision()
-    encoder = MemberEncoder(load_template(of_model("internvl", real / "processors" / "internvl3_hf")))
+    encoder = MemberEncoder(load_template(of_model("internvl", real / "processors" / "internvl3_hf")).input_rules)
     turns = [{"role": "user", "content": "<video>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(n), turns, [], [video()], None, [[*range(n)]]) for n in (2, 5)]
     encoded, media = encoder.encode_all(members, fail)
@@ -89,10 +89,10 @@ def test_what_can_not_be_joined_is_an_error_before_any_sample(real: Path, monkey
     """Of a processor that no one has compared, all is tried at start, and nothing in the first pack with two images."""
     need_torchvision()
     template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
-    MemberEncoder(template).check()
+    MemberEncoder(template.input_rules).check()
     monkeypatch.setattr(Calls, "__call__", unjoinable)
     with pytest.raises(JoinError, match="Qwen2VLProcessor: images of several members can't be joined: no rule joins"):
-        MemberEncoder(template).check()
+        MemberEncoder(template.input_rules).check()
 
 
 def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeyp
 
     monkeypatch.setattr(type(full_processor(template.spec.processor)), "__call__", more)
     with pytest.raises(JoinError, match="Qwen2VLProcessor gives expert_ids for each token"):
-        MemberEncoder(template).check()
+        MemberEncoder(template.input_rules).check()
 
 
 def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,9 @@ def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.
     template = load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl"))
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
-    assert not MemberEncoder(template).encode(member).tokens.types.any()
+    assert not MemberEncoder(template.input_rules).encode(member).tokens.types.any()
     monkeypatch.setattr(template.rules, "token_types", lambda ids: [2] * len(ids))
-    assert MemberEncoder(template).encode(member).tokens.types.unique().tolist() == [2]
+    assert MemberEncoder(template.input_rules).encode(member).tokens.types.unique().tolist() == [2]
 
 
 HEARS = {name.partition("For")[0]: name for name in HEARING}
@@ -167,7 +167,7 @@ def test_texts_take_all_towers_along(tmp_path: Path, name: str) -> None:
 
 def test_a_family_of_rules_loads_no_processor_for_texts(real: Path) -> None:
     """A dataset of texts trains where the processor's packages are not installed."""
-    encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl")))
+    encoder = MemberEncoder(load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl")).input_rules)
     encoder.check()
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     members, media = encoder.encode_all([MemberInput("k", turns, [], [])] * 2, fail)
@@ -196,7 +196,7 @@ def test_members_of_several_packs_are_joined_as_one_call_would(real: Path, name:
     """A batch of two packs is joined from two calls: it ended the training where the second had more tiles."""
     need_torchvision()
     family, rules, without_text = REAL[name]
-    encoder = MemberEncoder(load_template(of_model(family, real / "processors" / name)))
+    encoder = MemberEncoder(load_template(of_model(family, real / "processors" / name)).input_rules)
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "That."}]
     members = [MemberInput(str(i), turns, [LazyImage(picture(*size), "i")], []) for i, size in enumerate(SIZES)]
     every = encoder.encode_all(members, fail)[1]

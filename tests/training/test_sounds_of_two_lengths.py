@@ -34,7 +34,7 @@ def made(folder: Path, name: str) -> tuple[Any, MemberEncoder]:
     pytest.importorskip(one.needs, reason=f"{one.needs} makes the features of {name}")
     one.write(folder)
     config = one.config(lambda token: processors.token_id(folder, token))
-    return config, MemberEncoder(build(of_model("shapes", folder), folder))
+    return config, MemberEncoder(build(of_model("shapes", folder), folder).input_rules)
 
 
 def test_an_encoder_that_sees_padding_is_refused(tmp_path: Path) -> None:
@@ -110,4 +110,4 @@ def _nemotron_members(folder: Path) -> list[Encoded]:
     written = template_of("<image>", "<video>", "<so_embedding>")
     around = ("<so_start>", "<so_end>", "<img>", "</img>")
     write_dummy(folder, f"{kind}Processor", [*names.values(), *around], written, files, names)
-    return MemberEncoder(build(of_model("shapes", folder), folder)).probe_members()
+    return MemberEncoder(build(of_model("shapes", folder), folder).input_rules).probe_members()

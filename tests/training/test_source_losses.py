@@ -94,7 +94,7 @@ def rank_of_training(rank: int, ranks: int, folder: str, processor: str, meeting
         sums, whole = torch.zeros(2, len(encoder.sources), dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         for each in batches:
             seed = torch.Generator().manual_seed(crc32(each["__key__"][0].encode()))
-            logits = torch.randn(*each["labels"].shape, encoder.template.vocabulary_size, generator=seed)
+            logits = torch.randn(*each["labels"].shape, encoder.rules.num_ids, generator=seed)
             sums += source_losses(logits, each, encoder.sources)
             whole += weighted_loss(logits, each, total).double()
         for tensor in (sums, whole):

@@ -50,7 +50,7 @@ def tree_of(name: str, model: Any) -> PackedBatch:
 @pytest.fixture(scope="module")
 def encoder(template: Template) -> PackEncoder:
     need_torchvision()
-    return PackEncoder(MADE, template, tokens_per_second=2, loss_weight="sample")
+    return PackEncoder(MADE, template.input_rules, tokens_per_second=2, loss_weight="sample")
 
 
 @pytest.fixture(scope="module")

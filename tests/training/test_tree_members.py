@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.flavors.base import MemberInput, Shared
-from energon_pack.templates.families.arguments import Prepared
+from energon_pack.samples.media.arguments import Prepared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
 from energon_pack.training.found_rope import rope_of
@@ -29,7 +29,7 @@ MADE |= {"content": {"model": {"rope": "qwen2_5_vl"}}}
 @pytest.fixture(scope="module")
 def encoder(template: Template) -> MemberEncoder:
     need_torchvision()
-    return MemberEncoder(template, Rope("qwen2_5_vl", tokens_per_second=2))
+    return MemberEncoder(template.input_rules, Rope("qwen2_5_vl", tokens_per_second=2))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_tokens_are_those_alone_and_each_image_is_there_once(
 
 def test_what_a_lost_member_shared_is_brought_by_the_next(template: Template, inputs: list[MemberInput]) -> None:
     """Whichever is lost, the row is the one of a tree without it, and images that it brought are there."""
-    encoder = PackEncoder(MADE, template, tokens_per_second=2, on_bad_member="drop")
+    encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2, on_bad_member="drop")
     kept: list[list[str]] = []
     for index in range(len(inputs)):
         for bad in (Unread(inputs[index].sample_id, OSError("gone"), inputs[index].shared), broken(inputs[index])):
@@ -99,7 +99,7 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
             raise OSError("broken")
         return process(self, members)
 
-    encoder = PackEncoder(MADE, template, tokens_per_second=2, on_bad_member="drop")
+    encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2, on_bad_member="drop")
     expected = encoder.encode("p", [*inputs[:4], inputs[6]])
     monkeypatch.setattr(Pixels, "__call__", failing)
     pack = encoder.encode("p", inputs)
@@ -113,7 +113,7 @@ def test_an_image_that_can_not_be_processed_costs_all_samples_that_have_it(
 def test_a_member_that_does_not_begin_so_is_refused_with_both_names(
     template: Template, inputs: list[MemberInput]
 ) -> None:
-    encoder = PackEncoder(MADE, template, tokens_per_second=2)
+    encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2)
     wrong = replace(inputs[2], shared=Shared(inputs[2].shared.num_tokens + 9, 1))
     with pytest.raises(BadPack, match=r"^p: the .* tokens that a c shares with a b differ in their ids"):
         encoder.encode("p", [*inputs[:2], wrong])
@@ -128,7 +128,7 @@ def test_a_member_that_does_not_begin_so_is_refused_with_both_names(
 def test_layouts_and_masks_without_trees_refuse_them(
     options: dict[str, Any], template: Template, inputs: list[MemberInput]
 ) -> None:
-    encoder = PackEncoder(MADE, template, tokens_per_second=2, **options)
+    encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2, **options)
     pack = encoder.encode("p", inputs)
     assert pack is not None
     name, value = next(iter(options.items()))
@@ -138,7 +138,7 @@ def test_layouts_and_masks_without_trees_refuse_them(
 
 
 def test_a_batch_of_trees_counts_what_it_holds(template: Template, inputs: list[MemberInput]) -> None:
-    encoder = PackEncoder(MADE, template, tokens_per_second=2)
+    encoder = PackEncoder(MADE, template.input_rules, tokens_per_second=2)
     pack = encoder.encode("p", inputs)
     assert pack is not None
     batch = encoder.batch([pack, pack])
@@ -158,7 +158,7 @@ def test_other_processors_give_each_image_once(name: str, request: pytest.Fixtur
     folder = glm4v(tmp_path) if name == "glm4v" else request.getfixturevalue("real") / "processors" / name
     family = {"gemma3": "gemma3", "qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "hf")
     template = load_template(of_model(family, folder))
-    encoder = MemberEncoder(template, rope_of("auto", template))
+    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     inputs = with_shares(encoder, conversations())
     assert [one.shared.num_images for one in inputs] == [0, 1, 1, 2, 2, 3, 0]
     members, media = encoder.encode_all(inputs, fail)

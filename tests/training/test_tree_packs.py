@@ -53,7 +53,7 @@ def test_a_step_on_packs_with_trees_is_a_step_on_their_samples(
 ) -> None:
     need_torchvision()
     encoder = PackedTaskEncoder(dataset, str(demo[1]), loss_weight="sqrt", tokens_per_second=2)
-    model = demo_model(encoder.template)
+    model = demo_model(encoder.rules)
     plain = copy.deepcopy(model)
     if how == "varlen":
         use_tree_attention(model)

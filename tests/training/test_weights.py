@@ -254,7 +254,7 @@ def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -
 
 def test_a_member_has_the_weights_of_its_turns_and_sample(template: Template) -> None:
     """Labels, weights and the factor of a member lie beside one another; a sample without any has none."""
-    encoder, messages = MemberEncoder(template), turns(0.5, 0.0, 2.0)
+    encoder, messages = MemberEncoder(template.input_rules), turns(0.5, 0.0, 2.0)
     of = encoder.encode(MemberInput("a", messages, options=SampleOptions(weight=0.25))).tokens
     first, second = template.encode(Sample(messages, [])).supervised
     assert [i for i, label in enumerate(of.labels.tolist()) if label != IGNORE] == [*range(*first), *range(*second)]
@@ -272,7 +272,9 @@ def test_a_sample_of_weight_0_trains_nothing(template: Template) -> None:
     sample = Sample(messages, [], options=SampleOptions(weight=0.0))
     assert template.encode(sample).num_supervised == 0
     assert template.count([template.render(sample)])[0][1] == 0
-    of = MemberEncoder(template).encode(MemberInput("a", messages, options=SampleOptions(weight=0.0))).tokens
+    of = (
+        MemberEncoder(template.input_rules).encode(MemberInput("a", messages, options=SampleOptions(weight=0.0))).tokens
+    )
     assert (of.labels == IGNORE).all()
     weighted = Sample(turns(0.5, 2.0), [], options=SampleOptions(weight=0.0))  # it ended the training
     assert template.encode(weighted).num_supervised == 0

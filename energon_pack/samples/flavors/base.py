@@ -78,6 +78,12 @@ class MemberInput:
         """Its media by kind."""
         return {IMAGE.kind: self.images, VIDEO.kind: self.videos, AUDIO.kind: self.audios, **self.others}
 
+    def refuse_missing(self) -> None:
+        """Raise OSError if the file of a medium is missing; a missing image raises it when it is decoded."""
+        files = {kind: own for kind, own in self.media.items() if kind != IMAGE.kind}
+        if missing := next((f"{kind} {own.index(b'')}" for kind, own in files.items() if b"" in own), None):
+            raise OSError(f"its {missing} is missing from the pack")
+
 
 def media_fields(by_kind: Mapping[str, Any], plural: bool = True) -> dict[str, Any]:
     """Return media by the names of their fields in a `MemberInput`, or in a sample class.

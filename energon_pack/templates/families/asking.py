@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata_of
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.templates.families.arguments import Clip, Prepared, media_arguments, metadata_of
 
 _BETWEEN = "\ue000"  # a private-use character: no chat, and no processor, writes it
 _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is changed during a call

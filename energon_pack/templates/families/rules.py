@@ -118,12 +118,6 @@ class MediaRules:
     def foresee(self, images: Iterable[Media]) -> None:
         """Receive images that `expand_all` will get later: some rules are faster with many at once."""
 
-    def token_types(self, ids: Sequence[int]) -> list[int] | None:
-        """Return for each token 0 or the number of its kind of media; None: `media_tokens` and `feature_tokens`
-        tell.
-        """
-        return None
-
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
         """Return by kind the settings for media that the full processor's call would not have by itself; frames are
         chosen before.

@@ -177,21 +177,6 @@ class Shapes(MediaRules):
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         return self.expand_all([media], [frames])[0]
 
-    @cached_property
-    def _knows_types(self) -> bool:
-        """Whether the processor tells types of tokens only by their ids."""
-        try:
-            self.full.create_mm_token_type_ids([[0]])
-        except (AttributeError, TypeError):  # a remote class, or a class that needs more than ids
-            return False
-        return True
-
-    def token_types(self, ids: Sequence[int]) -> list[int] | None:
-        if not self._knows_types:
-            return None
-        types: list[int] = self.full.create_mm_token_type_ids([list(ids)])[0]
-        return types
-
     def placeholder(self, kind: str) -> str:
         return self._asking.placeholder(kind, self.media_tokens[kind])
 

@@ -66,7 +66,7 @@ def _tiny_qwen3(encoder: PackEncoder) -> Any:
 
     config = transformers.Qwen3Config(
         hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, vocab_size=encoder.template.vocabulary_size, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+        head_dim=32, vocab_size=encoder.rules.num_ids, pad_token_id=0, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()

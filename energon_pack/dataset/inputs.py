@@ -1,0 +1,71 @@
+"""Keep with a dataset what turns its packs into a model's inputs, so that training needs nothing else.
+
+.nv-meta/inputs.json      the rules (`InputRules`), and the names of the processor's files
+.nv-meta/trial.tokens     short members, to try a processor and a model with
+.nv-meta/processor/       settings of its image, video and audio processors; the tokenizer only where there are
+                          media, because most calls for media take a text, too; no weights, and no code
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from energon_pack.dataset.manifest import folders_of, processor_folder, read_meta
+from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.run.plain_data import json_value
+from energon_pack.run.stores import is_address
+from energon_pack.run.user_cache import user_folder
+from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.tokens_part import TokensDamaged
+
+INPUTS, TRIAL, PROCESSOR = "inputs.json", "trial.tokens", "processor"
+
+
+def read_input_rules(dataset: str | Path) -> InputRules:
+    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    found = [(folder, _values(folder)) for folder in folders_of(dataset)]
+    folder, values = max(found, key=lambda pair: len(pair[1]["files"]))
+    names, has_code = values.pop("files"), values.pop("has_code")
+    try:
+        rules = InputRules.read(values, _read(folder, TRIAL), "")
+    except (TokensDamaged, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: {INPUTS} and {TRIAL} are damaged ({error}): get the dataset again") from None
+    own = processor_folder(dataset) if has_code else None
+    if has_code and own is None:
+        raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
+    return replace(rules, folder=own or _local(folder, names))
+
+
+def _values(folder: str | Path) -> dict[str, Any]:
+    values = json_value(_read(folder, INPUTS))
+    if not isinstance(values, Mapping) or not isinstance(values.get("files"), list):
+        raise ValueError(f"{folder}: {INPUTS} is damaged: get the dataset again")
+    return dict(values)
+
+
+def _read(folder: str | Path, name: str) -> bytes:
+    data = read_meta(folder, name)
+    if data is None:
+        raise ValueError(f"{folder} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
+    return data
+
+
+def _local(folder: str | Path, names: list[str]) -> str:
+    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
+    if not is_address(folder):
+        return os.path.join(folder, META_FOLDER, PROCESSOR)
+    files = {name: _read(folder, f"{PROCESSOR}/{name}") for name in names}
+    digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
+    copy = user_folder("processors", digest)
+    copy.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        write_whole(copy / name, data, sync=False)
+    return str(copy)

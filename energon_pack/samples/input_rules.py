@@ -1,0 +1,83 @@
+"""How tokens and media of packs become a model's inputs: all that training needs of what packing knew. Plain data.
+
+A dataset keeps it beside its packs: `.nv-meta/inputs.json`, with `.nv-meta/trial.tokens`, media to try a processor and
+a model with. So training renders and tokenizes nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.media.image import Look
+from energon_pack.samples.pack_tokens import members_of, pack_tokens
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import PackTokens
+
+#: what the media of a trial are for: members for a model; media of several sizes, and of one, for a processor; the
+#: same with sounds of videos; an image for ranks without any
+PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A member that is made for a trial; its media are random."""
+
+    purpose: str  # of the five above
+    kind: str  # of its media; empty: it has none
+    tokens: MemberTokens
+
+
+@dataclass(frozen=True)
+class InputRules:
+    """The rules of one processor, and of the settings that media were measured with."""
+
+    folder: str  # of the processor's files
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # to load it with
+    tokens: Mapping[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
+    token_ids: Mapping[str, int] = field(default_factory=dict)  # of its special tokens, and of those of media
+    num_ids: int = 0  # tokens of its tokenizer: a model's vocabulary has at least as many
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by kind: of its processor of media
+    media_tokens: Mapping[str, str] = field(default_factory=dict)  # by kind of the media that were measured
+    types: Sequence[tuple[int, int | None]] = ()  # number in `mm_token_type_ids`, and id, of tokens that hold features
+    placeholders: Mapping[str, str] = field(default_factory=dict)  # by kind: the text of its call for a medium
+    call_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by kind: of its call
+    nests_images: bool = False  # its call takes several images as a nested list
+    hears_videos: bool = False  # its call takes the sound of a video
+    rate: int = 0  # samples of a sound in a second; 0: it takes none
+    is_asked: bool = False  # nobody has compared its output yet, so that it is tried first
+    looks: Mapping[str, Look] = field(default_factory=dict)  # by kind
+    media: Mapping[str, Any] = field(default_factory=dict)  # the run's `media`, for a preprocessor of another package
+    trial: Sequence[Trial] = ()
+    texts: Sequence[tuple[str, Sequence[int]]] = ()  # texts with their ids, by which tokenizers are compared
+    #: tokenizes members that are in no pack; None: nothing here can
+    tokenize: Callable[[MemberInput], MemberTokens] | None = None
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a special token, or of a token of media; None: there is none."""
+        return self.token_ids.get(token)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the folder and the trial."""
+        left_out = ("folder", "trial", "tokenize")
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
+        looks = {kind: look._asdict() for kind, look in self.looks.items()}
+        return {**values, "looks": looks, "trial": [[one.purpose, one.kind] for one in self.trial]}
+
+    def trial_bytes(self) -> bytes:
+        """Return the members of the trial, as a pack has them."""
+        return pack_tokens([one.tokens for one in self.trial]).to_bytes()
+
+    @staticmethod
+    def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
+        """Read what `to_json` and `trial_bytes` returned.
+
+        Raises:
+            TokensDamaged: the trial is cut.
+            KeyError, TypeError, ValueError: the values are others.
+        """
+        pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
+        members = [Trial(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
+        looks = {kind: Look(**look) for kind, look in values["looks"].items()}
+        types = [(number, feature) for number, feature in values["types"]]
+        return InputRules(**{**values, "folder": folder, "trial": members, "looks": looks, "types": types})

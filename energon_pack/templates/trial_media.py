@@ -1,0 +1,101 @@
+"""Make the members of a trial: short conversations and media of several sizes, whose content training draws at random.
+
+A processor is tried with the media, before its calls for many members are joined; a model is tried with the members.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, Trial
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.templates.sample import Sample
+
+if TYPE_CHECKING:
+    from energon_pack.templates.template import Template
+
+#: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
+_IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
+#: number of frames, width and height of each member's video
+_CLIPS = ((4, 96, 64), (8, 160, 240), (6, 64, 64))
+_FPS = 2.0
+#: seconds of each member's sounds
+_SOUNDS = ([0.7], [2.3], [1.1, 0.4])
+#: seconds of the sound of a member for a model, of a second one, which pads the first, and of a video's
+_SHORT, _LONG = 1.2, 2.7
+
+
+def trial_of(template: "Template") -> list[Trial]:
+    """Return the members of a trial, for each kind of media that a template takes."""
+    kinds = [kind for kind in KINDS if kind in template.media_tokens]
+    trial = [*_probes(template, kinds)]
+    for kind in kinds:
+        sizes = _sizes(template, kind)
+        trial += [one for media in sizes if (one := _of_media(template, SIZES, kind, media))]
+        trial += [one for _ in range(2) if (one := _of_media(template, TWINS, kind, sizes[0]))]
+    if template.rules.hears_videos:
+        first, second = (_clip(template, *size) for size in _CLIPS[:2])
+        for media in ([_heard(template, first, 1.3)], [_sound(template, 0.6), _heard(template, second, 2.9)]):
+            trial += [one for one in [_of_media(template, HEARD, HEARD, media)] if one]
+    if IMAGE.kind in kinds:
+        trial += [one for one in [_of_media(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])] if one]
+    return trial
+
+
+def _probes(template: "Template", kinds: Sequence[str]) -> Iterator[Trial]:
+    """Yield members for a model: of text, and with a medium of each kind."""
+    each: list[tuple[str, list[Media]]] = [("", [])]
+    for kind in kinds:
+        each.append((kind, _sizes(template, kind)[0] if kind != AUDIO.kind else [_sound(template, _SHORT)]))
+    each += [(AUDIO.kind, [_sound(template, _LONG)])] * (AUDIO.kind in kinds)
+    if template.rules.hears_videos:
+        each.append((HEARD, [_heard(template, _clip(template, *_CLIPS[0]), _LONG)]))
+    for number, (kind, media) in enumerate([*each, ("", [])]):
+        named = VIDEO.kind if kind == HEARD else kind
+        asked = f"{f'<{named}>' if named else ''} What is number {number}?"
+        answered = f"A {named or 'word'}, {number} of 9."
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        with suppress(Skip):  # training can't use such media, either
+            yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
+
+
+def _of_media(template: "Template", purpose: str, kind: str, media: Sequence[Media]) -> Trial | None:
+    try:
+        seen = template.seen(media)
+    except Skip:  # a size that the rules of media refuse
+        return None
+    return Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))
+
+
+def _sizes(template: "Template", kind: str) -> list[list[Media]]:
+    """Return media of one kind, in several sizes and numbers."""
+    if kind == IMAGE.kind:
+        return [[Media(kind, *size) for size in sizes] for sizes in _IMAGES]
+    if kind == VIDEO.kind:
+        return [[_clip(template, *size)] for size in _CLIPS]
+    if kind == AUDIO.kind:
+        return [[_sound(template, seconds) for seconds in lengths] for lengths in _SOUNDS]
+    rng = np.random.default_rng(0)
+    return [[KINDS[kind].drawn(rng) for _ in range(number)] for number in (1, 1, 2)]
+
+
+def _clip(template: "Template", num_frames: int, width: int, height: int) -> Media:
+    """Return a video; with `media.num_frames` every video has that many frames."""
+    number = template.spec.media.num_frames or num_frames
+    return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
+
+
+def _sound(template: "Template", seconds: float) -> Media:
+    rate = template.rules.rate
+    return Media(AUDIO.kind, num_samples=round(seconds * rate), rate=rate)
+
+
+def _heard(template: "Template", video: Media, seconds: float) -> Media:
+    sound = _sound(template, seconds)
+    return replace(video, num_samples=sound.num_samples, rate=sound.rate)
