@@ -361,10 +361,9 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
     Raises:
         ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
     """
-    rules = read_input_rules(dataset)
+    folder = None if processor is None else str(local_folder(ModelConfig(name="", processor=processor)))
+    rules = read_input_rules(dataset, folder)
     tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
-    if processor is not None:
-        rules = replace(rules, folder=str(local_folder(ModelConfig(name="", processor=processor))))
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
     if processor is not None:
         _refuse_other_tokenizer(rules, str(dataset))

@@ -49,6 +49,7 @@ TRAINING = {
     "training",
     "loading",
     "reading",
+    "dataset.inputs",
     "dataset.manifest",
     "dataset.readable",
     "dataset.referenced",

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.manifest import INPUTS, MANIFEST, REPORT, TRIAL
 from energon_pack.dataset.plan_rows import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
@@ -32,7 +32,7 @@ PAGE = "report.html"
 #: files that every whole packed dataset has; besides, each shard has its index
 NEEDED = {
     *(PLAN, LEDGER, REPORT),
-    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST)),
+    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST, INPUTS, TRIAL)),
 }
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from energon_pack.dataset.manifest import PROCESSOR
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import energon_address, is_address, tidy
@@ -49,7 +50,7 @@ class DatasetFolder:
 
     @cached_property
     def _listed(self) -> Mapping[str, State | None]:
-        return files_in(self.path, (META_FOLDER,))
+        return files_in(self.path, (META_FOLDER, f"{META_FOLDER}/{PROCESSOR}"))
 
     @property
     def is_there(self) -> bool:

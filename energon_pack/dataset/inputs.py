@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.manifest import folders_of, processor_folder, read_meta
+from energon_pack.dataset.manifest import INPUTS, PROCESSOR, TRIAL, folders_of, processor_folder, read_meta
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
@@ -22,14 +22,16 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.tokens_part import TokensDamaged
 
-INPUTS, TRIAL, PROCESSOR = "inputs.json", "trial.tokens", "processor"
 
-
-def read_input_rules(dataset: str | Path) -> InputRules:
+def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
     """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
+
+    Args:
+        processor: the folder of a processor in place of the files in the dataset.
 
     Raises:
         ValueError: a file is missing or damaged.
+        PackError: the processor runs code of its own, which no dataset holds, and its folder is not here.
     """
     found = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(found, key=lambda pair: len(pair[1]["files"]))
@@ -38,10 +40,11 @@ def read_input_rules(dataset: str | Path) -> InputRules:
         rules = InputRules.read(values, _read(folder, TRIAL), "")
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {INPUTS} and {TRIAL} are damaged ({error}): get the dataset again") from None
-    own = processor_folder(dataset) if has_code else None
-    if has_code and own is None:
-        raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
-    return replace(rules, folder=own or _local(folder, names))
+    if has_code:
+        processor = processor or processor_folder(dataset)
+        if processor is None:
+            raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
+    return replace(rules, folder=processor or _local(folder, names))
 
 
 def _values(folder: str | Path) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from energon_pack.samples.flavors import why_unknown
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
+#: what turns packs into inputs of a model: see `dataset.inputs`
+INPUTS, TRIAL, PROCESSOR = "inputs.json", "trial.tokens", "processor"
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from energon_pack.dataset.inputs import INPUTS, PROCESSOR, TRIAL
+from energon_pack.dataset.manifest import INPUTS, PROCESSOR, TRIAL
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.templates.folder import settings_files

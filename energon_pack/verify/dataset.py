@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.dataset.manifest import INPUTS, MANIFEST, PROCESSOR, REPORT, TRIAL
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
@@ -27,7 +28,7 @@ from energon_pack.verify.sqlite import INDEX, sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS, TRIAL,
 }  # fmt: skip
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
@@ -39,6 +40,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     there = set(folder.names)
     yield from (f"{name} is missing" for name in sorted(NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
+    known |= {f"{META_FOLDER}/{PROCESSOR}/{name}" for name in _of_processor(folder)}
     shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
     for name in sorted(there - known):
         if not shard.fullmatch(name):
@@ -46,6 +48,14 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
         elif name.endswith(".idx") and name.removesuffix(".idx") not in there:
             yield f"{name} is there without its shard"
     yield from (f"{name} is a folder" for name in folder.folders)
+
+
+def _of_processor(folder: DatasetFolder) -> list[str]:
+    """Return the names of the processor's files that the dataset should have; none where it does not say."""
+    with suppress(OSError, ValueError):
+        names = folder.read_object(f"{META_FOLDER}/{INPUTS}").get("files")
+        return [str(name) for name in names] if isinstance(names, list) else []
+    return []
 
 
 def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:

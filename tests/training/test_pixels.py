@@ -1,5 +1,6 @@
 """The real processors' media: they have the tokens they were given, and join as one call for them all would."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,8 +117,9 @@ def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
     assert not MemberEncoder(template.input_rules).encode(member).tokens.types.any()
-    monkeypatch.setattr(template.rules, "token_types", lambda ids: [2] * len(ids))
-    assert MemberEncoder(template.input_rules).encode(member).tokens.types.unique().tolist() == [2]
+    monkeypatch.setattr(Calls, "token_types", lambda _, ids: [2] * len(ids))
+    asked = replace(template.input_rules, is_asked=True)
+    assert MemberEncoder(asked).encode(member).tokens.types.unique().tolist() == [2]
 
 
 HEARS = {name.partition("For")[0]: name for name in HEARING}
