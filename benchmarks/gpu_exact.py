@@ -37,7 +37,7 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
     return table
 
 
-def _cells(proof: Proof[Finding]) -> list[str]:
+def _cells(proof: Proof) -> list[str]:
     found = proof.finding
     if found is None:
         return [*["–"] * 4, f"not tried: {proof.error[:60]}"]
@@ -55,7 +55,7 @@ def _share(found: Finding) -> float:
 
 def _in_bfloat16(
     make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device
-) -> Proof[Finding]:
+) -> Proof:
     """As `prove`, which takes float32 where an attention has it."""
     model = small_model(make, config, attention).to(device, torch.bfloat16)
     findings = [probe(model, members, changed=changed) for changed in range(len(members))]
