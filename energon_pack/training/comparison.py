@@ -37,6 +37,10 @@ _NO_OUTPUT = 1e4
 _NUM_GRADIENTS = 4096
 
 
+class CheckpointError(Exception):
+    """A checkpoint would give gradients to all weights: they have to need none."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """How far a batch is from its samples alone."""
@@ -73,10 +77,14 @@ class Finding:
         return not (self.is_shown and is_same and (self.others or 0.0) <= _ZERO)
 
     @property
-    def is_of_loss(self) -> bool:
-        """Whether outputs agree, and the loss does not."""
-        outputs, loss, _ = self.shares
-        return outputs <= self.tolerance and (loss > self.tolerance or (self.others or 0.0) > _ZERO)
+    def has_outputs(self) -> bool:
+        """Whether outputs are those of the samples alone."""
+        return self.shares[0] <= self.tolerance
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is that of the samples alone."""
+        return self.shares[1] <= self.tolerance
 
     @property
     def may_be_rounding(self) -> bool:
@@ -278,10 +286,25 @@ def _run(
 
 def _gradients(way: Way, loss: Tensor, followed: Sequence[Tensor]) -> Sequence[Tensor | None]:
     if not way.is_frozen:
+        if _has_backwards_within(loss):
+            raise CheckpointError
         return torch.autograd.grad(loss, followed, allow_unused=True)
     followed[0].retain_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     return [one.grad for one in followed]
+
+
+def _has_backwards_within(loss: Tensor) -> bool:
+    """Say whether a checkpoint runs a backward of its own within that of the loss, as those with `use_reentrant` do."""
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if "checkpoint" in node.name().lower():
+                return True
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _thinned(gradient: Tensor | None) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import as_it_was, full_precision
+from energon_pack.training.as_it_was import as_it_was, full_precision, silent
 from energon_pack.training.code_in_use import CodeInUse
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
-from energon_pack.training.made_trial import Subject, try_made
+from energon_pack.training.made_trial import MadeTrial, Subject, try_made
 from energon_pack.training.place import first_place
 from energon_pack.training.sharding import ended, is_sharded
 from energon_pack.training.trial import SUMS, Pending, Steps, Trial, changes
@@ -73,17 +73,12 @@ class FirstBatch:
         if not self._tried:
             self._is_sharded = is_sharded(self._model)
         kind = kind_of(part, inputs, self._code.now())
-        if not self._is_any(self._is_due(kind, inputs)):
-            return None
-        return self._try(part, inputs, kind)
-
-    def _is_due(self, kind: Kind, inputs: Mapping[str, Any]) -> bool:
-        """Say whether no trial yet says anything of this kind."""
         known = next((one for one in self._tried if one.kind.covers(kind)), None)
-        if known is None:
-            return True
-        known.left -= 1
-        return known.left < 0 or (not known.has_others and self._asked(inputs) is not None)
+        if known is not None:
+            known.left -= 1
+        lacks_others = known is not None and not known.has_others and self._asked(inputs) is not None
+        is_tried, is_better = self._agreed(known is not None and known.left >= 0, lacks_others)
+        return None if is_tried and not is_better else self._try(part, inputs, kind)
 
     def _asked(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         return trial_inputs(inputs, self._model.config, self._subject.media)
@@ -93,7 +88,7 @@ class FirstBatch:
         start, name = time.perf_counter(), class_of(self._model).__name__
         own = {k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()}
         asked = self._asked(own)
-        asked = asked if self._agreed(asked is not None) else None
+        asked = None if self._is_any(asked is None) else asked
         place = None
         try:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
@@ -102,9 +97,7 @@ class FirstBatch:
                 made = try_made(self._subject, pending)
                 trial = Trial(made.finding, moved, made.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
-                    begin(0)
-                    is_moved = asked is not None and self._is_any(any(map(trial.is_by, moved)))
-                    place = first_place(part, call, asked.runs if asked and is_moved else made.runs, SUMS)
+                    place = self._place(pending, asked, trial, made)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
@@ -118,6 +111,15 @@ class FirstBatch:
             raise MixingError(_refusal(name, trial, place))
         self._remember(kind, asked is not None, name)
         yield None
+
+    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, made: MadeTrial) -> str | None:
+        """Name the part that mixes members, if outputs show it; a backward has no places."""
+        is_moved = self._is_any(trial.moved_others)
+        if not self._is_any(is_moved or not trial.alone.has_outputs):
+            return None
+        pending.begin(0)
+        with silent(pending.part):
+            return first_place(pending.part, pending.call, asked.runs if asked and is_moved else made.runs, SUMS)
 
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
         """Note a trial that passed; what shows nothing is said once, and tried again later."""
@@ -133,15 +135,23 @@ class FirstBatch:
 
     def _is_any(self, flag: bool) -> bool:
         """Say whether it is so on any of the ranks that run the model together."""
-        return not self._agreed(not flag)
+        return not self._agreed(not flag)[0]
 
-    def _agreed(self, flag: bool) -> bool:
-        """Say whether it is so on all of the ranks that run the model together."""
+    def _agreed(self, *flags: bool) -> Sequence[bool]:
+        """Return each flag, true if it is on all of the ranks that run the model together."""
         if not self._is_sharded:
-            return flag
-        every = torch.tensor(flag, dtype=torch.int32, device=next(self._model.parameters()).device)
+            return flags
+        every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)
         dist.all_reduce(every, dist.ReduceOp.MIN)
-        return bool(every)
+        return every.bool().tolist()
+
+
+#: where outputs are those of the members alone
+_LOSS = (
+    "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
+    " loss_function may predict more than the next token (model.config.output_router_logits=False). "
+)
+_BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
 
 
 def _refusal(name: str, trial: Trial, place: str | None) -> str:
@@ -153,15 +163,11 @@ def _refusal(name: str, trial: Trial, place: str | None) -> str:
             " guard(…, first_batch=False) trains it all the same)"
         )
     shows = f"It first shows in {place}. " if place else ""
-    loss = (
-        "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
-        " loss_function may predict more than the next token (model.config.output_router_logits=False). "
-        if trial.alone.is_of_loss
-        else ""
-    )
+    is_quiet = trial.mixes and not trial.moved_others and trial.alone.has_outputs
+    beside = "" if not is_quiet else _BACKWARD if trial.alone.has_loss else _LOSS
     return (
         f"{name} mixes the members of its first batch{'' if trial.mixes else ' on another rank'}: {trial}. {shows}"
-        f"{loss}"
+        f"{beside}"
         "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave that"
         " out, or train on unpacked samples (guard(…, first_batch=False) trains it all the same)"
     )

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.as_it_was import silent
-from energon_pack.training.comparison import Finding, Way, compare, difference, variation
+from energon_pack.training.comparison import CheckpointError, Finding, Way, compare, difference, variation
 from energon_pack.training.inputs import forks_of, has_rope_rows, text_row
 from energon_pack.training.made_rows import made_inputs, made_rows, switches_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.place import Run
 from energon_pack.training.probe import Probe, plain_inputs
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
-from energon_pack.training.sharding import is_sharded
+from energon_pack.training.sharding import is_sharded, parameters_of
 from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending, is_routed
 from energon_pack.training.trial_inputs import Span
 from energon_pack.training.watch import see
@@ -93,11 +93,9 @@ def _way(pending: Pending) -> Way:
 def _finding(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
     try:
         return compare(way, probe, inputs)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-    with _without_gradients(way.part):
-        return compare(replace(way, weights=(), is_frozen=True), probe, inputs)
+    except CheckpointError:
+        with _without_gradients(way.part):
+            return compare(replace(way, weights=(), is_frozen=True), probe, inputs)
 
 
 def _fitting(subject: Subject, pending: Pending) -> list[Encoded]:
@@ -146,7 +144,9 @@ def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _without_gradients(part: Module) -> Iterator[None]:
-    every = [(one, one.requires_grad, one.grad) for one in part.parameters()]
+    every = [(one, one.requires_grad, one.grad) for one in parameters_of(part)]
+    if not all(one.is_leaf for one, _, _ in every):
+        raise ValueError("checkpoints in FSDP1 have to be made with use_reentrant=False")
     try:
         for one, _, _ in every:
             one.requires_grad_(False)

@@ -67,6 +67,11 @@ class Moved:
         """Whether the change moved anything; if not, the test proves nothing."""
         return self.own > 1e-6
 
+    def with_noise(self, noise: float) -> "Moved":
+        """Return it with a tolerance for so much noise, within bounds."""
+        share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
+        return self if self.tolerance is None else replace(self, tolerance=max(self.tolerance, share))
+
     def __str__(self) -> str:
         return f"other {self.what} move their own outputs by {self.own:.2g}, those of others by {self.others:.2g}"
 
@@ -91,7 +96,12 @@ class Trial:
     @property
     def mixes(self) -> bool:
         """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
-        return self.is_random or (self.alone.is_shown and self.alone.mixes) or any(map(self.is_by, self.moved))
+        return self.is_random or (self.alone.is_shown and self.alone.mixes) or self.moved_others
+
+    @property
+    def moved_others(self) -> bool:
+        """Whether a change of some members moved others."""
+        return any(map(self.is_by, self.moved))
 
     def is_by(self, moved: Moved) -> bool:
         """Say whether a change of some members moved others."""
@@ -131,17 +141,17 @@ def changes(pending: Pending, asked: TrialInputs) -> _Runs:
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
     tolerance = SUMS if routing is None or routing.chosen else None
-    found = []
-    for what, inputs in (("words", asked.other_words), *(("media", one) for one in asked.other_media)):
-        found.append((what, (yield from run(inputs, routing and Routing(routing)))))
-    moved = [_moved(what, asked, as_is, values, tolerance) for what, values in found]
+    media = asked.other_media
+    if pending.is_any(bool(media)):  # then all ranks run alike
+        media = media or [asked.as_is] * 2
+    moved = []
+    for what, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
+        values = yield from run(inputs, routing and Routing(routing))
+        moved += [_moved(what, asked, as_is, values, tolerance)] if inputs is not asked.as_is else []
     if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
         again = yield from run(asked.as_is, routing and Routing(routing))
-        noise = max(_differences(asked, as_is, again, 1))
-        moved = [
-            replace(one, tolerance=one.tolerance and max(one.tolerance, 3 * noise / max(one.own, 1e-9)))
-            for one in moved
-        ]
+        noise = 3 * max(_differences(asked, as_is, again, 1))
+        moved = [one.with_noise(noise) for one in moved]
     if routing is not None and tolerance is not None:
         moved.append(_moved("words", asked, as_is, (yield from run(asked.other_words)), None))
     return moved
