@@ -29,6 +29,8 @@ from energon_pack.training.watch import Routing, Seen, see
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
 BLOCK = 16
+#: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
+_MORE = 2.5
 #: share of the largest gradient that is none: where a mask cuts all ways to a loss, there is nothing to round
 _ZERO = 1e-5
 #: some classes give words that can't come next a logit as low as that
@@ -63,7 +65,7 @@ class Finding:
     @property
     def shares(self) -> list[float]:
         """The differences of outputs, loss and gradients, as shares."""
-        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, self.gradients or 0.0]
+        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _MORE]
 
     @property
     def is_shown(self) -> bool:
@@ -150,10 +152,10 @@ def compare(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
     packed = _run(way, {**inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
     alone: dict[int, _Run] = {}
     for one in probe.placed:
-        if id(one.sample) not in alone:
-            places = [other for other in probe.placed if other.sample is one.sample]
-            alone[id(one.sample)] = _run_alone(way, places, loss, routing, packed.values.shape[1])
-    pairs = [(one, alone[id(one.sample)]) for one in probe.placed]
+        if _key(way, one) not in alone:
+            alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
+            alone[_key(way, one)] = _run_alone(way, alike, loss, routing, packed.values.shape)
+    pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
     is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in packed.dtypes)
     tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
@@ -164,6 +166,11 @@ def compare(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
     gradients, others = _of_gradients(packed, pairs)
     by_loss = abs(packed.loss - wanted) / max(abs(wanted), 1e-30)
     return Finding(_largest(differences), own, by_loss, gradients, others, tolerance)
+
+
+def _key(way: Way, one: Placed) -> int:
+    """Return what is equal for places whose sample runs alone once: each may choose other experts."""
+    return id(one if way.is_routed else one.sample)
 
 
 def difference(some: Tensor, other: Tensor, block: int) -> float:
@@ -251,14 +258,15 @@ def _logits(seen: Seen) -> Tensor:
     return seen.values.float()
 
 
-def _run_alone(way: Way, places: Sequence[Placed], loss: _Loss, routing: Routing | None, width: int) -> _Run:
-    """Run the sample of some places in a batch alone; without a part in the loss no gradients are followed."""
+def _run_alone(way: Way, places: Sequence[Placed], loss: "_Loss", routing: Routing | None, shape: torch.Size) -> "_Run":
+    """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
     inputs = way.plain(replace(sample, media={**sample.media, **leaves}))
-    rows = places[0].row * width + places[0].places
-    again = None if routing is None else Routing(routing, rows.to(inputs["input_ids"].device))
-    inputs |= loss.inputs_alone(sample.tokens.labels[None].to(inputs["input_ids"].device))
+    device = inputs["input_ids"].device
+    rows = (places[0].row * shape[1] + places[0].places).to(device)
+    again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
+    inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
     own = way if in_loss else replace(way, follow=False)
     with way.alone():
         return _run(own, inputs, partial(loss.alone, sample), [*leaves.values()], again)

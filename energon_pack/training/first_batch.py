@@ -58,13 +58,11 @@ class FirstBatch:
         try:
             step = send(None)
             while step is not None:
-                call, given = step
                 try:
-                    output = call(**given)
+                    step.output = step.call(**step.inputs)
                 except Exception as error:  # foreign code, with inputs that it may not be made for
-                    step = throw(error)
-                else:
-                    step = send(output)
+                    throw(error)
+                step = send(None)
         finally:
             steps.close()
 

@@ -30,10 +30,19 @@ SUMS, _EXPERTS = 1e-3, 0.05
 #: the same in bfloat16 and the like
 LOW_PRECISION = 0.1
 _ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
-#: yields a function and its inputs, is sent the output; None: there is no more to run
-Steps = Generator[tuple[Callable[..., Any], Mapping[str, Any]] | None, Any, None]
-_Run = Generator[tuple[Callable[..., Any], Mapping[str, Any]], Any, Tensor]
-_Runs = Generator[tuple[Callable[..., Any], Mapping[str, Any]], Any, "list[Moved]"]
+
+
+@dataclass
+class Step:
+    """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
+
+    call: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    output: Any = None
+
+
+#: yields runs; None: there is no more to run
+Steps = Generator[Step | None, None, None]
 
 
 @dataclass(frozen=True)
@@ -128,11 +137,11 @@ def is_routed(part: Module) -> bool:
     return any(_ROUTED.search(type(one).__name__) for one in part.modules())
 
 
-def changes(pending: Pending, asked: TrialInputs) -> _Runs:
+def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
     """Run a batch as it is, and with changes.
 
     Yields:
-        What runs the model, and inputs, for which the outputs have to be sent.
+        Runs to make.
 
     Returns:
         How far the members moved.
@@ -157,7 +166,7 @@ def changes(pending: Pending, asked: TrialInputs) -> _Runs:
     return moved
 
 
-def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> _Run:
+def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> Generator[Step, None, Tensor]:
     """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
 
     def hooks(name: str, one: Module) -> list[RemovableHandle]:
@@ -165,8 +174,9 @@ def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = 
 
     pending.begin(0)
     with saved_tensors_hooks(lambda _: None, lambda _: None), hooked(pending.part, hooks), routing or nullcontext():
-        output = yield pending.call, inputs
-    values = values_of(output, tokens_of(inputs).shape[:2])
+        yield (step := Step(pending.call, inputs))
+    values = values_of(step.output, tokens_of(inputs).shape[:2])
+    step.output = None  # the caller holds the step until the next one
     if values is None:
         raise ValueError("its output has no values of each token")
     return values.detach().clone()

@@ -70,6 +70,7 @@ def see(
     seen.loss = loss if isinstance(loss, Tensor) else None
     if seen.values is None or (follow and seen.embedded is None):
         raise ValueError("its output has no values of each token")
+    seen.values = seen.values.clone()  # else the whole vocabulary would be kept
     return seen
 
 
@@ -107,41 +108,42 @@ class Routing(TorchFunctionMode):
     With other words, or alone, sums are rounded in another way, and a token between two experts goes to the other one.
     """
 
-    def __init__(self, before: "Routing | None" = None, rows: Tensor | None = None):
+    def __init__(self, before: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
         """Record; or repeat the choices of another run.
 
         Args:
             before: the run with the choices.
             rows: which of its rows, in the flattened B·S, are the rows of this run; None: all.
+            num_rows: how many it has.
         """
         super().__init__()
-        #: choices by the part that was entered last, and a number
-        self.chosen: dict[tuple[str, int], Tensor] = {}
-        self._before, self._rows = before, rows
-        self._place, self._number = "", 0
+        #: choices, and among how many, by the part that was entered last, in their order
+        self.chosen: dict[str, list[tuple[Tensor, int]]] = {}
+        self._before, self._rows, self._num_rows = before, rows, num_rows
+        self._place = ""
 
     def enter(self, name: str) -> None:
         """Note that a part begins."""
-        self._place, self._number = name, 0
+        self._place = name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk) or not args or made.indices.shape[:-1] != args[0].shape[:-1]:
             return made
-        key = (self._place, self._number)
-        self._number += 1
-        self.chosen[key] = made.indices
-        again = self._again(key, made.indices)
+        again = self._again(made.indices, args[0].shape[-1])
+        self.chosen.setdefault(self._place, []).append((made.indices, args[0].shape[-1]))
         return made if again is None else torch.return_types.topk((args[0].gather(-1, again), again))
 
-    def _again(self, key: tuple[str, int], natural: Tensor) -> Tensor | None:
-        """Return the earlier choice; None: there is none that fits."""
-        chosen = self._before.chosen.get(key) if self._before else None
-        if chosen is None or self._rows is None:
-            return chosen if chosen is not None and chosen.shape == natural.shape else None
-        if natural.shape[0] != len(self._rows):  # [1, L, …], not [L, …]
-            chosen = chosen.flatten(0, 1)
-        if int(self._rows.max()) >= len(chosen):
+    def _again(self, natural: Tensor, among: int) -> Tensor | None:
+        """Return the earlier choice at this place; None: there is none that fits."""
+        number = len(self.chosen.get(self._place, ()))
+        earlier = self._before.chosen.get(self._place, []) if self._before else []
+        if number >= len(earlier) or earlier[number][1] != among or natural.dim() < 2:
             return None
-        chosen = chosen[self._rows].view(-1, *chosen.shape[1:])
-        return chosen.view(natural.shape) if chosen.numel() == natural.numel() else None
+        chosen = earlier[number][0]
+        if self._rows is not None:
+            rows = chosen.reshape(-1, chosen.shape[-1])
+            if len(rows) != self._num_rows or natural.numel() != len(self._rows) * natural.shape[-1]:
+                return None
+            chosen = rows[self._rows].view(natural.shape)
+        return chosen if chosen.shape == natural.shape else None
