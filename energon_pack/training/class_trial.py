@@ -1,8 +1,8 @@
 """Compare packs with their members alone in a small model of a class, in eval() and in train()."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from energon_pack.training.comparison import Finding, Way, compare
+from energon_pack.training.comparison import Way, compare
+from energon_pack.training.finding import Finding
 from energon_pack.training.inputs import attention_of, check_inputs, has_rope_rows
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_inputs, probe_of, rows_of
@@ -87,12 +88,14 @@ def _train(model: Any, in_training: bool) -> None:
 def _tried(model: Any, made: Made, mask: str) -> Finding:
     follow = model.training and not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
     with torch.set_grad_enabled(follow):
-        is_tree = isinstance(made, ProbeTree)
-        probe = tree_batch(made, has_rope_rows(model)) if is_tree else probe_of(model, rows_of(made, mask), mask)
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext
+        if isinstance(made, ProbeTree):
+            probe, alone = tree_batch(made, has_rope_rows(model)), partial(_as_users_do, model)
+        else:
+            probe = probe_of(model, rows_of(made, mask), mask)
         inputs = probe.batch.to(model.device).model_inputs(model, labels=False)
         check_inputs(inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
-        alone = partial(_as_users_do, model) if is_tree else nullcontext
         way = Way(model, partial(plain_inputs, model), model, _TOLERANCES, follow, weights, alone=alone)
         return compare(way, probe, inputs)
 

@@ -38,7 +38,7 @@ class FirstBatch:
         #: the results
         self.trials: list[Trial] = []
 
-    @torch.compiler.disable(recursive=False)  # what is compiled is tried compiled
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
         """Call this before each forward: it tries the model with a batch of a new kind, and if its code is new.
 

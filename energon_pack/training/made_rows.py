@@ -69,7 +69,7 @@ class _Texts:
 
     def filling(self, lengths: Sequence[int], space: int) -> list[Encoded]:
         """Return texts that fill some tokens; the last one is cut."""
-        texts = []
+        texts: list[Encoded] = []
         for length in cycle(lengths):
             if space < 2:
                 return texts

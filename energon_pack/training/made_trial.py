@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.as_it_was import silent
-from energon_pack.training.comparison import CheckpointError, Finding, Way, compare, difference, variation
+from energon_pack.training.comparison import Way, compare
+from energon_pack.training.finding import Finding, difference, variation
+from energon_pack.training.gradients import CheckpointError
 from energon_pack.training.inputs import forks_of, has_rope_rows, text_row
 from energon_pack.training.made_rows import made_inputs, made_rows, switches_of
 from energon_pack.training.members import Encoded
@@ -123,7 +125,7 @@ def _in_place(made: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]
 
 def _weights(part: Module) -> list[Tensor]:
     """Return the weights whose gradients are compared; none where they would be there twice, or are sharded."""
-    every = [one for one in part.parameters() if one.requires_grad]
+    every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
     return every if not is_sharded(part) and all(one.grad is None for one in every) else []
 
 

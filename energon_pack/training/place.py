@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.comparison import difference, variation
+from energon_pack.training.finding import difference, variation
 from energon_pack.training.trial_inputs import Span
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
@@ -29,10 +29,10 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
     """
     (first, second) = (_inputs_and_outputs(part, call, *run) for run in runs)
 
-    def are_same(some: _Values, others: _Values) -> bool:
-        if some is None or others is None:
+    def are_same(these: _Values, those: _Values) -> bool:
+        if these is None or those is None:
             return True
-        pairs = zip(some, others, strict=True)
+        pairs = zip(these, those, strict=True)
         return all(difference(a, b, 1) <= tolerance * max(variation(a), variation(b)) for a, b in pairs)
 
     kinds = {name: type(one).__name__ for name, one in part.named_modules()}

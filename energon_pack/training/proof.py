@@ -21,7 +21,7 @@ import torch
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.class_trial import Made, samples_of, try_class
-from energon_pack.training.comparison import Finding
+from energon_pack.training.finding import Finding
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe_tree import ProbeTree

@@ -21,7 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.comparison import BLOCK, Finding, difference
+from energon_pack.training.comparison import BLOCK
+from energon_pack.training.finding import Finding, difference
 from energon_pack.training.trial_inputs import TrialInputs
 from energon_pack.training.watch import Routing, hooked, tokens_of, values_of
 
@@ -173,7 +174,7 @@ def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = 
         return [] if routing is None else [one.register_forward_pre_hook(lambda *_: routing.enter(name))]
 
     pending.begin(0)
-    with saved_tensors_hooks(lambda _: None, lambda _: None), hooked(pending.part, hooks), routing or nullcontext():
+    with saved_tensors_hooks(_nothing, _nothing), hooked(pending.part, hooks), routing or nullcontext():
         yield (step := Step(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
@@ -182,11 +183,15 @@ def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = 
     return values.detach().clone()
 
 
+def _nothing(_: Any) -> Any:
+    return None
+
+
 def _moved(what: str, asked: TrialInputs, as_is: Tensor, values: Tensor, tolerance: float | None) -> Moved:
     moved = _differences(asked, as_is, values, BLOCK if tolerance is None else 1)
     if what == "media":  # of one member
-        *_, others, own = sorted([0.0, *moved])
-        return Moved(what, own, others, tolerance)
+        *_, second, first = sorted([0.0, *moved])
+        return Moved(what, first, second, tolerance)
     own = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
     rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
     return Moved(what, max(own), max(rest), tolerance)

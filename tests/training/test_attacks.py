@@ -55,7 +55,8 @@ def queries_that_grow_along_the_row(model: Any) -> None:
 
 
 def angles_kept_by_shape(model: Any) -> None:
-    rotary, kept = model.model.rotary_emb, {}
+    rotary = model.model.rotary_emb
+    kept: dict[Any, Any] = {}
 
     def forward(x: Tensor, position_ids: Tensor) -> Any:
         return kept.setdefault(tuple(position_ids.shape), type(rotary).forward(rotary, x, position_ids))
@@ -203,20 +204,24 @@ def in_the_head(model: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------- backward
 
 
-class Unmasked(torch.autograd.Function):
+Function: Any = torch.autograd.Function
+
+
+class Unmasked(Function):
     """sdpa with a mask, whose backward has none."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.scale = scale
-        return nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+        is_causal = mask is None  # as in transformers, where each row is one text
+        return nn.functional.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         with torch.enable_grad():
-            given = [one.detach().requires_grad_() for one in ctx.saved_tensors]
-            out = nn.functional.scaled_dot_product_attention(*given, is_causal=True, scale=ctx.scale)
+            query, key, value = given = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=ctx.scale)
         return (*torch.autograd.grad(out, given, grad), None, None)
 
 
@@ -250,7 +255,7 @@ def gradients_of_the_row(model: Any) -> None:
     model.model.layers[0].mlp.register_full_backward_hook(lambda _, given, __: (mixed(given[0]),))
 
 
-class Turned(torch.autograd.Function):
+class Turned(Function):
     """Nothing; its backward is a function's."""
 
     @staticmethod
@@ -275,7 +280,7 @@ def gradients_by_the_values_of_others(model: Any) -> None:
     on_norm(model, change)
 
 
-class LessMean(torch.autograd.Function):
+class LessMean(Function):
     """A product whose weight has gradients of inputs less three times the mean of their row."""
 
     @staticmethod
@@ -300,7 +305,7 @@ def gradients_of_a_weight_alone(model: Any) -> None:
 def a_loss_two_tokens_ahead(model: Any) -> None:
     old = model.loss_function
 
-    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Tensor:
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Any:
         two = nn.functional.cross_entropy(logits[:, :-2].flatten(0, 1), labels[:, 2:].flatten(), ignore_index=IGNORE)
         return old(logits, labels, vocab_size, **more) + 0.3 * two
 
@@ -310,7 +315,7 @@ def a_loss_two_tokens_ahead(model: Any) -> None:
 def a_loss_over_the_row(model: Any) -> None:
     old = model.loss_function
 
-    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Tensor:
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **more: Any) -> Any:
         return old(logits, labels, vocab_size, **more) + 1e-3 * logits.square().mean()
 
     model.loss_function = loss
@@ -409,9 +414,8 @@ def by_a_later_hook_of_gradients(model: Any) -> Batches:
 
 def by_a_hook_of_all_modules(model: Any) -> Batches:
     yield inputs_of(model, packs(model))
-    handle = nn.modules.module.register_module_forward_hook(
-        lambda part, _, out: mixed(out) if type(part).__name__ == "LlamaMLP" else None
-    )
+    change: Any = lambda part, _, out: mixed(out) if type(part).__name__ == "LlamaMLP" else None  # noqa: E731
+    handle = nn.modules.module.register_module_forward_hook(change)
     try:
         yield inputs_of(model, packs(model))
     finally:
