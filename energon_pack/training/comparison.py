@@ -24,7 +24,8 @@ from energon_pack.training.gradients import Gradients, compare_gradients, gradie
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Placed, Probe, leaves_of
 from energon_pack.training.probe_loss import ProbeLoss, logits_of
-from energon_pack.training.watch import Routing, Seen, see
+from energon_pack.training.routing import Routing, routed
+from energon_pack.training.watch import Seen, see
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
 BLOCK = 16
@@ -120,12 +121,14 @@ def _run(
     routing: Routing | None,
 ) -> _Run:
     way.begin()
-    with routing or nullcontext():
-        seen = see(way.part, inputs, way.call, way.follow, routing)
+    with routed(way.part, routing):
+        seen = see(way.part, inputs, way.call, way.follow)
         values = logits_of(seen).detach()
         if not way.follow:
             return _Run(values, seen.dtypes)
         assert seen.embedded is not None
         loss = loss_of(seen)
+        if routing is not None:
+            routing.is_over = True
         gradients = gradients_of(loss, seen.embedded, leaves, way.weights, way.is_frozen)
     return _Run(values, seen.dtypes, float(loss.detach()), gradients)

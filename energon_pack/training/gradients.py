@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import graph
 
 from energon_pack.training.finding import largest
 from energon_pack.training.probe import Placed
@@ -45,14 +46,20 @@ def gradients_of(
     followed = [embedded, *media, *weights]
     if is_frozen:
         embedded.retain_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         taken: Sequence[Tensor | None] = [one.grad for one in followed]
     elif _has_backwards_within(loss):
         raise CheckpointError
     else:
-        taken = torch.autograd.grad(loss, followed, allow_unused=True)
+        taken = _followed_back(loss, followed)
     of_media, of_weights = taken[1 : 1 + len(media)], taken[1 + len(media) :]
     return Gradients(taken[0], of_media, [_thinned(one) for one in of_weights])
+
+
+def _followed_back(loss: Tensor, followed: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """As `torch.autograd.grad`, which leaves `Routing`: checkpoints run parts once more, and choose experts again."""
+    start = (torch.ones_like(loss),)
+    return graph._engine_run_backward((loss,), start, False, False, tuple(followed), True, accumulate_grad=False)
 
 
 def _has_backwards_within(loss: Tensor) -> bool:

@@ -21,8 +21,9 @@ from energon_pack.training.members import Encoded
 from energon_pack.training.place import Run
 from energon_pack.training.probe import Probe, plain_inputs
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.routing import is_routed
 from energon_pack.training.sharding import is_sharded, parameters_of
-from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending, is_routed
+from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending
 from energon_pack.training.trial_inputs import Span
 from energon_pack.training.watch import see
 

@@ -9,9 +9,7 @@ bit of the other members' outputs must stay, even in bfloat16. Experts are chose
 two would go to the other one; and once freely, for experts of a limited capacity.
 """
 
-import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,18 +17,17 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
-from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.comparison import BLOCK
 from energon_pack.training.finding import Finding, difference
+from energon_pack.training.routing import Routing, is_routed, routed
 from energon_pack.training.trial_inputs import TrialInputs
-from energon_pack.training.watch import Routing, hooked, tokens_of, values_of
+from energon_pack.training.watch import tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
 SUMS, _EXPERTS = 1e-3, 0.05
 #: the same in bfloat16 and the like
 LOW_PRECISION = 0.1
-_ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
 
 
 @dataclass
@@ -133,11 +130,6 @@ class Trial:
         return "; ".join(map(str, (*self.moved, self.alone)))
 
 
-def is_routed(part: Module) -> bool:
-    """Say whether a part has experts."""
-    return any(_ROUTED.search(type(one).__name__) for one in part.modules())
-
-
 def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
     """Run a batch as it is, and with changes.
 
@@ -150,7 +142,7 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
-    tolerance = SUMS if routing is None or routing.chosen else None
+    tolerance = SUMS if routing is None or routing.has_choices else None
     media = asked.other_media
     if pending.is_any(bool(media)):  # then all ranks run alike
         media = media or [asked.as_is] * 2
@@ -169,12 +161,8 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
 
 def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> Generator[Step, None, Tensor]:
     """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
-
-    def hooks(name: str, one: Module) -> list[RemovableHandle]:
-        return [] if routing is None else [one.register_forward_pre_hook(lambda *_: routing.enter(name))]
-
     pending.begin(0)
-    with saved_tensors_hooks(_nothing, _nothing), hooked(pending.part, hooks), routing or nullcontext():
+    with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
         yield (step := Step(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
@@ -36,14 +35,12 @@ def see(
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
     follow: bool = False,
-    routing: "Routing | None" = None,
 ) -> Seen:
     """Run a part of a model.
 
     Args:
         call: runs it.
         follow: keep the embeddings of the tokens, with gradients, even if their table is frozen.
-        routing: which experts are chosen; the caller enters it.
 
     Raises:
         ValueError: there are no outputs, or no embeddings, of each token.
@@ -60,11 +57,7 @@ def see(
         seen.embedded = output if output.requires_grad else output.detach().requires_grad_()
         return seen.embedded.clone()  # some models write images into it
 
-    def hooks(name: str, one: Module) -> list[RemovableHandle]:
-        entered = [] if routing is None else [one.register_forward_pre_hook(lambda *_: routing.enter(name))]
-        return [*entered, one.register_forward_hook(note)]
-
-    with hooked(part, hooks):
+    with hooked(part, lambda _, one: [one.register_forward_hook(note)]):
         output = call(**inputs)
     loss = output.get("loss") if isinstance(output, Mapping) else None
     seen.loss = loss if isinstance(loss, Tensor) else None
@@ -100,50 +93,3 @@ def hooked(part: Module, hooks: Callable[[str, Module], Sequence[RemovableHandle
     finally:
         for handle in handles:
             handle.remove()
-
-
-class Routing(TorchFunctionMode):
-    """Records which experts the routers choose, or has them choose the same again: they do it by `topk`.
-
-    With other words, or alone, sums are rounded in another way, and a token between two experts goes to the other one.
-    """
-
-    def __init__(self, before: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
-        """Record; or repeat the choices of another run.
-
-        Args:
-            before: the run with the choices.
-            rows: which of its rows, in the flattened B·S, are the rows of this run; None: all.
-            num_rows: how many it has.
-        """
-        super().__init__()
-        #: choices, and among how many, by the part that was entered last, in their order
-        self.chosen: dict[str, list[tuple[Tensor, int]]] = {}
-        self._before, self._rows, self._num_rows = before, rows, num_rows
-        self._place = ""
-
-    def enter(self, name: str) -> None:
-        """Note that a part begins."""
-        self._place = name
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, Tensor.topk) or not args or made.indices.shape[:-1] != args[0].shape[:-1]:
-            return made
-        again = self._again(made.indices, args[0].shape[-1])
-        self.chosen.setdefault(self._place, []).append((made.indices, args[0].shape[-1]))
-        return made if again is None else torch.return_types.topk((args[0].gather(-1, again), again))
-
-    def _again(self, natural: Tensor, among: int) -> Tensor | None:
-        """Return the earlier choice at this place; None: there is none that fits."""
-        number = len(self.chosen.get(self._place, ()))
-        earlier = self._before.chosen.get(self._place, []) if self._before else []
-        if number >= len(earlier) or earlier[number][1] != among or natural.dim() < 2:
-            return None
-        chosen = earlier[number][0]
-        if self._rows is not None:
-            rows = chosen.reshape(-1, chosen.shape[-1])
-            if len(rows) != self._num_rows or natural.numel() != len(self._rows) * natural.shape[-1]:
-                return None
-            chosen = rows[self._rows].view(natural.shape)
-        return chosen if chosen.shape == natural.shape else None
