@@ -122,9 +122,11 @@ class FirstBatch:
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
         """Note a trial that passed; what shows nothing is said once, and tried again later."""
         trial = self.trials[-1]
-        waits = _WAITS * max((one.waits for one in self._tried if one.kind.covers(kind)), default=1)
-        self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-        self._tried.append(Tried(kind, has_others, waits, waits))
+        if (known := next((one for one in self._tried if one.kind.runs_as(kind)), None)) is not None:
+            known.again(kind, has_others, _WAITS)
+        else:
+            self._tried = [one for one in self._tried if not kind.covers(one.kind)]
+            self._tried.append(Tried(kind, has_others, _WAITS, _WAITS))
         if trial.is_shown:
             _log.info("%s keeps the members of its first batch apart: %s (%.2g s)", name, trial, trial.seconds)
         elif not self._is_warned:

@@ -103,8 +103,8 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     A model that is guarded already is guarded anew.
 
     The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
-    the user's cache. Then the model itself runs three to six more times, without gradients, on its first batch that has
-    two members in a row. A guarded model refuses `generate`, which needs a cache of keys and values.
+    the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
+    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).

@@ -1,7 +1,7 @@
 """Tell which batches are alike, so that a trial with one of them is a trial for all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,14 +28,20 @@ class Kind:
 
     def covers(self, other: "Kind") -> bool:
         """Say whether a trial with this kind is one for the other."""
+        return self.width >= other.width and self.longest >= other.longest and self.runs_as(other)
+
+    def runs_as(self, other: "Kind") -> bool:
+        """Say whether it covers the other but for sizes."""
         return (
             (self.part, self.form) == (other.part, other.form)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
-            and self.width >= other.width
-            and self.longest >= other.longest
             and is_same(self.code, other.code)
         )
+
+    def with_sizes_of(self, other: "Kind") -> "Kind":
+        """Return it with the larger sizes of both."""
+        return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
 
 
 def kind_of(part: Module, inputs: Mapping[str, Any], code: Code) -> Kind:
@@ -66,3 +72,10 @@ class Tried:
     #: batches until it is tried once more, and how many of them are left: a gate may open, a flag may be set
     waits: int
     left: int
+
+    def again(self, kind: Kind, has_others: bool, growth: int) -> None:
+        """Note another trial; after one that was due, the next one waits `growth` times as long."""
+        self.kind = self.kind.with_sizes_of(kind)
+        self.has_others |= has_others
+        self.waits *= growth if self.left < 0 else 1
+        self.left = self.waits

@@ -486,3 +486,13 @@ def test_a_loss_without_logits_is_tried_with_them() -> None:
     attention_of_one_layer(model)
     with pytest.raises(MixingError, match="mixes the members"):
         model.model(**inputs)
+
+
+def test_a_stream_of_packs_is_tried_a_few_times() -> None:
+    """Each batch was tried from the second trial on, if the batch of that trial was not the largest one."""
+    model = make_model("llama")
+    held = guard(model)
+    members = make_members("llama", model)
+    for number in range(60):
+        model(**inputs_of("llama", model, [[*members, *members[number % 3 :]]]))
+    assert len(held.trials) == 2
