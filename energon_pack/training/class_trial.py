@@ -21,20 +21,20 @@ from energon_pack.training.tree_attention import KINDS
 #: shares that count as no difference, in float32 and in shorter types
 _TOLERANCES = (1e-4, 5e-2)
 #: packs of members, or trees of them
-Made = Sequence[Encoded] | ProbeTree
+Samples = Sequence[Encoded] | ProbeTree
 
 
-def samples_of(made: Made) -> Sequence[Encoded]:
-    """Return the samples of which packs or trees are made."""
-    return made.samples if isinstance(made, ProbeTree) else made
+def samples_of(samples: Samples) -> Sequence[Encoded]:
+    """Return the samples of packs or trees."""
+    return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
-def try_class(model: Any, made: Made, mask: str = "positions") -> Finding:
+def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     """Compare outputs in eval(), and outputs, loss and gradients in train().
 
     Args:
         model: with nothing random in train(). It is left in eval(), without gradients.
-        made: at least two members, or trees.
+        samples: at least two members, or trees.
         mask: how members are kept apart: `model.mask`; trees have no choice.
 
     Returns:
@@ -44,31 +44,31 @@ def try_class(model: Any, made: Made, mask: str = "positions") -> Finding:
     Raises:
         MixingError: the inputs alone would mix members.
     """
-    finding = _worst(model, made, mask)
+    finding = _worst(model, samples, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:
         return finding
     try:
-        in_double = _worst(copy.deepcopy(model).double(), _doubled(made), mask)
+        in_double = _worst(copy.deepcopy(model).double(), _doubled(samples), mask)
     except RuntimeError:
         return finding
     return finding if in_double.mixes else in_double
 
 
-def _doubled(made: Made) -> Made:
-    if isinstance(made, ProbeTree):
-        return made
+def _doubled(samples: Samples) -> Samples:
+    if isinstance(samples, ProbeTree):
+        return samples
     return [
         replace(one, media={k: v.double() if v.is_floating_point() else v for k, v in one.media.items()})
-        for one in made
+        for one in samples
     ]
 
 
-def _worst(model: Any, made: Made, mask: str) -> Finding:
+def _worst(model: Any, samples: Samples, mask: str) -> Finding:
     try:
         _train(model, True)
-        trained = _tried(model, made, mask)
+        trained = _tried(model, samples, mask)
         _train(model, False)
-        evaluated = _tried(model, made, mask)
+        evaluated = _tried(model, samples, mask)
     finally:
         model.eval()
         model.zero_grad(set_to_none=True)
@@ -85,14 +85,14 @@ def _train(model: Any, in_training: bool) -> None:
             part.eval()
 
 
-def _tried(model: Any, made: Made, mask: str) -> Finding:
+def _tried(model: Any, samples: Samples, mask: str) -> Finding:
     follow = model.training and not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
     with torch.set_grad_enabled(follow):
         alone: Callable[[], AbstractContextManager[None]] = nullcontext
-        if isinstance(made, ProbeTree):
-            probe, alone = tree_batch(made, has_rope_rows(model)), partial(_as_users_do, model)
+        if isinstance(samples, ProbeTree):
+            probe, alone = tree_batch(samples, has_rope_rows(model)), partial(_as_users_do, model)
         else:
-            probe = probe_of(model, rows_of(made, mask), mask)
+            probe = probe_of(model, rows_of(samples, mask), mask)
         inputs = probe.batch.to(model.device).model_inputs(model, labels=False)
         check_inputs(inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]

@@ -92,10 +92,10 @@ class FirstBatch:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
                 pending = Pending(part, call, own, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
-                made = try_made(self._subject, pending)
-                trial = Trial(made.finding, moved, made.is_random, round(time.perf_counter() - start, 3))
+                beside = try_made(self._subject, pending)
+                trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
-                    place = self._place(pending, asked, trial, made)
+                    place = self._place(pending, asked, trial, beside)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
@@ -110,14 +110,14 @@ class FirstBatch:
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, made: MadeTrial) -> str | None:
+    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, beside: MadeTrial) -> str | None:
         """Name the part that mixes members, if outputs show it; a backward has no places."""
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
         pending.begin(0)
         with silent(pending.part):
-            return first_place(pending.part, pending.call, asked.runs if asked and is_moved else made.runs, SUMS)
+            return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
 
     def _remember(self, kind: Kind, has_others: bool, name: str) -> None:
         """Note a trial that passed; what shows nothing is said once, and tried again later."""

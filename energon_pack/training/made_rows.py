@@ -31,14 +31,14 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     num_rows, width = tokens_of(inputs).shape[:2]
     spans = members_of(inputs)
     end = max((span.end for span in spans), default=width)
-    made = [*members, *twins_of(members)]
-    made = made if longest is None or _length(made) <= longest else [*members]
+    compared = [*members, *twins_of(members)]
+    compared = compared if longest is None or _length(compared) <= longest else [*members]
     lengths = sorted(span.end - span.start for span in spans) or [width]
     texts = _Texts(model, members)
-    first = texts.filling(lengths, end - _length(made))
-    rows = [[*first, *made], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
+    first = texts.filling(lengths, end - _length(compared))
+    rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
     form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
-    return probe_of(model, rows, PROVEN[model], [*first[:1], *made], form)
+    return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form)
 
 
 def _length(row: Sequence[Encoded]) -> int:
@@ -47,9 +47,9 @@ def _length(row: Sequence[Encoded]) -> int:
 
 def made_inputs(model: Any, inputs: Mapping[str, Any], probe: Probe) -> dict[str, Any]:
     """Return the inputs of made rows, with the boundaries and switches that a batch has."""
-    made = probe.batch.to(inputs["position_ids"].device).model_inputs(model, labels=False)
+    own = probe.batch.to(inputs["position_ids"].device).model_inputs(model, labels=False)
     return switches_of(inputs) | {
-        name: value for name, value in made.items() if name in inputs or name not in _BOUNDARIES
+        name: value for name, value in own.items() if name in inputs or name not in _BOUNDARIES
     }
 
 

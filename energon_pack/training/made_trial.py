@@ -58,15 +58,15 @@ def try_made(subject: Subject, pending: Pending) -> MadeTrial:
     """Compare made samples in rows like those of the pending batch with each sample alone."""
     part = pending.part
     probe = _probe(subject, pending)
-    given = _in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs)
+    inputs = _in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs)
     way = _way(pending)
     last = probe.placed[-1]
     alone = way.plain(last.sample)
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
-        finding = replace(_finding(way, probe, given), in_training=part.training)
+        finding = replace(_finding(way, probe, inputs), in_training=part.training)
     span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
-    return MadeTrial(finding, is_random, ((given, [span]), (alone, [Span(0, 0, len(last.places))])))
+    return MadeTrial(finding, is_random, ((inputs, [span]), (alone, [Span(0, 0, len(last.places))])))
 
 
 def _probe(subject: Subject, pending: Pending) -> Probe:
@@ -112,8 +112,8 @@ def _fitting(subject: Subject, pending: Pending) -> list[Encoded]:
     return fitting if len(fitting) > 1 else [*subject.members]
 
 
-def _in_place(made: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Write made inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity."""
+def _in_place(inputs: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity."""
 
     def written(value: Any, old: Any) -> Any:
         are_alike = isinstance(value, Tensor) and isinstance(old, Tensor) and not value.requires_grad
@@ -121,7 +121,7 @@ def _in_place(made: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]
             return old.copy_(value)
         return value
 
-    return {name: written(value, before.get(name)) for name, value in made.items()}
+    return {name: written(value, before.get(name)) for name, value in inputs.items()}
 
 
 def _weights(part: Module) -> list[Tensor]:

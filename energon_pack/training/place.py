@@ -36,9 +36,9 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
         return all(difference(a, b, 1) <= tolerance * max(variation(a), variation(b)) for a, b in pairs)
 
     kinds = {name: type(one).__name__ for name, one in part.named_modules()}
-    for name, (given, made) in first.items():
-        other_given, other_made = second.get(name, (None, None))
-        if are_same(given, other_given) and not are_same(made, other_made):
+    for name, (entered, left) in first.items():
+        other_entered, other_left = second.get(name, (None, None))
+        if are_same(entered, other_entered) and not are_same(left, other_left):
             return f"{name} ({kinds[name]})" if name else kinds[name]
     return None
 

@@ -20,7 +20,7 @@ import torch
 
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.as_it_was import full_precision
-from energon_pack.training.class_trial import Made, samples_of, try_class
+from energon_pack.training.class_trial import Samples, samples_of, try_class
 from energon_pack.training.finding import Finding
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
@@ -72,7 +72,7 @@ class Proof:
 def prove(
     make: Any,
     config: Any,
-    made: Made,
+    samples: Samples,
     mask: str = "auto",
     attention: str | None = None,
     longest: int | None = None,
@@ -87,7 +87,7 @@ def prove(
     Args:
         make: the class.
         config: the config of the class, of any size; it is not changed.
-        made: at least two members, with each kind of media that packs have; or trees of them.
+        samples: at least two members, with each kind of media that packs have; or trees of them.
         mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact. Trees have no
             choice of masks.
         attention: attention implementation; None: the class's own choice.
@@ -102,34 +102,34 @@ def prove(
     @cache
     def small(longest: int | None) -> Any:
         needed = _kinds(make, config, attention) if kinds is None else kinds
-        model = small_model(make, config, attention, longest, samples_of(made), device)
+        model = small_model(make, config, attention, longest, samples_of(samples), device)
         if lost := sorted(needed - kinds_of(model)):
             raise ValueError(f"a small copy of it has no {lost[0]}")
         return model
 
     proofs: list[Proof] = []
-    for name in _masks_for(make, config, made) if mask == "auto" else (mask,):
-        proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, made, longest))
+    for name in _masks_for(make, config, samples) if mask == "auto" else (mask,):
+        proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, samples, longest))
         if proofs[-1].is_exact:
             break
     return proofs
 
 
-def _attempt(proof: Proof, small: Callable[[int | None], Any], made: Made, longest: int | None) -> Proof:
+def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: Samples, longest: int | None) -> Proof:
     start = time.perf_counter()
     try:
         with full_precision():
             model = small(None)
-            proof = replace(proof, finding=try_class(model, made, proof.mask))
+            proof = replace(proof, finding=try_class(model, samples, proof.mask))
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                proof = replace(proof, finding=try_class(other, made, proof.mask), longest=longest)
+                proof = replace(proof, finding=try_class(other, samples, proof.mask), longest=longest)
     except Exception as error:  # foreign code, with inputs it may not be made for
         proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
-def _masks_for(make: Any, config: Any, made: Made) -> Sequence[str]:
-    if isinstance(made, ProbeTree):
+def _masks_for(make: Any, config: Any, samples: Samples) -> Sequence[str]:
+    if isinstance(samples, ProbeTree):
         return ("",)
     return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
 
@@ -146,7 +146,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
 
 def kept_proofs(
     model: Any,
-    made: Made,
+    samples: Samples,
     mask: str,
     attention: str | None,
     longest: int | None,
@@ -158,13 +158,13 @@ def kept_proofs(
 
     Args:
         model: a model of transformers.
-        made: as in `prove`.
+        samples: as in `prove`.
     """
     make, config = class_of(model), model.config
-    key = _key(model, made, mask, attention, longest, device)
+    key = _key(model, samples, mask, attention, longest, device)
     if kept := read_kept("proofs", key, _parsed):
         return kept
-    proofs = prove(make, config, made, mask, attention, longest, device, kinds_of(model))
+    proofs = prove(make, config, samples, mask, attention, longest, device, kinds_of(model))
     if proofs[-1].finding is not None:
         keep("proofs", key, [asdict(proof) for proof in proofs])
     return proofs
@@ -180,7 +180,7 @@ def _parsed(values: Any) -> list[Proof]:
 def way_out(
     make: Any,
     config: Any,
-    made: Made,
+    samples: Samples,
     attention: str | None,
     longest: int | None,
     tried: Sequence[Proof],
@@ -190,19 +190,19 @@ def way_out(
     is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(made, ProbeTree) else _ATTENTIONS)]):
-        for mask in _masks_for(make, config, made):
+    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+        for mask in _masks_for(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue
-            proof = prove(make, config, made, mask, name, longest)[-1]
+            proof = prove(make, config, samples, mask, name, longest)[-1]
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
                 settings += [_setting(name)] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
-    if isinstance(made, ProbeTree):
+    if isinstance(samples, ProbeTree):
         return "nothing tried here keeps them apart: pack with packing.share=none"
-    members = [*made]
+    members = [*samples]
     sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
     if len(sounds) > 1:
         fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
@@ -219,14 +219,14 @@ def _setting(attention: str | None) -> str:
 
 def _key(
     model: Any,
-    made: Made,
+    samples: Samples,
     mask: str,
     attention: str | None,
     longest: int | None,
     device: torch.device | str,
 ) -> str:
     """Hash everything that the proof depends on."""
-    members = samples_of(made)
+    members = samples_of(samples)
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     content = [
         _VERSION,
@@ -237,7 +237,7 @@ def _key(
         {name: version_of(name) for name in _PACKAGES},
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
         [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
-        [isinstance(made, ProbeTree), [(one.tokens.shared_len, one.tokens.factor) for one in members]],
+        [isinstance(samples, ProbeTree), [(one.tokens.shared_len, one.tokens.factor) for one in members]],
         [mask, attention, longest, str(device), media],
         [getattr(part, "_attn_implementation", None) for part in parts(model.config)],
     ]
