@@ -31,7 +31,7 @@ from class_page import page
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding, plain_logits
+from energon_pack.training.probe import plain_logits
 from energon_pack.training.proof import Proof, prove
 from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
@@ -130,7 +130,7 @@ def _run(model: Any, given: Sequence[Encoded]) -> None:
         plain_logits(model, member)
 
 
-def _verdict(proofs: Sequence[Proof[Finding]]) -> Row:
+def _verdict(proofs: Sequence[Proof]) -> Row:
     """What was shown; of the masks that fail, the one that came nearest."""
     best = proofs[-1] if proofs[-1].is_exact else min(proofs, key=_distance)
     found: Row = {"verdict": "refused", "by": best.mask, "why": best.error}
@@ -139,13 +139,13 @@ def _verdict(proofs: Sequence[Proof[Finding]]) -> Row:
     elif all(any(words in proof.error for words in _UNKNOWN) for proof in proofs):
         found["verdict"] = "none"
     if best.finding:
-        found |= {name: getattr(best.finding, name) for name in ("others", "own", "alone")}
+        found |= {name: getattr(best.finding, name) for name in ("alone", "own", "loss", "gradients", "others")}
     found["tried"] = {proof.mask: str(proof.finding or proof.error)[:200] for proof in proofs}
     return found
 
 
-def _distance(proof: Proof[Finding]) -> float:
-    return max(proof.finding.others, proof.finding.alone) if proof.finding else float("inf")
+def _distance(proof: Proof) -> float:
+    return max(*proof.finding.shares, proof.finding.others or 0.0) if proof.finding else float("inf")
 
 
 def in_child(one: Named, attentions: Sequence[str]) -> list[Row]:
@@ -191,7 +191,7 @@ def _read(path: Path) -> dict[tuple[str, str], Row]:
 
 
 def _line(row: Row) -> str:
-    figures = f"others {row['others']:.1e} own {row['own']:.1e} alone {row['alone']:.1e}" if "others" in row else ""
+    figures = " ".join(f"{name} {row[name]:.1e}" for name in ("alone", "own", "gradients", "others") if row.get(name))
     media = " ".join(row.get("media", [])) or row.get("no_media", "")[:80]
     return (
         f"{row['name']:44} {row['attention']:14} {row['verdict']:9} {row.get('by', ''):9} {figures} {row['why'][:100]}"

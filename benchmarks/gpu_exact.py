@@ -8,8 +8,9 @@ import torch
 from rich.table import Table
 from timing import at_most
 
+from energon_pack.training.class_trial import try_class
+from energon_pack.training.finding import Finding
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding, probe
 from energon_pack.training.proof import Proof, prove
 from energon_pack.training.small_model import small_model
 
@@ -18,15 +19,15 @@ KINDS = (("eager", "fp32"), ("sdpa", "fp32"), ("sdpa", "bf16"), ("flash_attentio
 
 
 def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.device) -> Table:
-    """A member changed must not move the others, and each must be as alone.
+    """Each member of a pack must be as alone: outputs, loss and gradients.
 
-    Differences are a share of what the changed member moves itself: 1e-4 in fp32, 5e-2 in bf16 are none.
+    Shares of 1e-4 in fp32 and 5e-2 in bf16 are no difference.
 
     Args:
         make: a class of transformers.
         config: of any size.
     """
-    table = Table("members of a pack", "own", "others", "packed beside alone", "share of own", "goal, holds")
+    table = Table("members of a pack", "outputs", "loss", "gradients", "largest share", "goal, holds")
     with _true_fp32():
         for attention, dtype in KINDS:
             if (attention, dtype) == ("sdpa", "bf16"):
@@ -37,29 +38,21 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
     return table
 
 
-def _cells(proof: Proof[Finding]) -> list[str]:
+def _cells(proof: Proof) -> list[str]:
     found = proof.finding
     if found is None:
         return [*["–"] * 4, f"not tried: {proof.error[:60]}"]
-    share = _share(found)
-    return [*(f"{value:.2g}" for value in (found.own, found.others, found.alone, share)), _goal(found)]
+    return [*(f"{value:.2g}" for value in (*found.shares, max(found.shares))), _goal(found)]
 
 
 def _goal(found: Finding) -> str:
-    return at_most(_share(found), found.tolerance) if found.own > 1e-5 else "NO: a change does not show"
+    return at_most(max(found.shares), found.tolerance) if found.is_shown else "NO: outputs show nothing"
 
 
-def _share(found: Finding) -> float:
-    return max(found.others, found.alone) / found.own if found.own else float("inf")
-
-
-def _in_bfloat16(
-    make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device
-) -> Proof[Finding]:
+def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: str, device: torch.device) -> Proof:
     """As `prove`, which takes float32 where an attention has it."""
     model = small_model(make, config, attention).to(device, torch.bfloat16)
-    findings = [probe(model, members, changed=changed) for changed in range(len(members))]
-    return Proof(make.__name__, attention, "positions", max(findings, key=_share))
+    return Proof(make.__name__, attention, "positions", try_class(model, members))
 
 
 @contextmanager

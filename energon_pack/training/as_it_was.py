@@ -1,30 +1,39 @@
 """Run a model only to look at it, and put its state back afterwards."""
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.dropout import _DropoutNd
+
+from energon_pack.training.sizes import parts
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
 _MOST = 2**20
 _PLAIN = (bool, int, float, type(None), Tensor)
+#: names of rates of randomness in training
+_RANDOM = re.compile("drop|jitter")
 
 
 @contextmanager
-def as_it_was(model: Module) -> Iterator[Callable[[], None]]:
-    """Run without gradients, then restore random numbers, buffers, counters and modes of all parts.
+def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
+    """Run a model, then restore random numbers, buffers, counters, caches and modes of all parts.
 
     Yields:
-        A function to call before each run, so that every run draws the same random numbers and dropout drops the same.
+        A function to call before each run: runs with equal numbers draw the same random numbers, and dropout drops the
+        same.
     """
-    parts = [*model.modules()]
-    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)} for part in parts]
-    buffers = [dict(part._buffers) for part in parts]
+    every = [*model.modules()]
+    plain = [{name: value for name, value in vars(part).items() if isinstance(value, _PLAIN)} for part in every]
+    kept = [(value, value.copy()) for part in every for name, value in vars(part).items() if _is_cache(name, value)]
+    buffers = [dict(part._buffers) for part in every]
     before = {
         id(buffer): (buffer._version, buffer.detach().clone())
         for own in buffers
@@ -34,26 +43,84 @@ def as_it_was(model: Module) -> Iterator[Callable[[], None]]:
     host = random.getstate(), np.random.get_state()
     on_gpu = sorted({parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"})
 
-    def begin_again() -> None:
+    def begin_again(seed: int = 0) -> None:
         random.setstate(host[0])
         np.random.set_state(host[1])
-        torch.manual_seed(0)
+        if seed:
+            random.seed(seed)
+            np.random.seed(seed)
+        torch.manual_seed(seed)
 
     try:
-        with torch.random.fork_rng(on_gpu), torch.no_grad(), warnings.catch_warnings():
+        with torch.random.fork_rng(on_gpu), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # checkpointing warns that no input needs gradients
             yield begin_again
     finally:
         random.setstate(host[0])
         np.random.set_state(host[1])
-        for part, values, own in zip(parts, plain, buffers, strict=True):
+        for part, values, own in zip(every, plain, buffers, strict=True):
             for name, value in values.items():
                 if vars(part).get(name) is not value:
                     vars(part)[name] = value
             part._buffers.update(own)
+        for cache, content in kept:
+            _restore(cache, content)
         for buffer in (buffer for own in buffers for buffer in own.values() if buffer is not None):
-            version, content = before.get(id(buffer), (buffer._version, buffer))
+            version, old = before.get(id(buffer), (buffer._version, buffer))
             if buffer._version != version:
                 with torch.no_grad():
-                    buffer.copy_(content)
-        torch.clear_autocast_cache()  # its copies of weights were made without gradients
+                    buffer.copy_(old)
+        torch.clear_autocast_cache()  # its copies of weights were made for other graphs
+
+
+def _is_cache(name: str, value: Any) -> bool:
+    """Say whether an attribute of a part may hold results of its runs: it is not one of torch's own."""
+    return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
+
+
+def _restore(cache: Any, content: Any) -> None:
+    cache.clear()
+    cache.extend(content) if isinstance(cache, list) else cache.update(content)
+
+
+def silence(model: Any) -> list[tuple[Any, str, float]]:
+    """Set every rate of randomness in train() to 0.
+
+    Returns:
+        The attributes that were set, and their values before.
+    """
+    configs = parts(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
+    rates = [
+        (part, name, value)
+        for part in (*model.modules(), *configs)
+        for name, value in vars(part).items()
+        if isinstance(value, float)
+        and value
+        and (_RANDOM.search(name) or (name == "p" and isinstance(part, _DropoutNd)))
+    ]
+    for part, name, _ in rates:
+        setattr(part, name, 0.0)
+    return rates
+
+
+@contextmanager
+def silent(model: Any) -> Iterator[None]:
+    """Switch off what is random in train(), as dropout is."""
+    rates = silence(model)
+    try:
+        yield
+    finally:
+        for part, name, value in rates:
+            setattr(part, name, value)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch off TF32: on a GPU its rounded products would look as if members were mixed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

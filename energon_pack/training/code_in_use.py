@@ -15,6 +15,9 @@ from torch.nn import Module
 from energon_pack.training.makeup import sources_of, tables_of
 
 Code = list[Any]
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+#: hooks on all modules
+_OF_ALL = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
 
 
 class CodeInUse:
@@ -25,7 +28,7 @@ class CodeInUse:
         self._kinds: frozenset[type] = frozenset()
         self._names: list[tuple[Mapping[Any, Any], Callable[[Any], Any]]] = []
 
-    def now(self, with_hooks: bool = True) -> Code:
+    def now(self) -> Code:
         """List the classes of all parts, their replaced methods and hooks, and the functions that they name."""
         kinds: list[Any] = []
         code: Code = kinds
@@ -34,11 +37,15 @@ class CodeInUse:
             kinds.append(type(part))
             if "forward" in part.__dict__:
                 more += (part, _code_of(part.__dict__["forward"]))
-            if with_hooks and (part._forward_pre_hooks or part._forward_hooks):
-                more += map(_code_of, (*part._forward_pre_hooks.values(), *part._forward_hooks.values()))
+            if part.__dict__.get("gradient_checkpointing"):
+                more.append(part)
+            for name in _HOOKS:
+                if hooks := part.__dict__.get(name):
+                    more += map(_code_of, hooks.values())
         if (unlike := frozenset(kinds)) != self._kinds:
             self._kinds, self._names = unlike, [*_names(self._model, unlike)]
         code += more
+        code += [_code_of(hook) for hooks in _OF_ALL for hook in hooks.values()]
         for names, these in self._names:
             try:
                 code += these(names)

@@ -26,15 +26,14 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.layout import Member
+from energon_pack.training.layout import IGNORE, Member
+from energon_pack.training.made_trial import Subject
 from energon_pack.training.makeup import replaced_in
 from energon_pack.training.members import Encoded
 from energon_pack.training.pixels import MEDIA_KEYS
-from energon_pack.training.probe import Finding
-from energon_pack.training.probe_tree import ProbeTree, TreeFinding
+from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.proof import Proof, kept_proofs, way_out
 from energon_pack.training.tree_inputs import form_of, refuse
-from energon_pack.training.tree_proof import kept_tree_proof, way_out_of_trees
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -75,8 +74,8 @@ class Guard:
 
     def __init__(
         self,
-        proofs: Sequence[Proof[Finding]],
-        trees: Proof[TreeFinding] | None,
+        proofs: Sequence[Proof],
+        trees: Proof | None,
         trials: Sequence[Trial],
         handles: Sequence[RemovableHandle],
         model: Module,
@@ -104,8 +103,8 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     A model that is guarded already is guarded anew.
 
     The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
-    the user's cache. Then the model itself runs three to six more times, without gradients, on its first batch that has
-    two members in a row. A guarded model refuses `generate`, which needs a cache of keys and values.
+    the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
+    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
@@ -149,12 +148,12 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     PROVEN[model] = proofs[-1].mask
     tried = frozenset(name for member in members for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
-    first = FirstBatch(model, media) if first_batch and not is_trusted else None
     for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
         handle.remove()
     limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]
     masks = {proofs[-1].mask} | ({form_of(model)} if trees else set())
     longest = min(limits, default=None)
+    first = FirstBatch(Subject(model, media, members, tree, longest)) if first_batch and not is_trusted else None
     _HANDLES[model] = handles = _hooks(model, attention, masks, trees is not None, media, tried, longest, first)
     return Guard(proofs, trees, first.trials if first else (), handles, model)
 
@@ -166,7 +165,7 @@ def _shown_trees(
     longest: int | None,
     device: torch.device,
     is_trusted: bool,
-) -> Proof[TreeFinding]:
+) -> Proof:
     """Test the class with trees.
 
     Raises:
@@ -174,12 +173,12 @@ def _shown_trees(
     """
     kind = class_of(model)
     refuse(model)
-    proof = kept_tree_proof(model, tree, attention, longest, device)
-    if proof.is_exact:
+    proofs = kept_proofs(model, tree, "", attention, longest, device)
+    if (proof := proofs[-1]).is_exact:
         return proof
     said = f"{kind.__name__} is not shown to train on trees as on their samples alone: {proof}"
     if not is_trusted:
-        out = way_out_of_trees(kind, model.config, tree, attention, longest)
+        out = way_out(kind, model.config, tree, attention, longest, proofs)
         raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
     return proof
@@ -309,5 +308,6 @@ def _texts(vocabulary: int) -> list[Encoded]:
     members = []
     for number, length in enumerate((19, 24, 16)):
         ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
-        members.append(Encoded(str(number), Member(ids, ids.clone(), torch.zeros_like(ids))))
+        labels = torch.cat([torch.full((1,), IGNORE), ids[1:]])
+        members.append(Encoded(str(number), Member(ids, labels, torch.zeros_like(ids))))
     return members

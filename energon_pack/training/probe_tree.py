@@ -1,29 +1,19 @@
-"""Test whether a model gives each sample of a tree the logits, the loss and the gradients that it has alone.
+"""Make small trees of samples, with every way in which branches may differ, to try a model with them."""
 
-Logits are not enough: with a fork right before an answer and labels shifted as in a plain row they stay equal, and the
-gradients are a few hundredths off. So a small tree is trained on, and each of its samples alone, in transformers' plain
-way: a processor's output, a mask of ones, no positions of ours.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import repeat
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
-from energon_pack.training.inputs import attention_of, check_inputs, has_rope_rows
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, loss_weights
+from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import plain_inputs, trained_in
-from energon_pack.training.tree_attention import KINDS
+from energon_pack.training.probe import PAD_TAIL, Placed, Probe
 from energon_pack.training.trees import neat_trees, paths
 
-_PAD_TAIL = 3  # tokens behind the last member
 _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
 
 
@@ -35,32 +25,6 @@ class ProbeTree:
     samples: list[Encoded]
     #: the media that each one adds
     added: list[Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class TreeFinding:
-    """How far a tree is from its samples alone."""
-
-    #: largest difference of a logit
-    logits: float
-    #: relative difference of the loss
-    loss: float
-    #: largest difference of a parameter's gradient, as a share of the largest gradient; None: attention has none here
-    gradients: float | None
-    #: what counts as no difference
-    tolerance: float = 1e-4
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a sample of the tree is trained on as it would not be alone."""
-        worst = max(self.logits, self.loss, self.gradients or 0.0)
-        return not worst <= self.tolerance  # so that NaN mixes
-
-    def __str__(self) -> str:
-        gradients = "not tried: attention has none here" if self.gradients is None else f"{self.gradients:.2g}"
-        return (
-            f"a tree against its samples alone: logits {self.logits:.2g}, loss {self.loss:.2g}, gradients {gradients}"
-        )
 
 
 def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
@@ -119,103 +83,17 @@ def _turned(member: Encoded) -> Encoded:
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
-def tree_batch(tree: ProbeTree, rope: bool) -> PackedBatch:
+def tree_batch(tree: ProbeTree, rope: bool) -> Probe:
     """Lay the trees out in one row.
 
     Args:
         rope: with M-RoPE rows.
     """
     tokens = [sample.tokens for sample in tree.samples]
-    width = sum(len(member) - member.shared_len for member in tokens) + _PAD_TAIL
+    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
     batch = PackedBatch(neat_trees([tokens], Form(rope=rope, width=width, weights=_WEIGHTS)))
     joins = {name: rule for sample in tree.samples for name, rule in sample.joins.items()}
     batch |= join(tree.added, joins)
-    rows = {name for sample in tree.samples for name in (*sample.media, *sample.tokens.rows)}
-    batch["media_keys"] = sorted(rows)
-    return batch
-
-
-def compare(model: Any, tree: ProbeTree) -> TreeFinding:
-    """Train on a tree, and on each of its samples alone, and compare.
-
-    Args:
-        model: a small model with nothing random in train(). It is left in eval(), without gradients.
-
-    Raises:
-        MixingError: the inputs alone would mix members.
-    """
-    has_gradients = not (model.device.type == "cpu" and "flex" in (attention_of(model) or ""))
-    with trained_in(model), torch.set_grad_enabled(has_gradients):
-        batch = tree_batch(tree, has_rope_rows(model)).to(model.device)
-        total = total_weight(batch)
-        inputs = batch.model_inputs(model, labels=False)
-        check_inputs(inputs, attention_of(model))
-        with _as_users_do(model):
-            alone, loss_alone, wanted = _alone(model, tree, total, has_gradients)
-        logits = model(**inputs).logits
-        labels = batch["labels"]
-        batch["labels"] = torch.where(
-            labels == IGNORE, IGNORE, labels % logits.shape[-1]
-        )  # a small model has few logits
-        loss = weighted_loss(logits, batch, total)
-        found = _gradients(model, loss) if has_gradients else {}
-        model.zero_grad(set_to_none=True)
-    places = paths([len(one.tokens) for one in tree.samples], [one.tokens.shared_len for one in tree.samples])
-    rows = [logits[0, place.to(logits.device)].detach() for place in places]
-    furthest = max(float((row - one).abs().max()) for row, one in zip(rows, alone, strict=True))
-    largest = max(float(one.abs().max()) for one in alone)
-    tolerance = 5e-2 if model.dtype.itemsize < 4 else 1e-4
-    gradients = _difference(found, wanted) if has_gradients else None
-    return TreeFinding(
-        furthest / largest, abs(float(loss.detach()) - loss_alone) / abs(loss_alone), gradients, tolerance
-    )
-
-
-@contextmanager
-def _as_users_do(model: Any) -> Iterator[None]:
-    """Let a model attend by its class's own function, where it attends by ours or by FlexAttention.
-
-    FlexAttention on a CPU has wrong values for texts of some lengths (torch 2.13).
-    """
-    text = model.config.get_text_config()
-    before = text._attn_implementation
-    if before in KINDS or before == "flex_attention":
-        text._attn_implementation = "eager"
-    try:
-        yield
-    finally:
-        text._attn_implementation = before
-
-
-def _alone(
-    model: Any, tree: ProbeTree, total: Tensor, has_gradients: bool
-) -> tuple[list[Tensor], float, dict[str, Tensor]]:
-    """Return the logits of each sample alone, the sum of their losses, and its gradients."""
-    logits: list[Tensor] = []
-    sum_of_losses = 0.0
-    sum_of_gradients: dict[str, Tensor] = {}
-    for sample in tree.samples:
-        own = model(**plain_inputs(model, sample)).logits[0]
-        weights = loss_weights(sample.tokens, _WEIGHTS)[1:].to(own.device)
-        targets = sample.tokens.ids[1:].to(own.device) % own.shape[-1]
-        each = cross_entropy(own[:-1].float(), targets, reduction="none")
-        loss = ((each * weights).sum(dtype=torch.float64)) / total
-        logits.append(own.detach())
-        sum_of_losses += float(loss.detach())
-        for name, value in (_gradients(model, loss) if has_gradients else {}).items():
-            sum_of_gradients[name] = sum_of_gradients.get(name, 0) + value
-    return logits, sum_of_losses, sum_of_gradients
-
-
-def _gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    loss.backward()
-    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-
-
-def _difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """Return the largest difference, as a share of the largest gradient."""
-    zero = torch.zeros(())
-    largest = max(float(value.abs().max()) for value in wanted.values())
-    names = found.keys() | wanted.keys()
-    return max(float((found.get(n, zero) - wanted.get(n, zero)).abs().max()) for n in names) / largest
+    batch["media_keys"] = sorted({name for sample in tree.samples for name in (*sample.media, *sample.tokens.rows)})
+    places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
+    return Probe(batch, [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)], _WEIGHTS)

@@ -11,45 +11,38 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cache
+from typing import Any
 
 import torch
 
 from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.training.as_it_was import full_precision
+from energon_pack.training.class_trial import Samples, samples_of, try_class
+from energon_pack.training.finding import Finding
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding, probe_all
+from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
+from energon_pack.training.tree_attention import KINDS, TREE
 from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of
 
 #: raise it when the same input would give another proof
-_VERSION = 4
+_VERSION = 5
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
+#: attention implementations to try where another one fails, and those for trees
 _ATTENTIONS = ("sdpa", "eager")
+_OF_TREES = (TREE, *_ATTENTIONS)
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
 
-class Comparable(Protocol):
-    """The result of comparing packs with samples alone: `Finding`, or `TreeFinding` for trees."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether the packs differ from the samples alone."""
-
-
-F = TypeVar("F", bound=Comparable)
-
-
 @dataclass(frozen=True)
-class Proof(Generic[F]):
+class Proof:
     """The result for a model class with one mask and one attention implementation."""
 
     model: str
@@ -57,7 +50,7 @@ class Proof(Generic[F]):
     #: the mask; empty for trees, which have no choice of masks
     mask: str
     #: the finding of the worst member; None: the model could not be tried
-    finding: F | None = None
+    finding: Finding | None = None
     #: the error, if the model could not be tried
     error: str = ""
     seconds: float = 0.0
@@ -76,51 +69,27 @@ class Proof(Generic[F]):
         return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
-def attempt(
-    proof: Proof[F], small: Callable[[int | None], Any], compare: Callable[[Any], F], longest: int | None
-) -> Proof[F]:
-    """Compare a small model's packs with its samples alone, and return a proof with the result.
-
-    The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: it leaves out
-    effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
-
-    Args:
-        proof: a proof without a result.
-        small: makes the small model for packs of at most so many tokens; None: of any length.
-        compare: gives the finding for a model.
-        longest: tokens of the longest pack; None: not known.
-    """
-    start = time.perf_counter()
-    try:
-        with full_precision():
-            model = small(None)
-            proof = replace(proof, finding=compare(model))
-            if longest and not proof.is_exact and (other := small(longest)).config != model.config:
-                proof = replace(proof, finding=compare(other), longest=longest)
-    except Exception as error:  # foreign code, with inputs it may not be made for
-        proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return replace(proof, seconds=round(time.perf_counter() - start, 2))
-
-
 def prove(
     make: Any,
     config: Any,
-    members: Sequence[Encoded],
+    samples: Samples,
     mask: str = "auto",
     attention: str | None = None,
     longest: int | None = None,
     device: torch.device | str = "cpu",
     kinds: frozenset[str] | None = None,
-) -> list[Proof[Finding]]:
-    """Probe a small model of a class with a few members; an exact proof is the last one of the list.
+) -> list[Proof]:
+    """Compare packs of a few members with each member alone, in a small model of a class; an exact proof is the last.
 
-    `attempt` says how `longest` is used.
+    The first try is for packs of any length. If it fails, the second is for packs of `longest` tokens: it leaves out
+    effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
 
     Args:
         make: the class.
         config: the config of the class, of any size; it is not changed.
-        members: at least two, with each kind of media that packs have.
-        mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact.
+        samples: at least two members, with each kind of media that packs have; or trees of them.
+        mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact. Trees have no
+            choice of masks.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         device: where its kernels run.
@@ -133,21 +102,35 @@ def prove(
     @cache
     def small(longest: int | None) -> Any:
         needed = _kinds(make, config, attention) if kinds is None else kinds
-        model = small_model(make, config, attention, longest, members, device)
+        model = small_model(make, config, attention, longest, samples_of(samples), device)
         if lost := sorted(needed - kinds_of(model)):
             raise ValueError(f"a small copy of it has no {lost[0]}")
         return model
 
-    proofs: list[Proof[Finding]] = []
-    for name in _masks_for(make, config) if mask == "auto" else (mask,):
-        proof = Proof[Finding](make.__name__, attention or "default", name)
-        proofs.append(attempt(proof, small, partial(probe_all, members=members, mask=name), longest))
+    proofs: list[Proof] = []
+    for name in _masks_for(make, config, samples) if mask == "auto" else (mask,):
+        proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, samples, longest))
         if proofs[-1].is_exact:
             break
     return proofs
 
 
-def _masks_for(make: Any, config: Any) -> Sequence[str]:
+def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: Samples, longest: int | None) -> Proof:
+    start = time.perf_counter()
+    try:
+        with full_precision():
+            model = small(None)
+            proof = replace(proof, finding=try_class(model, samples, proof.mask))
+            if longest and not proof.is_exact and (other := small(longest)).config != model.config:
+                proof = replace(proof, finding=try_class(other, samples, proof.mask), longest=longest)
+    except Exception as error:  # foreign code, with inputs it may not be made for
+        proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return replace(proof, seconds=round(time.perf_counter() - start, 2))
+
+
+def _masks_for(make: Any, config: Any, samples: Samples) -> Sequence[str]:
+    if isinstance(samples, ProbeTree):
+        return ("",)
     return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
 
 
@@ -155,49 +138,39 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    chosen = {"attn_implementation": attention} if attention else {}  # some models have a layer class for each
+    is_named = attention and attention not in KINDS  # those of this package are of the text part alone
+    chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Switch off TF32: on a GPU its rounded products would look as if members were mixed."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def kept_proofs(
     model: Any,
-    members: Sequence[Encoded],
+    samples: Samples,
     mask: str,
     attention: str | None,
     longest: int | None,
     device: torch.device | str = "cpu",
-) -> list[Proof[Finding]]:
+) -> list[Proof]:
     """Return `prove`'s result, from the user's cache if code, config, versions, media and positions are the same.
 
     A model that could not run is tried again each time, because memory may have been short.
 
     Args:
         model: a model of transformers.
+        samples: as in `prove`.
     """
     make, config = class_of(model), model.config
-    key = key_of(model, members, mask, attention, longest, device)
+    key = _key(model, samples, mask, attention, longest, device)
     if kept := read_kept("proofs", key, _parsed):
         return kept
-    proofs = prove(make, config, members, mask, attention, longest, device, kinds_of(model))
+    proofs = prove(make, config, samples, mask, attention, longest, device, kinds_of(model))
     if proofs[-1].finding is not None:
         keep("proofs", key, [asdict(proof) for proof in proofs])
     return proofs
 
 
-def _parsed(values: Any) -> list[Proof[Finding]]:
+def _parsed(values: Any) -> list[Proof]:
     proofs = [Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])}) for value in values]
     if not proofs:
         raise ValueError("it holds nothing")
@@ -207,26 +180,29 @@ def _parsed(values: Any) -> list[Proof[Finding]]:
 def way_out(
     make: Any,
     config: Any,
-    members: Sequence[Encoded],
+    samples: Samples,
     attention: str | None,
     longest: int | None,
-    tried: Sequence[Proof[Finding]],
+    tried: Sequence[Proof],
 ) -> str:
     """Name a mask or an attention implementation that keeps members apart, after probing it."""
     masks, seen = {proof.mask for proof in tried}, [*tried]
     is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
     config = copy.deepcopy(config)
     config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys([attention, *_ATTENTIONS]):
-        for mask in _masks_for(make, config):
+    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+        for mask in _masks_for(make, config, samples):
             if name == attention and mask in masks and not is_partly_set:
                 continue
-            proof = prove(make, config, members, mask, name, longest)[-1]
+            proof = prove(make, config, samples, mask, name, longest)[-1]
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                settings += [f"attn_implementation={name!r}"] if name != attention or is_partly_set else []
+                settings += [_setting(name)] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    if isinstance(samples, ProbeTree):
+        return "nothing tried here keeps them apart: pack with packing.share=none"
+    members = [*samples]
     sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
     if len(sounds) > 1:
         fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
@@ -237,15 +213,20 @@ def way_out(
     return "nothing tried here keeps them apart: train this class on unpacked samples"
 
 
-def key_of(
+def _setting(attention: str | None) -> str:
+    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"
+
+
+def _key(
     model: Any,
-    members: Sequence[Encoded],
+    samples: Samples,
     mask: str,
     attention: str | None,
     longest: int | None,
     device: torch.device | str,
 ) -> str:
     """Hash everything that the proof depends on."""
+    members = samples_of(samples)
     media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
     content = [
         _VERSION,
@@ -256,6 +237,7 @@ def key_of(
         {name: version_of(name) for name in _PACKAGES},
         [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
         [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
+        [isinstance(samples, ProbeTree), [(one.tokens.shared_len, one.tokens.factor) for one in members]],
         [mask, attention, longest, str(device), media],
         [getattr(part, "_attn_implementation", None) for part in parts(model.config)],
     ]

@@ -1,14 +1,13 @@
 """Build a small model of a class, in which a pack of a few tokens shows every effect of a long pack at full size."""
 
 import copy
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
+from energon_pack.training.as_it_was import silence
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.shrink import shrink
@@ -20,8 +19,6 @@ from energon_pack.training.tree_attention import KINDS, use_tree_attention
 _NUM_LOGITS = 256
 #: noise added to weights that are all equal at first: with these a part does nothing, or the same for all tokens
 _NOISE = 0.1
-#: names of rates of randomness in training
-_RANDOM = re.compile("drop|jitter")
 
 
 def small_model(
@@ -100,24 +97,16 @@ def _built(make: Any, config: Any, attention: str | None, device: torch.device) 
         model = _made(make, config, attention)
         for parameter in model.parameters():
             _vary(parameter.data)
+        for part in model.modules():  # the spread of a row of zeros has no gradient
+            if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None:
+                _vary(part.weight.data[part.padding_idx])
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if isinstance(head, torch.nn.Linear):
         head.weight = torch.nn.Parameter(head.weight[:_NUM_LOGITS])
         head.bias = None if head.bias is None else torch.nn.Parameter(head.bias[:_NUM_LOGITS])
-    _calm(model)
+    silence(model)
     is_half = device.type == "cuda" and attention is not None and "flash" in attention  # flash takes only half
     return model.to(device, torch.bfloat16 if is_half else torch.float32).eval()
-
-
-def _calm(model: Any) -> None:
-    """Set every rate of randomness in train() to 0."""
-    configs = parts(model.config) if hasattr(model.config, "get_text_config") else ()
-    for part in (*model.modules(), *configs):
-        for name, value in list(vars(part).items()):
-            if isinstance(value, float) and _RANDOM.search(name):
-                setattr(part, name, 0.0)
-        if isinstance(part, _DropoutNd):
-            part.p = 0.0
 
 
 def _vary(weights: Tensor) -> None:

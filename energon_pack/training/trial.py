@@ -1,219 +1,189 @@
 """Test with a training batch whether the model that is trained lets members see each other.
 
-    as is, twice ──► one member's words changed ──► (the first pixels changed) ──► (eval: as is ──► one member alone)
+    as is ──► words of every second member changed ──► the first medium changed ──► the last one    (forwards alone)
+    made samples in rows of the same shape ──► each of them alone                                    (with gradients)
 
-The model is not copied, so the test sees everything that was put into it. Changing one member changes no shape, so
-every bit of the other members' outputs must stay, even in bfloat16. Routers are the exception: experts get other
-numbers of tokens, so sums are rounded in another way, and a token between two experts may go to the other one.
+The model is not copied, so the test sees everything that was put into it, and it runs as it is trained: its mode, its
+gradients, autocast, checkpoints and compiled code are those of the pending forward. A change changes no shape, so every
+bit of the other members' outputs must stay, even in bfloat16. Experts are chosen as before the change: a token between
+two would go to the other one; and once freely, for experts of a limited capacity.
 """
 
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
-from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.as_it_was import as_it_was
-from energon_pack.training.batch import tensors_in
-from energon_pack.training.proof import full_precision
-from energon_pack.training.trial_inputs import Span, TrialInputs, tokens_of
+from energon_pack.training.comparison import BLOCK
+from energon_pack.training.finding import Finding, difference
+from energon_pack.training.routing import Routing, is_routed, routed
+from energon_pack.training.trial_inputs import TrialInputs
+from energon_pack.training.watch import tokens_of, values_of
 
-#: share of a change that counts as rounding: for sums in another order, with experts, in bfloat16 and the like
-_SUMS, _EXPERTS, _LOW_PRECISION = 1e-3, 0.05, 0.25
-_ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
-#: values compared for each token: a whole vocabulary would take gigabytes, and show the same
-_NUM_VALUES = 256
-#: tokens over which differences are averaged: rounding may send single ones to another expert
-_BLOCK = 16
+#: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
+SUMS, _EXPERTS = 1e-3, 0.05
+#: the same in bfloat16 and the like
+LOW_PRECISION = 0.1
+
+
+@dataclass
+class Step:
+    """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
+
+    call: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    output: Any = None
+
+
+#: yields runs; None: there is no more to run
+Steps = Generator[Step | None, None, None]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """How far outputs moved, as a root mean square; None: not tested."""
+class Pending:
+    """A forward that waits for its trial."""
 
+    #: what was called, and what runs it
+    part: Module
+    call: Callable[..., Any]
+    inputs: Mapping[str, Any]
+    #: called before each run, with a number for its random numbers
+    begin: Callable[[int], None]
+    #: says whether it is so on any rank
+    is_any: Callable[[bool], bool]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far outputs moved when something was changed, as a root mean square."""
+
+    what: str
     #: outputs of the changed members
     own: float
     #: outputs of the other member that moved most
     others: float
-    #: with other pixels: the member that moved most, and the one that moved second most
-    by_pixels: tuple[float, float] | None
-    #: difference between a member's outputs in the pack and its outputs alone
-    alone: float | None
-    #: share of `own` that counts as rounding: in the pack, and between the pack and alone
-    tolerance: float
-    tolerance_alone: float
+    #: share of `own` that counts as rounding; None: experts chose freely
+    tolerance: float | None = SUMS
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the change moved anything; if not, the test proves nothing."""
+        return self.own > 1e-6
+
+    def with_noise(self, noise: float) -> "Moved":
+        """Return it with a tolerance for so much noise, within bounds."""
+        share = min(noise / max(self.own, 1e-9), LOW_PRECISION)
+        return self if self.tolerance is None else replace(self, tolerance=max(self.tolerance, share))
+
+    def __str__(self) -> str:
+        return f"other {self.what} move their own outputs by {self.own:.2g}, those of others by {self.others:.2g}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The results of a trial of a model."""
+
+    #: made samples against each of them alone
+    alone: Finding
+    #: the changes of the batch; empty: it has one member
+    moved: Sequence[Moved]
+    #: whether random numbers beside dropout move outputs
+    is_random: bool
     seconds: float
 
     @property
     def is_shown(self) -> bool:
-        """Whether the change moved the changed member's own outputs; if not, the test proves nothing."""
-        return self.own > 1e-6
-
-    @property
-    def shows_pixels(self) -> bool:
-        """Whether other pixels moved any output; if not, the test proves nothing about media."""
-        return self.by_pixels is not None and self.by_pixels[0] > 1e-6
+        """Whether each change moved something; if not, the test proves nothing of it."""
+        return self.alone.is_shown and all(one.is_shown for one in self.moved)
 
     @property
     def mixes(self) -> bool:
-        """Whether a member's outputs depend on other members, or on being packed."""
-        if not self.is_shown:
-            return False
-        by_pixels, others = self.by_pixels or (self.own, 0.0)
-        others = max(self.others / self.own, others / max(by_pixels, 0.2 * self.own))  # few pixels may move little
-        return others > self.tolerance or (self.alone or 0.0) > self.tolerance_alone * self.own
+        """Whether a member's outputs, loss or gradients depend on other members, or on being packed."""
+        return self.is_random or (self.alone.is_shown and self.alone.mixes) or self.moved_others
+
+    @property
+    def moved_others(self) -> bool:
+        """Whether a change of some members moved others."""
+        return any(map(self.is_by, self.moved))
+
+    def is_by(self, moved: Moved) -> bool:
+        """Say whether a change of some members moved others."""
+        is_low = self.alone.tolerance > SUMS
+        tolerance = (LOW_PRECISION if is_low else _EXPERTS) if moved.tolerance is None else moved.tolerance
+        by_words = max((one.own for one in self.moved if one.what == "words"), default=0.0)
+        return moved.is_shown and not moved.others <= tolerance * max(
+            moved.own, 0.2 * by_words
+        )  # pixels may move little
+
+    @property
+    def unshown(self) -> str:
+        """Say which change moved nothing."""
+        return next(
+            (f"other {one.what} change nothing" for one in self.moved if not one.is_shown), "outputs are all alike"
+        )
 
     def __str__(self) -> str:
-        said = f"one member changed, its own outputs move by {self.own:.2g}, those of others by {self.others:.2g}"
-        if self.by_pixels:
-            said += "; other pixels move them by {:.2g} and {:.2g}".format(*self.by_pixels)
-        return said if self.alone is None else f"{said}; packed and alone differ by {self.alone:.2g}"
+        return "; ".join(map(str, (*self.moved, self.alone)))
 
 
-def run_trial(part: Module, asked: TrialInputs, with_pixels: bool, with_alone: bool) -> Trial:
-    """Run a model with a batch, and again with changes.
+def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
+    """Run a batch as it is, and with changes.
 
-    Args:
-        part: the module that was called with these inputs; its state is put back.
-        with_pixels: run once more with other pixels, or unchanged if the batch has none: all ranks run alike.
-        with_alone: run one member alone in eval mode; a model in train() runs the whole batch in eval mode, too.
+    Yields:
+        Runs to make.
 
-    Raises:
-        ValueError: the output has no values for each token.
+    Returns:
+        How far the members moved.
     """
-    start = time.perf_counter()
-    by_pixels = alone = None
-    with as_it_was(part) as begin_again, full_precision():
-
-        def run(inputs: Mapping[str, Any]) -> Tensor:
-            begin_again()
-            return _values(part(**inputs), tokens_of(inputs).shape[:2])
-
-        with _dtypes(part) as dtypes:
-            as_is = run(asked.as_is)
-        noise = max(_moved(as_is, run(asked.as_is), asked.members))  # some kernels add in any order
-        moved = _moved(as_is, run(asked.other_words), asked.members)
-        if with_pixels:
-            *_, others, most = sorted(_moved(as_is, run(asked.other_pixels or asked.as_is), asked.members))
-            by_pixels = (most, others) if asked.other_pixels else None
-        if with_alone and asked.alone:
-            if part.training:
-                for one in part.modules():
-                    one.training = False
-                as_is = run(asked.as_is)
-            member, inputs = asked.alone
-            alone = difference(member.of(as_is), run(inputs)[0])
-    own = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
-    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
-    is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in dtypes)
-    is_routed = any(_ROUTED.search(type(one).__name__) for one in part.modules())
-    coarse = _LOW_PRECISION if is_low else _EXPERTS if is_routed else _SUMS
-    tolerance = max(coarse if is_routed else _SUMS, 3 * noise / max(*own, 1e-9))
-    return Trial(max(own), max(rest), by_pixels, alone, tolerance, coarse, round(time.perf_counter() - start, 3))
+    routing = Routing() if is_routed(pending.part) else None
+    run = partial(_run, pending)
+    as_is = yield from run(asked.as_is, routing)
+    tolerance = SUMS if routing is None or routing.has_choices else None
+    media = asked.other_media
+    if pending.is_any(bool(media)):  # then all ranks run alike
+        media = media or [asked.as_is] * 2
+    moved = []
+    for what, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
+        values = yield from run(inputs, routing and Routing(routing))
+        moved += [_moved(what, asked, as_is, values, tolerance)] if inputs is not asked.as_is else []
+    if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
+        again = yield from run(asked.as_is, routing and Routing(routing))
+        noise = 3 * max(_differences(asked, as_is, again, 1))
+        moved = [one.with_noise(noise) for one in moved]
+    if routing is not None and tolerance is not None:
+        moved.append(_moved("words", asked, as_is, (yield from run(asked.other_words)), None))
+    return moved
 
 
-def first_place(part: Module, asked: TrialInputs, tolerance: float) -> str | None:
-    """Return name and class of the first part that mixes members: its inputs keep them apart, its outputs do not.
+def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> Generator[Step, None, Tensor]:
+    """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
+    pending.begin(0)
+    with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
+        yield (step := Step(pending.call, inputs))
+    values = values_of(step.output, tokens_of(inputs).shape[:2])
+    step.output = None  # the caller holds the step until the next one
+    if values is None:
+        raise ValueError("its output has no values of each token")
+    return values.detach().clone()
 
-    This takes two more runs. None: no such part is found; compiled code and outputs without values for each token are
-    not seen.
-    """
-    seen: list[dict[str, tuple[Tensor | None, Tensor | None]]] = []
-    with as_it_was(part) as begin_again, full_precision():
-        for inputs in (asked.as_is, asked.other_words):
-            with _inputs_and_outputs(part, tokens_of(inputs).shape[:2]) as values:
-                begin_again()
-                part(**inputs)
-            seen.append(values)
 
-    def is_kept_apart(some: Tensor | None, other: Tensor | None) -> bool:
-        if some is None or other is None:
-            return True
-        moved = dict(zip(asked.members, _moved(some, other, asked.members), strict=True))
-        own = max(moved[member] for member in asked.changed)
-        return max(value for member, value in moved.items() if member not in asked.changed) <= tolerance * own
-
-    kinds = {name: type(one).__name__ for name, one in part.named_modules()}
-    for name, (given, made) in seen[0].items():
-        other_given, other_made = seen[1].get(name, (None, None))
-        if is_kept_apart(given, other_given) and not is_kept_apart(made, other_made):
-            return f"{name} ({kinds[name]})" if name else kinds[name]
+def _nothing(_: Any) -> Any:
     return None
 
 
-def difference(some: Tensor, other: Tensor) -> float:
-    """Return the largest mean over `_BLOCK` tokens in a row of each token's root mean square difference."""
-    each = (some.float() - other.float()).square().mean(-1).sqrt()
-    return max(float(block.mean()) for block in each.split(_BLOCK))
+def _moved(what: str, asked: TrialInputs, as_is: Tensor, values: Tensor, tolerance: float | None) -> Moved:
+    moved = _differences(asked, as_is, values, BLOCK if tolerance is None else 1)
+    if what == "media":  # of one member
+        *_, second, first = sorted([0.0, *moved])
+        return Moved(what, first, second, tolerance)
+    own = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
+    rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
+    return Moved(what, max(own), max(rest), tolerance)
 
 
-def _moved(some: Tensor, other: Tensor, members: Sequence[Span]) -> list[float]:
-    return [difference(member.of(some), member.of(other)) for member in members]
-
-
-def _values(output: Any, shape: torch.Size) -> Tensor:
-    """Return the first output [B, S, values] of a model, thinned to about `_NUM_VALUES` values.
-
-    Raises:
-        ValueError: it has none.
-    """
-    parts = output.values() if isinstance(output, Mapping) else (output,)
-    for one in tensors_in([*parts]):
-        if one.shape[:2] == shape and one.dim() == 3 and one.is_floating_point():
-            return one.detach()[..., :: -(-one.shape[-1] // _NUM_VALUES)].clone()
-    raise ValueError("its output has no values of each token")
-
-
-@contextmanager
-def _dtypes(part: Module) -> Iterator[set[torch.dtype]]:
-    """Collect the dtypes in which a model computes; under autocast they differ from the dtypes of its weights."""
-    dtypes: set[torch.dtype] = set()
-
-    def note(_: Module, __: Any, output: Any) -> None:
-        dtypes.update(one.dtype for one in tensors_in(output) if one.is_floating_point())
-
-    with _hooked(part, lambda _, one: [one.register_forward_hook(note)]):
-        yield dtypes
-
-
-@contextmanager
-def _inputs_and_outputs(part: Module, shape: torch.Size) -> Iterator[dict[str, tuple[Tensor | None, Tensor | None]]]:
-    """Collect inputs and outputs of all parts by name, in the order in which the parts finish."""
-    given: dict[str, Tensor | None] = {}
-    values: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-
-    def some_of(output: Any) -> Tensor | None:
-        try:
-            return _values(output, shape)
-        except ValueError:
-            return None
-
-    def hooks(name: str, one: Module) -> list[RemovableHandle]:
-        def enter(_: Module, args: Any, keywords: dict[str, Any]) -> None:
-            given[name] = some_of([*args, *keywords.values()])
-
-        def leave(_: Module, __: Any, output: Any) -> None:
-            values.setdefault(name, (given.get(name), some_of(output)))
-
-        return [one.register_forward_pre_hook(enter, with_kwargs=True), one.register_forward_hook(leave)]
-
-    with _hooked(part, hooks):
-        yield values
-
-
-@contextmanager
-def _hooked(part: Module, hooks: Callable[[str, Module], list[RemovableHandle]]) -> Iterator[None]:
-    handles: list[RemovableHandle] = []
-    try:
-        for name, one in part.named_modules():
-            handles += hooks(name, one)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _differences(asked: TrialInputs, some: Tensor, other: Tensor, block: int) -> list[float]:
+    return [difference(member.of(some), member.of(other), block) for member in asked.members]

@@ -1,4 +1,4 @@
-"""Find members in the inputs of a forward; make inputs with one member changed, and inputs with one member alone."""
+"""Find members in the inputs of a forward; make inputs in which the words of some, or one medium, are others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.training.inputs import forks_of, mask_of, text_row
+from energon_pack.training.inputs import forks_of, text_row
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.sizes import parts
+from energon_pack.training.watch import tokens_of
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
@@ -47,14 +48,18 @@ class TrialInputs:
 
     as_is: dict[str, Any]
     members: list[Span]
-    #: the members to change, one in each row that has two
+    #: the members whose words are replaced: every second one
     changed: list[Span]
-    #: inputs in which the words of `changed` are replaced
+    #: inputs in which they are
     other_words: dict[str, Any]
-    #: inputs in which the pixels of the first medium are changed; None: there is no medium
-    other_pixels: dict[str, Any] | None
-    #: a member of text, and the inputs for it alone; None: every member has media
-    alone: tuple[Span, dict[str, Any]] | None
+    #: inputs in which the first medium is changed, and the last one; empty: there is none
+    other_media: list[dict[str, Any]]
+
+    @property
+    def runs(self) -> list[tuple[dict[str, Any], list[Span]]]:
+        """The inputs with and without other words, and the members that should be the same in both."""
+        same = [member for member in self.members if member not in self.changed]
+        return [(self.as_is, same), (self.other_words, same)]
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
@@ -65,36 +70,22 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
         media: names of inputs that are media.
 
     Returns:
-        None if no row has two members with words.
+        None if there are no two members with words.
     """
     as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
     members = members_of(as_is)
-    rows = {row: [member for member in members if member.row == row] for row in {member.row for member in members}}
     starts = text_row(as_is, as_is["position_ids"])
-    has_trees = bool(forks_of(starts))
-    ends = [_ends_of_branches(row, starts) for row in rows.values() if len(row) > 1]
-    middle = [row[(len(row) - 1) // 2] for row in ends]
+    rows = [[member for member in members if member.row == row] for row in sorted({one.row for one in members})]
+    ends = [member for row in rows for member in _ends_of_branches(row, starts)]
     is_word = _is_word(as_is, special_ids(config))
-    changed = [member for member in middle if is_word is None or member.of(is_word).any()]
+    worded = [member for member in ends if is_word is None or member.of(is_word).any()]
+    changed = worded[: max(1, len(worded) - 1) : 2]  # the last one, which may see all others, stays
     other_words = _with_other_words(as_is, changed, is_word)
-    if not changed or other_words is None:
+    if not changed or len(members) == len(changed) or other_words is None:
         return None
     given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
-    later = [
-        member
-        for row in rows.values()
-        for member in row[1:]
-        if int(starts[member.row % len(starts), member.start]) == 0
-    ]
-    alone = next((member for member in later if _is_text(as_is, member, config, bool(given))), None)
-    return TrialInputs(
-        as_is,
-        members,
-        changed,
-        other_words,
-        None if has_trees else _with_other_pixels(as_is, given),  # branches see the pixels of their root
-        (alone, _alone(as_is, alone, media)) if alone else None,
-    )
+    has_trees = bool(forks_of(starts))  # branches see the pixels of their root
+    return TrialInputs(as_is, members, changed, other_words, [] if has_trees else _with_other_media(as_is, given))
 
 
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
@@ -114,12 +105,6 @@ def is_content(name: str) -> bool:
     Inputs for kinds that packages add may have any name.
     """
     return name.startswith(_VALUES) or (bool(ADDED) and name not in MEDIA_KEYS)
-
-
-def tokens_of(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the ids [B, S], or the embeddings [B, S, width]."""
-    tokens: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
-    return tokens
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
@@ -185,45 +170,27 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
     return {**inputs, "input_ids": tokens}
 
 
-def _with_other_pixels(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """Change the first image, clip or sound, which belongs to one member; None: there is none."""
-    for name, value in media.items():
-        if value.is_floating_point() and value.numel() and ("pixel" in name or is_content(name)):
-            kind = VIDEO.kind if VIDEO.kind in name else IMAGE.kind if "pixel" in name else AUDIO.kind
-            grid = media.get(f"{kind}_grid_thw")
-            rows = 1 if grid is None or value.dim() > 2 else int(grid[0].prod())
-            first = (0, slice(1)) if value.dim() > 4 else slice(rows)  # [rows, images, channels, height, width]
-            other = value.clone()
-            other[first] = value[first].flip(-1) + 0.5
-            return {**inputs, name: other}
-    return None
+def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Change the first image, clip or sound, and the last one: each belongs to one member."""
+    seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
+    names = [name for name in seen if "pixel" in name or is_content(name)]
+    return [
+        {**inputs, name: _with_other(seen[name], _place(name, seen[name], media, is_last))}
+        for is_last, name in zip((False, True), (*names[:1], *names[-1:]), strict=False)
+    ]
 
 
-def _is_text(inputs: Mapping[str, Any], member: Span, config: Any, has_media: bool) -> bool:
-    """Say whether a member certainly has no medium."""
-    if not has_media:
-        return True
-    known: list[Tensor] = [inputs[name] for name in _TYPES if isinstance(inputs.get(name), Tensor)]
-    media_ids = special_ids(config, of_media=True)
-    if (ids := inputs.get("input_ids")) is not None and media_ids:
-        known.append(torch.isin(ids, torch.tensor(media_ids).to(ids)))
-    return bool(known) and not any(bool(member.of(one).any()) for one in known)
+def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
+    """Return where the first or last medium is in an input of all media."""
+    if value.dim() > 4:  # [rows, images, channels, height, width]
+        return (-1, slice(-1, None)) if is_last else (0, slice(1))
+    kind = VIDEO.kind if VIDEO.kind in name else IMAGE.kind if "pixel" in name else AUDIO.kind
+    grid = media.get(f"{kind}_grid_thw")
+    num = 1 if grid is None or value.dim() > 2 else int(grid[-1 if is_last else 0].prod())
+    return slice(len(value) - num, None) if is_last else slice(num)
 
 
-def _alone(inputs: Mapping[str, Any], member: Span, media: frozenset[str]) -> dict[str, Any]:
-    """Return the inputs of a member alone, as users of transformers give them: a mask of ones, no positions."""
-    tokens = tokens_of(inputs)
-    cut = {
-        name: member.of(value)[None]
-        for name, value in inputs.items()
-        if isinstance(value, Tensor) and value.shape[:2] == tokens.shape[:2] and name not in media
-    }
-    for name in ("position_ids", "seq_idx"):
-        cut.pop(name, None)
-    ones = torch.ones(1, member.end - member.start, dtype=torch.int64, device=tokens.device)
-    if mask_of(inputs) == "prefix4d":  # the first token sees the whole prefix, and nothing of the answer
-        mask: Tensor = inputs["attention_mask"]
-        seen = mask[member.row % len(mask), 0, member.start, member.start : member.end]
-        cut["token_type_ids"] = (seen < -1e4).long()[None]
-    switches = {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
-    return {**switches, **cut, "attention_mask": ones, "use_cache": False}
+def _with_other(value: Tensor, place: Any) -> Tensor:
+    other = value.clone()
+    other[place] = value[place].flip(-1) + 0.5
+    return other

@@ -21,7 +21,6 @@ from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import Finding
 from energon_pack.training.proof import Proof, prove, way_out
 from energon_pack.training.shrink import shrink
 
@@ -36,7 +35,7 @@ class Checked:
     model: str
     num_members: int
     num_tokens: int
-    proofs: list[Proof[Finding]]
+    proofs: list[Proof]
     defects: list[str]
 
     def __str__(self) -> str:

@@ -282,5 +282,6 @@ def text_members(vocabulary: int) -> list[Encoded]:
     for number, length in enumerate((9, 14, 6)):
         ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
         rows = torch.arange(length).expand(3, -1)
-        members.append(Encoded(str(number), Member(ids, ids.clone(), torch.zeros_like(ids), rows)))
+        labels = torch.cat([torch.full((1,), IGNORE), ids[1:]])
+        members.append(Encoded(str(number), Member(ids, labels, torch.zeros_like(ids), rows)))
     return members

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from energon_pack.training import proof
+from energon_pack.training.class_trial import try_class
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.probe import probe
 from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink
 from energon_pack.training.small_model import small_model
@@ -79,7 +79,7 @@ def test_attention_whose_scale_grows_along_a_row(longest: int | None, is_exact: 
     assert tried[-1].is_exact == is_exact, str(tried[-1])
     config.floor_scale = 24  # the same in a model of its full size
     model = tf.Llama4ForCausalLM(config).eval()
-    assert probe(model, text_members(64)).mixes
+    assert try_class(model, text_members(64)).mixes
 
 
 def test_nothing_is_shown_by_a_model_that_answers_nothing() -> None:
@@ -120,7 +120,7 @@ class Fused(Gated):
         return super().forward(hidden) if self.training else self.rest(hidden)
 
 
-@pytest.mark.parametrize(("part", "said"), [(Gated, "(default, mask=positions): one"), (Fused, "in train(), one")])
+@pytest.mark.parametrize(("part", "said"), [(Gated, "positions): packed"), (Fused, "in train(), packed")])
 def test_what_does_nothing_in_a_new_model_in_eval_is_tried(part: type[Gated], said: str) -> None:
     """A gate of 0 hides what it lets through later: Mllama was said to be exact, and mixes images once it learns."""
 

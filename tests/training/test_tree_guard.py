@@ -79,7 +79,8 @@ def test_a_model_is_tried_with_trees_and_with_its_first_tree(
     (trial,) = guarded.trials
     print(trial)
     assert trial.is_shown
-    assert trial.others == 0.0
+    assert [one.others for one in trial.moved] == [0.0]
+    assert max(trial.alone.shares) < 1e-4
     plain = encoder.encode("q", conversations())
     assert plain is not None
     assert torch.isfinite(model(**encoder.batch([plain]).model_inputs(model, labels=False)).logits).all()
@@ -132,13 +133,13 @@ def test_a_class_that_is_not_exact_is_refused_with_a_way_out(monkeypatch: pytest
         return torch.ones(len(end), end.shape[1], end.shape[1], dtype=torch.bool).tril()
 
     monkeypatch.setattr("energon_pack.training.masks.tree_causal", causal)
-    monkeypatch.setattr("energon_pack.training.probe_tree.check_inputs", lambda *_: None)
+    monkeypatch.setattr("energon_pack.training.class_trial.check_inputs", lambda *_: None)
     model = make_model("qwen3")
     with pytest.raises(
         MixingError, match="Qwen3ForCausalLM is not shown to train on trees as on their samples"
     ) as info:
         guarded_for_trees("qwen3", model)
-    assert "use_tree_attention(model) does" in str(info.value)
+    assert "use_tree_attention(model) keeps them apart" in str(info.value)
     guarded = guard(model, Texts("qwen3", model), trust="Qwen3ForCausalLM")
     assert guarded.trees is not None
     assert not guarded.trees.is_exact

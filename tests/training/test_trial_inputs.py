@@ -22,43 +22,44 @@ def test_members_and_words() -> None:
     """Padding is no member; special tokens and image tokens stay, or a model would look for other images."""
     found = asked(labels=IDS, logits_to_keep=1)
     assert found.members == [Span(0, 0, 4), Span(0, 4, 8), Span(0, 8, 11)]
-    assert found.changed == [Span(0, 4, 8)]
+    assert found.changed == [Span(0, 0, 4)]
     assert not {"labels", "logits_to_keep"} & found.as_is.keys()
     other = found.other_words["input_ids"]
-    assert (other != IDS).tolist() == [[False] * 4 + [True, False, False, True] + [False] * 5]
+    assert (other != IDS).tolist() == [[True] * 4 + [False] * 9]
     assert set(other.flatten().tolist()) <= set(IDS.flatten().tolist())
+    assert [one[1] for one in found.runs] == [[Span(0, 4, 8), Span(0, 8, 11)]] * 2
+    turned = trial_inputs({"input_ids": IDS[:, 4:], "position_ids": POSITIONS[:, 4:]}, CONFIG, MEDIA)
+    assert turned is not None
+    assert (turned.other_words["input_ids"] != IDS[:, 4:]).tolist() == [[True, False, False, True] + [False] * 5]
 
 
-def test_one_member_alone_is_of_text() -> None:
-    """What has a picture would need its own pixels."""
-    span, inputs = asked(pixel_values=torch.ones(1, 3, 2, 2), mm_token_type_ids=(IDS == 9).long()).alone
-    assert span == Span(0, 8, 11)
-    assert inputs["input_ids"].tolist() == [[17, 18, 2]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1]]
-    assert not {"position_ids", "pixel_values"} & inputs.keys()
-    assert asked().alone[0] == Span(0, 4, 8)
-
-
-def test_pixels_of_the_first_picture() -> None:
-    """The first picture has as many patches as its grid gives."""
-    patches, grid = torch.zeros(6, 2), torch.tensor([[1, 2, 2], [1, 1, 2]])
-    config = SimpleNamespace()
-    given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": patches, "image_grid_thw": grid}
-    found = trial_inputs(given, config, frozenset(("pixel_values", "image_grid_thw")))
+def test_the_last_member_stays_where_there_are_others() -> None:
+    """It may see all members before it: with it changed, nothing of that would show."""
+    five = torch.arange(10, 20)[None], torch.tensor([[0, 1] * 5])
+    found = trial_inputs({"input_ids": five[0], "position_ids": five[1]}, SimpleNamespace(), MEDIA)
     assert found is not None
-    assert found.other_pixels is not None
-    assert found.other_pixels["pixel_values"].tolist() == [[0.5, 0.5]] * 4 + [[0.0, 0.0]] * 2
-    assert found.alone is None  # nothing says which tokens are of pictures
+    assert [one.start for one in found.changed] == [0, 4]
 
 
-def test_features_of_the_first_sound() -> None:
+def test_pixels_of_the_first_and_the_last_picture() -> None:
+    """They have as many patches as their grids give. What the last ones let through was never looked at."""
+    patches, grid = torch.zeros(6, 2), torch.tensor([[1, 2, 2], [1, 1, 2]])
+    given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": patches, "image_grid_thw": grid}
+    found = trial_inputs(given, SimpleNamespace(), frozenset(("pixel_values", "image_grid_thw")))
+    assert found is not None
+    first, last = (one["pixel_values"][:, 0].tolist() for one in found.other_media)
+    assert first == [0.5] * 4 + [0.0] * 2
+    assert last == [0.0] * 4 + [0.5] * 2
+
+
+def test_features_of_sounds() -> None:
     """Without them the guard would say nothing of what a model hears."""
     features = torch.zeros(2, 3, 4)
     given = {"input_ids": IDS, "position_ids": POSITIONS, "input_features": features}
     found = trial_inputs(given, SimpleNamespace(), frozenset(("input_features",)))
     assert found is not None
-    assert found.other_pixels is not None
-    assert found.other_pixels["input_features"].mean((1, 2)).tolist() == [0.5, 0.0]
+    means = [one["input_features"].mean((1, 2)).tolist() for one in found.other_media]
+    assert means == [[0.5, 0.0], [0.0, 0.5]]
 
 
 def test_what_can_not_be_asked() -> None:

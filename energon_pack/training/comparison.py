@@ -1,0 +1,134 @@
+"""Compare a batch of made samples with each sample alone: outputs, loss, and gradients.
+
+    a batch ───────────► outputs, the loss of some samples, gradients of embeddings, pixels and weights
+                            ║ equal                             ╚═► 0 for samples that have no part in the loss
+    each sample alone ─► outputs, loss, gradients
+
+Alone is transformers' plain way: a processor's output, a mask of ones, no positions of ours. Outputs are not enough: a
+kernel may have an exact forward and a backward without a mask; and with a fork right before an answer, and labels
+shifted as in a plain row, outputs of a tree are equal and gradients a few hundredths off.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from energon_pack.training.finding import Finding, difference, largest, variation
+from energon_pack.training.gradients import Gradients, compare_gradients, gradients_of
+from energon_pack.training.members import Encoded
+from energon_pack.training.probe import Placed, Probe, leaves_of
+from energon_pack.training.probe_loss import ProbeLoss, logits_of
+from energon_pack.training.routing import Routing, routed
+from energon_pack.training.watch import Seen, see
+
+#: tokens over which differences are averaged where rounding may send single ones to another expert
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is run for a comparison."""
+
+    part: Module
+    #: makes the inputs of a sample alone
+    plain: Callable[[Encoded], dict[str, Any]]
+    #: runs the part
+    call: Callable[..., Any]
+    #: the share that counts as no difference, in float32 and in shorter types
+    tolerances: tuple[float, float]
+    #: whether loss and gradients are compared
+    follow: bool = True
+    #: weights whose gradients are compared
+    weights: Sequence[Tensor] = ()
+    #: whether the loss is the model's own, from labels
+    own_loss: bool = False
+    #: whether the model divides its loss by a number that it is given
+    is_divided: bool = False
+    #: whether weights need no gradients, so that `backward` leaves them alone: some checkpoints take nothing else
+    is_frozen: bool = False
+    #: whether samples alone choose the experts that they choose in the batch
+    is_routed: bool = False
+    #: entered while a sample runs alone
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    #: called before each run
+    begin: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The results of one run."""
+
+    values: Tensor
+    dtypes: set[torch.dtype]
+    loss: float = 0.0
+    gradients: Gradients = field(default_factory=Gradients)
+
+
+def compare(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
+    """Run a batch with its inputs, and each of its samples alone."""
+    loss = ProbeLoss(probe, way.own_loss, way.is_divided)
+    routing = Routing() if way.is_routed else None
+    leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
+    packed = _run(way, {**inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
+    alone: dict[int, _Run] = {}
+    for one in probe.placed:
+        if _key(way, one) not in alone:
+            alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
+            alone[_key(way, one)] = _run_alone(way, alike, loss, routing, packed.values.shape)
+    pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
+    is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in packed.dtypes)
+    tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
+    differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
+    own = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
+    if not way.follow:
+        return Finding(largest(differences), own, tolerance=tolerance)
+    expected = sum(run.loss for one, run in pairs if one.in_loss)
+    gradients, others = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
+    by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
+    return Finding(largest(differences), own, by_loss, gradients, others, tolerance)
+
+
+def _key(way: Way, one: Placed) -> int:
+    """Return what is equal for places whose sample runs alone once: each may choose other experts."""
+    return id(one if way.is_routed else one.sample)
+
+
+def _run_alone(way: Way, places: Sequence[Placed], loss: ProbeLoss, routing: Routing | None, shape: torch.Size) -> _Run:
+    """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
+    sample, in_loss = places[0].sample, any(one.in_loss for one in places)
+    leaves = leaves_of(sample.media) if places[0].leaves else {}
+    inputs = way.plain(replace(sample, media={**sample.media, **leaves}))
+    device = inputs["input_ids"].device
+    rows = (places[0].row * shape[1] + places[0].places).to(device)
+    again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
+    inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
+    own = way if in_loss else replace(way, follow=False)
+    with way.alone():
+        return _run(own, inputs, partial(loss.alone, sample), [*leaves.values()], again)
+
+
+def _run(
+    way: Way,
+    inputs: Mapping[str, Any],
+    loss_of: Callable[[Seen], Tensor],
+    leaves: Sequence[Tensor],
+    routing: Routing | None,
+) -> _Run:
+    way.begin()
+    with routed(way.part, routing):
+        seen = see(way.part, inputs, way.call, way.follow)
+        values = logits_of(seen).detach()
+        if not way.follow:
+            return _Run(values, seen.dtypes)
+        assert seen.embedded is not None
+        loss = loss_of(seen)
+        if routing is not None:
+            routing.is_over = True
+        gradients = gradients_of(loss, seen.embedded, leaves, way.weights, way.is_frozen)
+    return _Run(values, seen.dtypes, float(loss.detach()), gradients)

@@ -1,0 +1,90 @@
+"""Say how far a batch is from its samples alone, and whether that is rounding."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
+_MORE = 2.5
+#: share of the largest gradient that is none: where a mask cuts all ways to a loss, there is nothing to round
+_ZERO = 1e-5
+#: some classes give words that can't come next a logit as low as that
+_NO_OUTPUT = 1e4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How far a batch is from its samples alone."""
+
+    #: largest difference of a token's outputs
+    alone: float
+    #: how much outputs vary within a sample; 0: they show nothing
+    own: float
+    #: relative difference of the loss; None: not compared
+    loss: float | None = None
+    #: largest difference of a gradient, as a share of the largest; None: not compared, or attention has none here
+    gradients: float | None = None
+    #: largest gradient of embeddings and pixels of samples that have no part in the loss, as a share of the largest
+    others: float | None = None
+    #: the share that counts as no difference: sums in another order differ by about 1e-6
+    tolerance: float = 1e-4
+    #: whether the model was in train(), in which some classes use other kernels
+    in_training: bool = False
+
+    @property
+    def shares(self) -> list[float]:
+        """The differences of outputs, loss and gradients, as shares."""
+        return [self.alone / max(self.own, 1e-30), self.loss or 0.0, (self.gradients or 0.0) / _MORE]
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether outputs show anything."""
+        return self.own > 1e-6
+
+    @property
+    def mixes(self) -> bool:
+        """Whether samples depend on each other, or on being packed; true, too, if outputs show nothing."""
+        is_same = all(share <= self.tolerance for share in self.shares)  # NaN is not
+        return not (self.is_shown and is_same and (self.others or 0.0) <= _ZERO)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs are those of the samples alone."""
+        return self.shares[0] <= self.tolerance
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss is that of the samples alone."""
+        return self.shares[1] <= self.tolerance
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Whether the difference is so small that it may be rounding, which a run in float64 can tell."""
+        return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
+
+    def __str__(self) -> str:
+        said = "in train(), " if self.in_training else ""
+        said += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
+        said += "" if self.loss is None else f"; loss by {self.loss:.2g}"
+        said += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
+        return said if not self.others else f"{said}; a loss moves inputs of other members by {self.others:.2g}"
+
+
+def difference(first: Tensor, second: Tensor, block: int) -> float:
+    """Return the largest mean over `block` tokens in a row of each token's root mean square difference."""
+    first, second = first.float(), second.float()
+    each = torch.where(first == second, 0.0, first - second).square().mean(-1).sqrt()  # some logits are always -inf
+    return largest([float(part.mean()) for part in each.split(block)])
+
+
+def variation(values: Tensor) -> float:
+    """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
+    own = torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
+    return float((own - own.mean(0)).square().mean().sqrt())
+
+
+def largest(values: Iterable[float]) -> float:
+    """Return the largest value, at least 0; NaN if one is."""
+    return float(torch.tensor([0.0, *values]).max())  # Python's `max` passes over NaN

@@ -1,0 +1,81 @@
+"""Tell which batches are alike, so that a trial with one of them is a trial for all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from energon_pack.training.code_in_use import Code, is_same
+from energon_pack.training.inputs import mask_of, text_row
+from energon_pack.training.watch import tokens_of
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of forward."""
+
+    code: Code
+    part: type
+    #: names of its inputs, its mask, whether it has several rows, the type of autocast
+    form: tuple[frozenset[str], str, bool, torch.dtype | None]
+    in_training: bool
+    has_gradients: bool
+    #: tokens of a row, and of the longest member
+    width: int
+    longest: int
+
+    def covers(self, other: "Kind") -> bool:
+        """Say whether a trial with this kind is one for the other."""
+        return self.width >= other.width and self.longest >= other.longest and self.runs_as(other)
+
+    def runs_as(self, other: "Kind") -> bool:
+        """Say whether it covers the other but for sizes."""
+        return (
+            (self.part, self.form) == (other.part, other.form)
+            and self.in_training >= other.in_training
+            and self.has_gradients >= other.has_gradients
+            and is_same(self.code, other.code)
+        )
+
+    def with_sizes_of(self, other: "Kind") -> "Kind":
+        """Return it with the larger sizes of both."""
+        return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
+
+
+def kind_of(part: Module, inputs: Mapping[str, Any], code: Code) -> Kind:
+    """Return the kind of a pending forward.
+
+    Args:
+        part: what was called.
+        inputs: by name.
+        code: that the model runs now.
+    """
+    rows, width = tokens_of(inputs).shape[:2]
+    positions = inputs["position_ids"]
+    device = positions.device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    names = frozenset(name for name, value in inputs.items() if value is not None)
+    longest = int(text_row(inputs, positions).max()) + 1
+    form = (names, mask_of(inputs), rows > 1, cast)
+    return Kind(code, type(part), form, part.training, torch.is_grad_enabled(), width, longest)
+
+
+@dataclass
+class Tried:
+    """A kind with which a model was tried."""
+
+    kind: Kind
+    #: whether the batch had members that could see each other
+    has_others: bool
+    #: batches until it is tried once more, and how many of them are left: a gate may open, a flag may be set
+    waits: int
+    left: int
+
+    def again(self, kind: Kind, has_others: bool, growth: int) -> None:
+        """Note another trial; after one that was due, the next one waits `growth` times as long."""
+        self.kind = self.kind.with_sizes_of(kind)
+        self.has_others |= has_others
+        self.waits *= growth if self.left < 0 else 1
+        self.left = self.waits

@@ -1,0 +1,160 @@
+"""Compare made samples with each of them alone in the model that is trained, in the midst of a forward of its."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from energon_pack.training.as_it_was import silent
+from energon_pack.training.comparison import Way, compare
+from energon_pack.training.finding import Finding, difference, variation
+from energon_pack.training.gradients import CheckpointError
+from energon_pack.training.inputs import forks_of, has_rope_rows, text_row
+from energon_pack.training.made_rows import made_inputs, made_rows, switches_of
+from energon_pack.training.members import Encoded
+from energon_pack.training.place import Run
+from energon_pack.training.probe import Probe, plain_inputs
+from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.routing import is_routed
+from energon_pack.training.sharding import is_sharded, parameters_of
+from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending
+from energon_pack.training.trial_inputs import Span
+from energon_pack.training.watch import see
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A guarded model, and what was made to try it."""
+
+    model: Any
+    #: names of inputs that are media
+    media: frozenset[str]
+    #: samples with each kind of media
+    members: Sequence[Encoded]
+    #: samples with shared beginnings; None: packs have no trees
+    tree: ProbeTree | None
+    #: tokens of a row up to which its class keeps members apart; None: any
+    longest: int | None
+
+
+@dataclass(frozen=True)
+class MadeTrial:
+    """The results with made samples."""
+
+    finding: Finding
+    #: whether random numbers beside dropout move outputs
+    is_random: bool
+    #: the batch, and one of its samples alone
+    runs: tuple[Run, Run]
+
+
+def try_made(subject: Subject, pending: Pending) -> MadeTrial:
+    """Compare made samples in rows like those of the pending batch with each sample alone."""
+    part = pending.part
+    probe = _probe(subject, pending)
+    inputs = _in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs)
+    way = _way(pending)
+    last = probe.placed[-1]
+    alone = way.plain(last.sample)
+    with silent(part):
+        is_random = part.training and _is_random(pending, alone)
+        finding = replace(_finding(way, probe, inputs), in_training=part.training)
+    span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
+    return MadeTrial(finding, is_random, ((inputs, [span]), (alone, [Span(0, 0, len(last.places))])))
+
+
+def _probe(subject: Subject, pending: Pending) -> Probe:
+    has_trees = bool(forks_of(text_row(pending.inputs, pending.inputs["position_ids"])))
+    if subject.tree is not None and pending.is_any(has_trees):
+        return tree_batch(subject.tree, has_rope_rows(subject.model))
+    return made_rows(subject.model, pending.inputs, _fitting(subject, pending), subject.longest)
+
+
+def _way(pending: Pending) -> Way:
+    part, inputs = pending.part, pending.inputs
+    device = inputs["position_ids"].device
+    return Way(
+        part,
+        lambda sample: switches_of(inputs) | plain_inputs(part, sample, device),
+        pending.call,
+        (SUMS, LOW_PRECISION),
+        follow=torch.is_grad_enabled(),
+        weights=_weights(part),
+        own_loss=any(inputs.get(name) is not None for name in ("labels", "shift_labels")),
+        is_divided=inputs.get("num_items_in_batch") is not None,
+        is_routed=is_routed(part),
+        begin=partial(pending.begin, 0),
+    )
+
+
+def _finding(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
+    try:
+        return compare(way, probe, inputs)
+    except CheckpointError:
+        with _without_gradients(way.part):
+            return compare(replace(way, weights=(), is_frozen=True), probe, inputs)
+
+
+def _fitting(subject: Subject, pending: Pending) -> list[Encoded]:
+    """Return the members with no other media than some rank's batch has, and the called part takes."""
+    taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
+    fitting = []
+    for member in subject.members:
+        is_taken = taken is None or member.media.keys() <= taken.keys()
+        if pending.is_any(is_taken and member.media.keys() <= pending.inputs.keys()):
+            fitting.append(member)
+    return fitting if len(fitting) > 1 else [*subject.members]
+
+
+def _in_place(inputs: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity."""
+
+    def written(value: Any, old: Any) -> Any:
+        are_alike = isinstance(value, Tensor) and isinstance(old, Tensor) and not value.requires_grad
+        if are_alike and (value.shape, value.dtype) == (old.shape, old.dtype):
+            return old.copy_(value)
+        return value
+
+    return {name: written(value, before.get(name)) for name, value in inputs.items()}
+
+
+def _weights(part: Module) -> list[Tensor]:
+    """Return the weights whose gradients are compared; none where they would be there twice, or are sharded."""
+    every: list[Tensor] = [one for one in part.parameters() if one.requires_grad]
+    return every if not is_sharded(part) and all(one.grad is None for one in every) else []
+
+
+def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
+    """Say whether other random numbers move the outputs of a sample alone, more than the same ones do."""
+
+    def run(seed: int) -> Tensor:
+        pending.begin(seed)
+        with torch.no_grad():
+            values = see(pending.part, alone, pending.call).values
+        assert values is not None
+        return values[0].detach()
+
+    first = run(0)
+    same, *others = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
+    return max(others) > 3 * same + 1e-6 * variation(first)
+
+
+@contextmanager
+def _without_gradients(part: Module) -> Iterator[None]:
+    every = [(one, one.requires_grad, one.grad) for one in parameters_of(part)]
+    if not all(one.is_leaf for one, _, _ in every):
+        raise ValueError("checkpoints in FSDP1 have to be made with use_reentrant=False")
+    try:
+        for one, _, _ in every:
+            one.requires_grad_(False)
+        yield
+    finally:
+        for one, requires, grad in every:
+            one.requires_grad_(requires)
+            one.grad = grad

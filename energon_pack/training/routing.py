@@ -1,0 +1,109 @@
+"""Repeat the experts that routers choose: with other words, or alone, sums are rounded in another way.
+
+A token between two experts would go to the other one. Routers choose by `topk`.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.overrides import TorchFunctionMode
+
+from energon_pack.training.watch import hooked
+
+_ROUTED = re.compile("moe|expert|router", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    #: int64 [..., chosen]
+    indices: Tensor
+    num_choices: int
+    is_repeated: bool
+
+
+class Routing(TorchFunctionMode):
+    """Records the choices of one run, or has it make those of an earlier run; `routed` enters it."""
+
+    def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
+        """Record; or repeat.
+
+        Args:
+            earlier: the run with the choices.
+            rows: which of its rows, in the flattened B·S, are the rows of this run; None: all.
+            num_rows: how many it has.
+        """
+        super().__init__()
+        #: set it behind the forward: checkpoints run parts once more in the backward, the last ones first
+        self.is_over = False
+        self._earlier, self._rows, self._num_rows = earlier, rows, num_rows
+        #: choices since a part began, for each time that it did, by its name
+        self._choices: dict[str, list[list[_Choice]]] = {}
+        self._left: dict[str, int] = {}
+        self._number, self._own, self._repeated = 0, list[_Choice](), list[_Choice]()
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether anything was chosen by `topk`."""
+        return any(choices for times in self._choices.values() for choices in times)
+
+    def enter(self, name: str) -> None:
+        """Note that a part begins."""
+        times = self._choices.setdefault(name, [])
+        self._number = 0
+        if self.is_over:
+            self._left[name] = max(self._left.get(name, len(times)) - 1, 0)
+            self._own = times[self._left[name]] if times else []
+            return
+        before = self._earlier._choices.get(name, []) if self._earlier else []
+        self._own, self._repeated = [], before[len(times)] if len(times) < len(before) else []
+        times.append(self._own)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in (torch.topk, Tensor.topk) or not args or result.indices.shape[:-1] != args[0].shape[:-1]:
+            return result
+        if not self.is_over:
+            self._own.append(self._chosen(result.indices, args[0].shape[-1]))
+        choice = self._own[self._number] if self._number < len(self._own) else None
+        self._number += 1
+        if choice is None or not choice.is_repeated:
+            return result
+        return torch.return_types.topk((args[0].gather(-1, choice.indices), choice.indices))
+
+    def _chosen(self, indices: Tensor, num_choices: int) -> _Choice:
+        again = self._again(indices, num_choices)
+        return _Choice(indices if again is None else again, num_choices, again is not None)
+
+    def _again(self, indices: Tensor, num_choices: int) -> Tensor | None:
+        """Return the earlier choice at this place; None: there is none that fits."""
+        number = len(self._own)
+        if number >= len(self._repeated) or self._repeated[number].num_choices != num_choices or indices.dim() < 2:
+            return None
+        chosen = self._repeated[number].indices
+        if self._rows is not None:
+            rows = chosen.reshape(-1, chosen.shape[-1])
+            if len(rows) != self._num_rows or indices.numel() != len(self._rows) * indices.shape[-1]:
+                return None
+            chosen = rows[self._rows].view(indices.shape)
+        return chosen if chosen.shape == indices.shape else None
+
+
+@contextmanager
+def routed(part: Module, routing: Routing | None) -> Iterator[None]:
+    """Record or repeat the choices of a part; None: leave them alone."""
+    if routing is None:
+        yield
+        return
+    with hooked(part, lambda name, one: [one.register_forward_pre_hook(lambda *_: routing.enter(name))]), routing:
+        yield
+
+
+def is_routed(part: Module) -> bool:
+    """Say whether a part has experts."""
+    return any(_ROUTED.search(type(one).__name__) for one in part.modules())
