@@ -23,11 +23,12 @@ _HOMES = {
     "errors": "PackError SamplesLost",
     "flavors": "MultiMixQASample PackedCaptioningSample PackedMultiMixQASample",
     "lazy": "LazyPackedDataset",
-    "loading": "cookers load_template make_part_filter make_sample_loader pack_encoder train_arguments",
+    "loading": "cookers make_part_filter make_sample_loader pack_encoder train_arguments",
     "on_disk": "PackedDataset",
     "online.ranks": "ranks_here",
     "pack": "pack",
     "packed_seq_params": "packed_seq_params",
+    "packed_with": "load_template",
     "reading": "PackStream PacksInOrder positions_of",
     "samplers": "LengthGroupedSampler PackSampler",
     "samples.flavors.base": "MemberInput",
@@ -69,7 +70,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.flavors import PackedMultiMixQASample as PackedMultiMixQASample
     from energon_pack.lazy import LazyPackedDataset as LazyPackedDataset
     from energon_pack.loading import cookers as cookers
-    from energon_pack.loading import load_template as load_template
     from energon_pack.loading import make_part_filter as make_part_filter
     from energon_pack.loading import make_sample_loader as make_sample_loader
     from energon_pack.loading import pack_encoder as pack_encoder
@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.online.ranks import ranks_here as ranks_here
     from energon_pack.pack import pack as pack
     from energon_pack.packed_seq_params import packed_seq_params as packed_seq_params
+    from energon_pack.packed_with import load_template as load_template
     from energon_pack.reading import PacksInOrder as PacksInOrder
     from energon_pack.reading import PackStream as PackStream
     from energon_pack.reading import positions_of as positions_of

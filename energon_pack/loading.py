@@ -7,7 +7,7 @@ whatever decoder a task encoder sets.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -17,13 +17,10 @@ from energon_pack.dataset.manifest import (
     is_adopted,
     is_metadataset,
     is_packed_here,
-    processor_folder,
     read_manifest,
 )
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError, short
-from energon_pack.run.json_nodes import node_of, plain
-from energon_pack.run.stores import is_address
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
@@ -41,16 +38,8 @@ from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsA
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import topology_of
-from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.identity import NO_SHORTCUT
-from energon_pack.templates.member_tokens import tokens_of
-from energon_pack.templates.models import read_model
-from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.sample import Sample
-from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
-from energon_pack.templates.template import Template
 
 if TYPE_CHECKING:
     from energon_pack.training.pack_encoder import PackEncoder
@@ -59,9 +48,7 @@ __all__ = [
     "Consumed",
     "Journal",
     "Media",
-    "Sample",
     "cookers",
-    "load_template",
     "make_part_filter",
     "make_sample_loader",
     "options_of",
@@ -264,74 +251,6 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
 # --------------------------------------------------------------------------------------- the template of a dataset
 
 
-def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]:
-    """Return how packs were made: their own manifest, or `model`'s settings for packs of another tool.
-
-    Args:
-        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
-        model: for packs of another tool: the NAME of `+model=NAME`, or the path of a model's YAML.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no packed dataset; it needs a `model`; or it names its own and gets one.
-    """
-    if model is None:
-        try:
-            return read_manifest(dataset)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error}. For packs of another tool give a model and its processor") from None
-    if is_packed_here(dataset):
-        raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
-    if not is_address(dataset) and not Path(dataset).exists():
-        raise FileNotFoundError(f"{dataset}: no such folder")
-    node = read_model(model)
-    return {
-        "layout": "neat",
-        "mask": node["mask"],
-        "pad_to_multiple_of": 1,
-        "max_token_len": None,  # other tools do not record it
-        "fingerprint": None,
-        "content": {
-            "model": node,
-            "media": plain(MediaConfig()),
-            "labels": plain(Labels()),
-            "source": plain(ReadSettings()),
-        },
-    }
-
-
-def load_template(
-    dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
-) -> Template:
-    """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
-
-    Args:
-        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
-        processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
-            if it exists here, else the model's published one.
-        trust_remote_code: run the processor's own code; this is never taken from the dataset.
-        model: see `manifest_of`.
-
-    Raises:
-        ValueError: the processor is not the one the lengths were measured with; or with these versions of transformers,
-            tokenizers or this package a sample in the manifest gets another length. The message says which.
-    """
-    manifest = manifest_of(dataset, model)
-    node = manifest["content"]["model"]
-    processor = processor or (processor_folder(dataset) if model is None else None) or node["hub_id"]
-    if processor is None:
-        raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
-    content = manifest["content"]
-    own = {"processor": processor, "trust_remote_code": trust_remote_code}
-    settings = TemplateSettings(
-        node_of(ModelConfig, {**node, **own}),
-        node_of(MediaConfig, content["media"]),
-        node_of(Labels, content["labels"]),
-    )
-    template = load_model_template(settings) if model is not None else _built(settings)
-    is_slow = model is None and NO_SHORTCUT.items() <= manifest["fingerprints"].items()
-    return template.without_shortcut() if is_slow else template
-
-
 def pack_encoder(
     dataset: str | Path,
     processor: str | None = None,
@@ -346,10 +265,12 @@ def pack_encoder(
     """
     from energon_pack.training.pack_encoder import PackEncoder
 
-    manifest = manifest_of(dataset, model)
-    if model is not None:  # another tool packed it
-        return PackEncoder(manifest, load_template(dataset, processor, trust_remote_code, model).input_rules, **options)
-    return PackEncoder(manifest, read_rules(dataset, processor, trust_remote_code), **options)
+    if model is None:
+        return PackEncoder(read_manifest(dataset), read_rules(dataset, processor, trust_remote_code), **options)
+    from energon_pack.packed_with import load_template, manifest_of
+
+    template = load_template(dataset, processor, trust_remote_code, model)
+    return PackEncoder(manifest_of(dataset, model), template.input_rules, **options)
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
@@ -361,7 +282,7 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
     Raises:
         ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
     """
-    folder = None if processor is None else str(local_folder(ModelConfig(name="", processor=processor)))
+    folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)
     tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
@@ -386,19 +307,6 @@ def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
 
 def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
     """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    return tokens_of(_template(dataset, processor, trust_remote_code), member)
+    from energon_pack.packed_with import tokenized
 
-
-@lru_cache(maxsize=4)
-def _template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
-    return load_template(dataset, processor, trust_remote_code)
-
-
-def _built(settings: TemplateSettings) -> Template:
-    """Build the template that was chosen at packing; if that choice can't be repeated here, choose one here."""
-    try:
-        return load_model_template(settings)
-    except PackError:
-        if settings.model.template not in ASKED:
-            raise
-        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
+    return tokenized(dataset, processor, trust_remote_code, member)

@@ -17,14 +17,13 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.loading import cookers, load_template, manifest_of, pack_encoder
-from energon_pack.pooling.measuring import Measured, Measuring, measuring_of
+from energon_pack.loading import cookers, pack_encoder
 from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.flavors.base import MemberInput
@@ -32,6 +31,9 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
 from energon_pack.training.probe_tree import ProbeTree
+
+if TYPE_CHECKING:
+    from energon_pack.pooling.measuring import Measuring
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -54,7 +56,7 @@ class MeasuredSample(Sample):
     """An unpacked sample that waits for its pack."""
 
     member: MemberInput
-    measured: Measured
+    measured: Any  # pooling.measuring.Measured
     #: samples that its worker encoded before
     number: int
 
@@ -94,7 +96,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         #: `guard` uses these
         self.rules, self.members = self.encoder.rules, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
-        manifest = manifest_of(dataset, model)
+        manifest = self.encoder.made
         content = manifest["content"]
         read = content["source"]
         self._names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
@@ -106,11 +108,11 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._num_longer = 0  # packs than another tool planned them
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
-            self._measuring = measuring_of(
-                content,
-                load_template(dataset, processor, trust_remote_code, model),
-                options.get("on_bad_member") == "drop",
-            )
+            from energon_pack.packed_with import load_template
+            from energon_pack.pooling.measuring import measuring_of
+
+            template = load_template(dataset, processor, trust_remote_code, model)
+            self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{
                 name: read[name]

@@ -23,7 +23,7 @@ plan
 pooling
 dataset
 config
-reading
+reading packed_with
 loading packed_seq_params hydra_plugin
 task_encoder webdataset
 views

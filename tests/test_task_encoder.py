@@ -18,7 +18,7 @@ from energon_pack import metadataset
 from energon_pack.config import Rope
 from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
-from energon_pack.loading import load_template
+from energon_pack.packed_with import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training import members, pack_encoder

@@ -2,7 +2,7 @@
 
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
-from energon_pack.loading import load_template
+from energon_pack.packed_with import load_template
 from energon_pack.templates.template import Template
 from energon_pack.verify.lengths import packed_with
 

@@ -9,13 +9,12 @@ from energon_pack.templates.settings import ModelConfig
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 
 
-def local_folder(model: ModelConfig) -> Path:
+def local_folder(processor: str, revision: str | None = None) -> Path:
     """Return the folder of a processor; a hub id is downloaded.
 
     Raises:
         PackError: there is no such folder or hub id.
     """
-    processor = named_processor(model)
     folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
@@ -24,7 +23,7 @@ def local_folder(model: ModelConfig) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(processor, revision=model.revision, allow_patterns=list(_SETTINGS_FILES)))
+        return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
             f"model.processor={processor}: no such folder, and the model hub did not give it: {_why_not(error)};"

@@ -145,7 +145,7 @@ class PackEncoder:
         dummy_image: bool = False,
         tokens_per_second: float | None = None,
     ):
-        self.layout, self.rules = layout or made["layout"], rules
+        self.made, self.layout, self.rules = made, layout or made["layout"], rules
         given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
         check_options(given, self.layout)

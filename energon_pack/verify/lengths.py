@@ -12,7 +12,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import processor_folder
 from energon_pack.dataset.members import sample_of
 from energon_pack.errors import short
-from energon_pack.loading import load_template
+from energon_pack.packed_with import load_template
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Skip

@@ -27,8 +27,9 @@ from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
 from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
-from energon_pack.loading import cookers, load_template, make_sample_loader
+from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.sample import Sample
 from support.packed import demo_config, prepare, train, typed

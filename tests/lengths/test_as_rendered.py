@@ -15,8 +15,8 @@ from energon_pack.lengths.index import index_shards
 from energon_pack.lengths.measure import measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.lengths.table_cache import in_chunks
-from energon_pack.loading import load_template as load_dataset_template
 from energon_pack.pack import pack
+from energon_pack.packed_with import load_template as load_dataset_template
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress

@@ -12,8 +12,9 @@ import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.convert import convert
-from energon_pack.loading import load_multi_mix_qa, load_template
+from energon_pack.loading import load_multi_mix_qa
 from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip

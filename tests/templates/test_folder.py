@@ -10,7 +10,6 @@ from huggingface_hub import constants, errors
 from energon_pack.errors import PackError
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.models import model_of, packaged_models
-from energon_pack.templates.settings import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_the_hub_says_no_for_a_reason(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     with pytest.raises(PackError, match=rf"did not give it: .*{said}.*model\.processor=FOLDER"):
-        local_folder(ModelConfig("x", "qwen_vl", processor="a/b"))
+        local_folder("a/b")
 
 
 def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
@@ -46,4 +45,4 @@ def test_a_processor_of_another_model_is_answered_with_its_name() -> None:
 
 def test_a_folder_that_is_not_there_is_no_name_of_a_hub(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"no such folder$"):
-        local_folder(ModelConfig("x", "qwen_vl", processor=str(tmp_path / "none")))
+        local_folder(str(tmp_path / "none"))

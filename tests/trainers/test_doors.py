@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from energon_pack import PackError, guard
-from energon_pack.loading import load_template
 from energon_pack.on_disk import PackedDataset
+from energon_pack.packed_with import load_template
 from energon_pack.trainers.check import check_trainer
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.weighted import weighted

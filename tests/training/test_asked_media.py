@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from energon_pack.config import Format, Frames, Rope
-from energon_pack.loading import load_template
+from energon_pack.packed_with import load_template
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.full import full_processor
 from energon_pack.unpack import unpack

@@ -11,8 +11,8 @@ import yaml
 
 from energon_pack.config import PackConfig
 from energon_pack.lazy import LazyPackedDataset
-from energon_pack.loading import manifest_of
 from energon_pack.pack import pack
+from energon_pack.packed_with import manifest_of
 from energon_pack.run.stores import energon_address
 from support.from_stores import batches, equal, lazy_batches
 from support.running import ROOT, command, need_torchvision

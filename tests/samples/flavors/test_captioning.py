@@ -15,8 +15,9 @@ import yaml
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
 from energon_pack.flavors import PackedCaptioningSample
-from energon_pack.loading import cookers, load_template
+from energon_pack.loading import cookers
 from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.medium import Media

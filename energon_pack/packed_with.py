@@ -1,0 +1,109 @@
+"""Load the template that a dataset was packed with, to tokenize samples that are in no pack, or to look at packs."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from energon_pack.dataset.manifest import is_packed_here, processor_folder, read_manifest
+from energon_pack.errors import PackError
+from energon_pack.run.json_nodes import node_of, plain
+from energon_pack.run.stores import is_address
+from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.templates.families import ASKED, AUTO
+from energon_pack.templates.identity import NO_SHORTCUT
+from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.models import read_model
+from energon_pack.templates.processor import load_template as load_model_template
+from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
+from energon_pack.templates.template import Template
+
+
+def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]:
+    """Return how packs were made: their own manifest, or `model`'s settings for packs of another tool.
+
+    Args:
+        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
+        model: for packs of another tool: the NAME of `+model=NAME`, or the path of a model's YAML.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no packed dataset; it needs a `model`; or it names its own and gets one.
+    """
+    if model is None:
+        try:
+            return read_manifest(dataset)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}. For packs of another tool give a model and its processor") from None
+    if is_packed_here(dataset):
+        raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
+    if not is_address(dataset) and not Path(dataset).exists():
+        raise FileNotFoundError(f"{dataset}: no such folder")
+    node = read_model(model)
+    return {
+        "layout": "neat",
+        "mask": node["mask"],
+        "pad_to_multiple_of": 1,
+        "max_token_len": None,  # other tools do not record it
+        "fingerprint": None,
+        "content": {
+            "model": node,
+            "media": plain(MediaConfig()),
+            "labels": plain(Labels()),
+            "source": plain(ReadSettings()),
+        },
+    }
+
+
+def load_template(
+    dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
+) -> Template:
+    """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
+
+    Args:
+        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
+        processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
+            if it exists here, else the model's published one.
+        trust_remote_code: run the processor's own code; this is never taken from the dataset.
+        model: see `manifest_of`.
+
+    Raises:
+        ValueError: the processor is not the one the lengths were measured with; or with these versions of transformers,
+            tokenizers or this package a sample in the manifest gets another length. The message says which.
+    """
+    manifest = manifest_of(dataset, model)
+    node = manifest["content"]["model"]
+    processor = processor or (processor_folder(dataset) if model is None else None) or node["hub_id"]
+    if processor is None:
+        raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
+    content = manifest["content"]
+    own = {"processor": processor, "trust_remote_code": trust_remote_code}
+    settings = TemplateSettings(
+        node_of(ModelConfig, {**node, **own}),
+        node_of(MediaConfig, content["media"]),
+        node_of(Labels, content["labels"]),
+    )
+    template = load_model_template(settings) if model is not None else _built(settings)
+    is_slow = model is None and NO_SHORTCUT.items() <= manifest["fingerprints"].items()
+    return template.without_shortcut() if is_slow else template
+
+
+def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
+    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
+    return tokens_of(_template(dataset, processor, trust_remote_code), member)
+
+
+@lru_cache(maxsize=4)
+def _template(dataset: str, processor: str | None, trust_remote_code: bool) -> Template:
+    return load_template(dataset, processor, trust_remote_code)
+
+
+def _built(settings: TemplateSettings) -> Template:
+    """Build the template that was chosen at packing; if that choice can't be repeated here, choose one here."""
+    try:
+        return load_model_template(settings)
+    except PackError:
+        if settings.model.template not in ASKED:
+            raise
+        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
