@@ -493,9 +493,9 @@ def test_unknown_fields_and_names_travel(config: Make, tmp_path: Path) -> None:
     with tarfile.open(output(run) / "packed-000000.tar") as tar:
         names = tar.getnames()
         value = json.load(tar.extractfile(names[0]))  # type: ignore[arg-type]
-        image = tar.extractfile(names[1]).read()  # type: ignore[union-attr]
+        image = tar.extractfile(names[2]).read()  # type: ignore[union-attr]
     key = names[0].removesuffix(".json")
-    assert names == [f"{key}.json", f"{key}.s000.i00.jpg"]  # JPEG bytes: content names the extension
+    assert names == [f"{key}.json", f"{key}.tokens", f"{key}.s000.i00.jpg"]  # JPEG bytes: content names the extension
     assert image == picture()
     assert value["messages"] == [
         {

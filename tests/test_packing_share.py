@@ -63,7 +63,7 @@ def test_a_picture_with_several_questions_is_packed_once(config: Make, source: P
     for meta in metas(folder):
         whole = [t - s for t, s in zip(meta["token_lens"], meta["shared_lens"], strict=True)]
         assert meta["total_token_len"] == sum(whole) <= 1024
-        assert meta["format"] == (2 if any(meta["shared_lens"]) else 1)
+        assert meta["format"] == 3
     unpack(folder, tmp_path / "single")
     theirs, ours = samples(source), samples(tmp_path / "single")
     assert {key: {*parts} - {"json"} for key, parts in ours.items()} == {
@@ -131,7 +131,7 @@ def test_nothing_shared_is_todays_output(config: Make, source: Path) -> None:
     """`share=none` measures, names and writes as before there was such a setting."""
     folder = packed(config(source, packing__max_token_len=1024))
     manifest = json.loads((folder / ".nv-meta/energon_pack.json").read_text())
-    assert (manifest["format"], manifest["flavor"]) == (1, "packed_multi_mix_qa")
+    assert (manifest["format"], manifest["flavor"]) == (3, "packed_multi_mix_qa")
     assert not any("share" in name for name in manifest["content"]["packing"])
     assert all(meta["format"] == 3 and "shared_lens" not in meta for meta in metas(folder))
 
@@ -161,9 +161,13 @@ def changed(folder: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [({"format": 3}, "it has the format 3, this version"), ({"flavor": "packed_woods"}, "flavor 'packed_woods'")],
+    [
+        ({"format": 4}, "it has the format 4, this version of energon-pack reads 3: install a later one"),
+        ({"format": 1}, "it has the format 1, without the tokens of its packs, which 3 has: pack again"),
+        ({"flavor": "packed_woods"}, "flavor 'packed_woods'"),
+    ],
 )
-def test_a_dataset_of_a_later_version_is_refused(
+def test_a_dataset_of_another_version_is_refused(
     config: Make, source: Path, demo: tuple[Path, Path], tmp_path: Path, values: dict[str, Any], said: str
 ) -> None:
     """Training read such packs without a word: of samples that share, the rows of all but the first were cut."""
@@ -175,17 +179,19 @@ def test_a_dataset_of_a_later_version_is_refused(
         unpack(folder, tmp_path / "out")
 
 
-def test_a_pack_of_a_later_version_ends_the_training(config: Make, source: Path) -> None:
-    """Energon only logs other errors of a loader, and trains on what is left."""
+def test_a_pack_of_another_version_ends_the_training(config: Make, source: Path) -> None:
+    """Energon only logs other errors of a loader, and trains on what is left: packs of formats 1 and 2 have no ids."""
     from megatron.energon.errors import FatalSampleError
 
-    folder = shared(config, source)
-    (parts,) = [{"__key__": key, **parts} for key, parts in samples(folder).items() if b"[0,0,0" not in parts["json"]][
-        :1
-    ]
-    with pytest.raises(FatalSampleError, match="its format is 2, a packed_multi_mix_qa of this version"):
-        make_sample_loader("packed_multi_mix_qa")(parts)
-    assert make_sample_loader("packed_trees")(parts)["shared_lens"][0] == 0
+    (key, parts), *_ = samples(shared(config, source)).items()
+    load = make_sample_loader("packed_trees")
+    assert load({"__key__": key, **parts})["shared_lens"][0] == 0
+    for number in (1, 2, 4):
+        other = {**parts, "json": parts["json"].replace(b'"format":3', b'"format":%d' % number)}
+        with pytest.raises(FatalSampleError, match=f"its format is {number}, this version of energon-pack reads 3: pack"):
+            load({"__key__": key, **other})
+    with pytest.raises(FatalSampleError, match="_00000000 has no part tokens: pack again"):
+        load({"__key__": key, **{name: data for name, data in parts.items() if name != "tokens"}})
 
 
 # ------------------------------------------------------------------------------------------------------ what is shown

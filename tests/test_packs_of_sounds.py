@@ -86,7 +86,7 @@ def test_references_are_read_as_copies(run: Make) -> None:
     heard = [[pack.audios or [] for pack in train(folder, 2)] for folder in (copied, referred)]
     assert heard[0] == heard[1]
     assert sum(len(of) for packs in heard[0] for of in packs) == 15
-    assert all(list(parts) == ["json"] for parts in samples(referred).values())
+    assert all(list(parts) == ["json", "tokens"] for parts in samples(referred).values())
     assert lines(found(referred, source=[], lengths=20)) == lines(found(copied, source=[], decode=True)) == ""
 
 

@@ -290,10 +290,17 @@ def test_the_masks_a_model_needs_are_remembered_on_the_way(
 
 
 def test_another_length_ends_the_training(encoder: PackedTaskEncoder, samples: list[Any]) -> None:
-    wrong = replace(samples[0], token_lens=[n + 1 for n in samples[0].token_lens])
-    said = f"{samples[0].sample_ids[0]} has {samples[0].token_lens[0]} tokens in training, {wrong.token_lens[0]}"
+    """A model would be fed the tokens of other samples under these names and with these media."""
+    one, other = samples[:2]
+    wrong = replace(one, token_lens=[n + 1 for n in one.token_lens])
+    said = f"{one.sample_ids[0]} has {one.token_lens[0]} tokens in its pack, and {wrong.token_lens[0]} by _meta"
     with pytest.raises(FatalSampleError, match=said):
         encoder.encode_sample(wrong)
+    assert one.token_lens[0] != other.token_lens[0]
+    with pytest.raises(FatalSampleError, match=f"{one.sample_ids[0]} has {other.token_lens[0]} tokens in its pack"):
+        encoder.encode_sample(replace(one, tokens=other.tokens))
+    with pytest.raises(FatalSampleError, match=f"{one.__key__}: TokensDamaged: tokens of .* bytes by their header"):
+        encoder.encode_sample(replace(one, tokens=one.tokens[:-1]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -166,7 +166,7 @@ def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, enc
     value["_meta"]["token_lens"][0] += 1
     other = tmp_path / "other.tar"
     for data, said in (
-        (json.dumps(value).encode(), r"demo_\d+ has \d+ tokens in training, \d+ when it was packed"),
+        (json.dumps(value).encode(), r"demo_\d+ has \d+ tokens in its pack, and \d+ by _meta.token_lens"),
         (b"{", r"_00000000: JSONDecodeError"),
         (b"{}", r"_00000000: KeyError"),
     ):

@@ -69,14 +69,16 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
     lens = pack["length"].tolist()
     number = len(lens)
     starts = [*accumulate(lens, initial=0)]
-    ids = pack.ids
-    if len(ids) != starts[-1]:
-        raise ValueError(f"{len(ids)} ids, and lengths of {starts[-1]}")
+    num_ids = len(pack["low"]) + int(pack["num_more"].sum(dtype=np.int64))
+    if num_ids != starts[-1] or len(ids := pack.ids) != num_ids:  # damage may not ask for all memory
+        raise ValueError(f"{num_ids} ids, and members of {starts[-1]}")
     spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
     weights = pack.of_each("weight", len(spans), 1).tolist()
     bounds = [0, *np.searchsorted(spans[:, 1], starts[1:], side="right").tolist()]  # of the spans of each member
     factors, shared = pack.of_each("factor", number, 1).tolist(), pack.of_each("shared_len", number).tolist()
     media, counts = iter(_media(pack)), pack.of_each("num_media", number).tolist()
+    if sum(counts) != len(pack["kind"]):
+        raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
     for index, (start, end) in enumerate(pairwise(starts)):
         first, last = bounds[index : index + 2]
         own = [(low, high) for low, high in (spans[first:last] - start).tolist()]
@@ -87,8 +89,6 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
         yield MemberTokens(ids[start:end], own, its_weights, its_media, factors[index], shared[index])
     if bounds[-1] != len(spans):
         raise ValueError("a trained span behind the last member")
-    if len(its_media) != counts[-1] or next(media, None) is not None:
-        raise ValueError(f"{len(pack['kind'])} media, and members with {sum(counts)}")
 
 
 def _media(pack: PackTokens) -> list[SeenMedium]:
@@ -104,22 +104,21 @@ def _media(pack: PackTokens) -> list[SeenMedium]:
             )
         ]
     )
-    frames, rates = iter(pack["frame"].tolist()), iter(_rates(pack["num_in_source"], pack["fps"]))
-    plain = (pack.of_each(name, number).tolist() for name in ("num_images", "num_features", "width", "height"))
-    columns = zip(
-        names,
-        *plain,
-        pack.of_each("num_steps", number).tolist(),
-        pack.of_each("num_frames", number).tolist(),
-        pack.of_each("num_samples", number).tolist(),
-        strict=True,
+    plain = [pack.of_each(name, number).tolist() for name in ("num_images", "num_features", "width", "height")]
+    num_steps, num_frames, num_samples = (
+        pack.of_each(name, number).tolist() for name in ("num_steps", "num_frames", "num_samples")
     )
+    entries = {"operation": sum(num_steps), "frame": sum(num_frames), "fps": sum(map(bool, num_frames))}
+    if wrong := [name for name, wanted in entries.items() if len(pack[name]) != wanted]:
+        raise ValueError(f"{len(pack[wrong[0]])} entries of {wrong[0]}, and media with {entries[wrong[0]]}")
+    frames, rates = iter(pack["frame"].tolist()), iter(_rates(pack["num_in_source"], pack["fps"]))
+    columns = zip(names, *plain, num_steps, num_frames, num_samples, strict=True)
     return [
         SeenMedium(
-            kind, images, features, width, height, tuple(islice(steps, num_steps)), tuple(islice(frames, num_frames)),
-            *(next(rates) if num_frames else (0.0, 0.0)), num_samples,
+            kind, images, features, width, height, tuple(islice(steps, own_steps)), tuple(islice(frames, own_frames)),
+            *(next(rates) if own_frames else (0.0, 0.0)), samples,
         )
-        for kind, images, features, width, height, num_steps, num_frames, num_samples in columns
+        for kind, images, features, width, height, own_steps, own_frames, samples in columns
     ]  # fmt: skip
 
 

@@ -3,9 +3,8 @@
     b"EPK3" │ the number of entries of each column, uint32 │ the columns, one behind the other, little-endian
 
 A column without entries has its default everywhere: nothing is shared, all weights are 1, there are no media. Nothing
-is
-compressed, because the bytes of zlib differ between its builds: an id takes 2.25 bytes, 16 bits and a bit in each plane
-of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
+is compressed, because the bytes of zlib differ between its builds: an id takes 2.25 bytes, 16 bits and a bit in each
+plane of the higher bits; an id that comes four times or more in a row, as those of an image do, stands once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,8 +56,14 @@ class PackTokens:
         return np.zeros(0, COLUMNS[name]) if found is None else found
 
     def of_each(self, name: str, number: int, default: float = 0) -> Array:
-        """Return the entries of a column with a default."""
+        """Return the entries of a column with a default.
+
+        Raises:
+            TokensDamaged: it has another number of entries.
+        """
         column = self[name]
+        if len(column) not in (0, number):
+            raise TokensDamaged(f"{len(column)} entries of {name}, and {number} are needed")
         return column if len(column) else np.full(number, default, COLUMNS[name])
 
     @property

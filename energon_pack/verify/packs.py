@@ -66,17 +66,25 @@ def tokens(pack: Pack, data: bytes) -> Iterator[str]:
     except TokensDamaged as error:
         yield f"tokens: {error}"
         return
-    lens = [*map(len, members)]
-    trained = [member.num_supervised for member in members]
-    for name, found in (("token_lens", lens), ("num_supervised", trained)):
-        if name in pack.meta and pack.meta[name] != found:
-            yield f"tokens: members of {short(found)}, and _meta.{name} is {short(pack.meta[name])}"
-    if (shared := [member.shared_len for member in members]) != pack.shared_lens and "shared_lens" in pack.meta:
-        yield f"tokens: they share {short(shared)}, and _meta.shared_lens is {short(pack.shared_lens)}"
+    numbers = {
+        "token_lens": ("tokens", [*map(len, members)]),
+        "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
+        "shared_lens": ("shared tokens", [member.shared_len for member in members]),
+    }
+    for name, (noun, own) in numbers.items():
+        if (said := pack.meta.get(name, own)) != own:
+            first = next((index for index, both in enumerate(zip(own, said, strict=False)) if both[0] != both[1]), 0)
+            yield f"tokens: members of {_few(own, first)} {noun}, _meta.{name} says {_few(said, first)}"
     for index, (member, kinds) in enumerate(zip(members, pack.kinds, strict=False)):
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
             yield f"tokens: member {index} is of {dict(found_kinds)}, and has {dict(Counter(kinds))}"
+
+
+def _few(numbers: Sequence[int], first: int) -> str:
+    """Write some numbers, from the first one that matters."""
+    end = first + 8
+    return ", ".join(["…"] * (first > 0) + [*map(str, numbers[first:end])] + ["…"] * (end < len(numbers)))
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:

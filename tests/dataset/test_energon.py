@@ -204,9 +204,10 @@ def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
                 "messages": [{"messages": []}],
                 "media_files": [["s000.i00.jpg", "s000.v00.mp4"]],
                 "media_type": "mix",
-                "_meta": {"sample_ids": ["x/0"], "fingerprint": "f", "token_lens": [1], "num_supervised": [1]},
+                "_meta": {"format": 3, "sample_ids": ["x/0"], "fingerprint": "f", "token_lens": [1], "num_supervised": [1]},
             }
         ),
+        "tokens": b"",
     }
     fields = make_sample_loader()(parts)
     (image,), (video,) = fields["images"][0], fields["videos"][0]

@@ -214,7 +214,8 @@ def test_only_text_is_written(both: tuple[Path, Path]) -> None:
     theirs, ours = samples(copied), samples(referred)
     assert list(theirs) == list(ours)
     for key, parts in ours.items():
-        assert list(parts) == ["json"]
+        assert list(parts) == ["json", "tokens"]
+        assert parts["tokens"] == theirs[key]["tokens"]
         value, wanted = json.loads(parts["json"]), json.loads(theirs[key]["json"])
         assert flavor.media_field not in value
         for member, names in zip(value["media_refs"], flavor.parts(wanted), strict=True):

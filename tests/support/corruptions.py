@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.samples.tokens_part import TOKENS, PackTokens
 from support.damage import (
     Members,
     change,
@@ -32,8 +33,56 @@ def flip(members: Members, index: int) -> None:
 
 def swap(members: Members, index: int) -> None:
     """The bytes of two images change places; their sizes differ."""
-    (name, data), (other, other_data) = members[index + 1], members[index + 2]
-    members[index + 1 : index + 3] = [(name, other_data), (other, data)]
+    (name, data), (other, other_data) = members[index + 2], members[index + 3]
+    members[index + 2 : index + 4] = [(name, other_data), (other, data)]
+
+
+def cut_tokens(members: Members, index: int) -> None:
+    name, data = members[index + 1]
+    members[index + 1] = (name, data[:-1])
+
+
+def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[[Members, int], None]:
+    """Something else in the columns of the tokens of one pack."""
+
+    def damage(members: Members, index: int) -> None:
+        name, data = members[index + 1]
+        columns = {name: own.copy() for name, own in PackTokens.from_bytes(data).columns.items()}
+        change_columns(columns)
+        members[index + 1] = (name, PackTokens(columns).to_bytes())
+
+    return damage
+
+
+def move_a_token(columns: dict[str, Any]) -> None:
+    """The last token of the first member becomes the first of the second; a span of the first one ends there."""
+    columns["length"][:2] = columns["length"][:2].astype(int) + [-1, 1]
+    columns["end"][columns["end"] == columns["length"][0] + 1] -= 1
+
+
+def train_less(columns: dict[str, Any]) -> None:
+    columns["end"][-1] -= 1
+
+
+def move_a_medium(columns: dict[str, Any]) -> None:
+    """The first member gets a medium of the second one."""
+    columns["num_media"][:2] = columns["num_media"][:2].astype(int) + [1, -1]
+
+
+def tokens_of_another(folder: Path) -> None:
+    """Two packs of texts exchange their tokens."""
+    path = next(path for path in sorted(folder.glob("*.tar")) if len(places_of(read_shard(path))) > 1)
+    members = read_shard(path)
+    first, second = places_of(members)[:2]
+    (name, data), (other, other_data) = members[first], members[second]
+    members[first], members[second] = (name, other_data), (other, data)
+    write_shard(path, members)
+
+
+def places_of(members: Members) -> list[int]:
+    """Where the tokens of packs without media lie."""
+    names = [name.partition(".")[2] for name, _ in members] + ["json"]
+    return [index for index, name in enumerate(names) if name == TOKENS and names[index + 1] == "json"]
 
 
 def stale_index(folder: Path) -> None:
@@ -129,9 +178,23 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {"kinds": "begins with", "plan": "bytes, in the plan"},
     ),
     "a missing part": (
-        change_files(lambda members, i: members.pop(i + 1)),
+        change_files(lambda members, i: members.pop(i + 2)),
         {},
         {"parts": "is named, but not there"},
+    ),
+    "no tokens": (change_files(lambda members, i: members.pop(i + 1)), {}, {"parts": "it has no part tokens"}),
+    "tokens that are cut": (change_files(cut_tokens), {}, {"tokens": "bytes by their header, and"}),
+    "tokens of a member under another": (
+        change_files(change_tokens(move_a_token)),
+        {},
+        {"tokens": "_meta.token_lens says"},
+    ),
+    "tokens of another pack": (tokens_of_another, {}, {"tokens": "_meta.token_lens says"}),
+    "a token trained less": (change_files(change_tokens(train_less)), {}, {"tokens": "_meta.num_supervised says"}),
+    "tokens of another member's media": (
+        change_files(change_tokens(move_a_medium)),
+        {},
+        {"tokens": "member 0 is of {'image': 3}, and has {'image': 2}"},
     ),
     "an extra part": (
         change_files(lambda members, i: members.insert(i + 1, (members[i][0].replace("json", "npy"), b"x"))),
@@ -149,7 +212,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {"parts": "after the JSON"},
     ),
     "another format under a name": (
-        change_files(lambda members, i: members.__setitem__(i + 1, (members[i + 1][0], b"GIF89a" + b"x" * 99))),
+        change_files(lambda members, i: members.__setitem__(i + 2, (members[i + 2][0], b"GIF89a" + b"x" * 99))),
         {},
         {"kinds": "gif", "plan": "bytes, in the plan"},
     ),
@@ -190,12 +253,21 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     "a wrong token_len": (
         change(grown("_meta", "token_lens", 1)),
         {},
-        {"sums": "total_token_len is", "plan": "token_lens: member 1 is", "totals": "tokens="},
+        {
+            "sums": "total_token_len is",
+            "plan": "token_lens: member 1 is",
+            "totals": "tokens=",
+            "tokens": "_meta.token_lens says",
+        },
     ),
     "a wrong num_supervised": (
         change(grown("_meta", "num_supervised", 0)),
         {},
-        {"plan": "num_supervised: member 0", "totals": "num_supervised="},
+        {
+            "plan": "num_supervised: member 0",
+            "totals": "num_supervised=",
+            "tokens": "trained tokens, _meta.num_supervised says",
+        },
     ),
     "another text": (change(other_text, "text"), BYTES, {"source text": "indeed"}),
     "a lost field": (
@@ -250,7 +322,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     "a pack over capacity": (
         change(pack_of_two, "text"),
         {},
-        {"capacity": "> packing.max_token_len=512", "plan": "token_lens", "totals": "tokens"},
+        {"capacity": "> packing.max_token_len=512", "plan": "token_lens", "totals": "tokens", "tokens": ""},
     ),
     "broken JSON": (
         change_files(lambda members, i: members.__setitem__(i, (members[i][0], members[i][1][:-9]))),
@@ -270,7 +342,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     "another manifest": (
         change_file(".nv-meta/energon_pack.json", set_at("fingerprint", to="0123")),
         {},
-        {"fingerprint": "the manifest has '0123'", "metadata": "the manifest '0123'", "totals": "fingerprint="},
+        {"fingerprint": "the manifest has '0123'", "totals": "fingerprint="},
     ),
     "another limit": (
         change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_members", to=1)),
@@ -302,6 +374,6 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     "another length than the template's": (
         change(lambda value: value["_meta"].update(token_lens=[n - 1 for n in value["_meta"]["token_lens"]]), "text"),
         {"lengths": 1000},
-        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": ""},
+        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": "", "tokens": "_meta.token_lens says"},
     ),
 }

@@ -113,7 +113,7 @@ def test_what_a_model_takes_of_each_token_is_made_or_refused(real: Path, monkeyp
 
 def test_types_of_tokens_are_the_processors_own(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-4V has one token for images and for frames: by it, a video's positions would be those of images."""
-    template = load_template(of_model("qwen_vl", real / "processors" / "qwen2_vl"))
+    template = load_template(of_model("shapes", real / "processors" / "qwen2_vl"))
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "That."}]
     member = MemberInput("k", turns, [], [])
     assert not MemberEncoder(template.input_rules).encode(member).tokens.types.any()

@@ -301,7 +301,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, s
     "a wrong length": (
         change(grown("_meta", "token_lens", 0)),
         {"lengths": 1000},
-        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": ""},
+        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": "", "tokens": "_meta.token_lens says"},
     ),
     "another time": (change(other_fps), {"lengths": 1000}, {"lengths": "tokens measured again"}),
     "a limit of visual tokens": (

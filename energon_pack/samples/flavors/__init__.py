@@ -17,7 +17,7 @@ from energon_pack.samples.flavors.references import ReadMedia, all_parts
 from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.flavors.trees import PackedTrees
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens_part import TOKENS, PackTokens
+from energon_pack.samples.tokens_part import TOKENS, PackTokens, TokensDamaged
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
@@ -127,7 +127,7 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
     """Yield the members of an Energon sample with the tokens that were written; raises Skip as `inputs` does.
 
     Raises:
-        TokensDamaged: its tokens are cut.
+        TokensDamaged: its tokens are cut, or a member has not so many as the JSON says.
         ValueError: there are tokens of more or fewer members.
     """
     data = getattr(sample, TOKENS, None)
@@ -135,6 +135,10 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
         yield from flavor.inputs(sample)
         return
     for member, tokens in zip(flavor.inputs(sample), members_of(PackTokens.from_bytes(data)), strict=True):
+        if member.token_len not in (None, len(tokens)):
+            raise TokensDamaged(
+                f"{member.sample_id} has {len(tokens)} tokens in its pack, and {member.token_len} by _meta.token_lens"
+            )
         yield replace(member, tokens=tokens)
 
 
