@@ -155,8 +155,7 @@ def _write(
             total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             written = writing.write_shards(jobs(), destination, staging, total, run)
             publishing.write_beside(config, planned, method, written, staging)
-            has_media = any(kind != "text" for kind in planned.report.by_media)
-            write_inputs(staging, run.executor.result(making), has_media)
+            write_inputs(staging, run.executor.result(making))
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
         publishing.check_written(planned, written, destination, staging, root, run)

@@ -10,8 +10,6 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.templates.folder import settings_files
 from energon_pack.templates.processor import load_saved
 
-#: files that say how media are processed
-_OF_MEDIA = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
 #: ends of the names of files that only weights, chats or code need
 _UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
@@ -21,11 +19,11 @@ def make_inputs(template_folder: str) -> InputRules:
     return replace(load_saved(template_folder).input_rules, tokenize=None)
 
 
-def write_inputs(folder: Path, rules: InputRules, has_media: bool) -> None:
-    """Write rules, trial and the processor's files into a dataset's folder."""
+def write_inputs(folder: Path, rules: InputRules) -> None:
+    """Write rules and trial into a dataset's folder; also the processor's files if it takes media."""
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]
-    chosen = [path for path in every if not path.name.endswith(_UNUSED) and (has_media or path.name in _OF_MEDIA)]
+    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
     (meta / PROCESSOR).mkdir(parents=True, exist_ok=True)
     for path in chosen:
         write_whole(meta / PROCESSOR / path.name, path.read_bytes())
