@@ -2,8 +2,8 @@
 
 .nv-meta/inputs.json      the rules (`InputRules`), and the names of the processor's files
 .nv-meta/trial.tokens     short members, to try a processor and a model with
-.nv-meta/processor/       settings of its image, video and audio processors; the tokenizer only where there are
-                          media, because most calls for media take a text, too; no weights, and no code
+.nv-meta/processor/       files of a processor that takes media: settings, and the tokenizer, because most calls for
+                          media take a text, too; no weights, and no code
 """
 
 import os

@@ -33,6 +33,7 @@ class InputRules:
     """The rules of one processor, and of the settings that media were measured with."""
 
     folder: str  # of the processor's files
+    transformers: str | None = None  # the version with which they were used
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # to load it with
     tokens: Mapping[str, str] = field(default_factory=dict)  # image_token, bos_token … of its tokenizer
     token_ids: Mapping[str, int] = field(default_factory=dict)  # of its special tokens, and of those of media

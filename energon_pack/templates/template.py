@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.json_nodes import plain
+from energon_pack.run.user_cache import version_of
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
@@ -225,6 +226,10 @@ class Template(Preparation):
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
 
+    def num_features(self, media: Sequence[Media]) -> list[int]:
+        """Return for each medium of a sample the tokens that hold its features; raises Skip as `render`."""
+        return [number for _, number in self._expand(media)[0]]
+
     def _check_heard(self, videos: Sequence[Media]) -> None:
         """Raise Skip for sounds of videos that the processor can't hear, or that the model has no positions for."""
         if not any(video.is_heard for video in videos):
@@ -378,6 +383,7 @@ class Template(Preparation):
         types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
         return InputRules(
             folder=spec.processor.folder,
+            transformers=version_of("transformers"),
             kwargs=spec.processor.kwargs,
             tokens=spec.processor.tokens,
             token_ids=ids,

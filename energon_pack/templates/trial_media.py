@@ -67,7 +67,7 @@ def _probes(template: "Template", kinds: Sequence[str]) -> Iterator[Trial]:
 
 def _of_media(template: "Template", purpose: str, kind: str, media: Sequence[Media]) -> Trial | None:
     try:
-        seen = template.seen(media)
+        seen = template.seen(media, template.num_features(media))
     except Skip:  # a size that the rules of media refuse
         return None
     return Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))

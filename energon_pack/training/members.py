@@ -236,11 +236,15 @@ class MemberEncoder:
         for draft in drafts:
             if draft.whole is not None and not self._pixels.are_split(draft.whole.order):
                 self._pixels.check_split(draft.whole, draft.given)
+        added = [medium for draft in drafts for medium in draft.added]
         if isinstance(self._rope, OwnRope):
             each = [self._pixels([draft.given]) for draft in drafts]
             wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
-            return self.join(each), [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
+            media = self.join(each)
+            self._pixels.refuse_other_features(media, added)
+            return media, [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
         media = self._pixels([draft.given for draft in drafts])
+        self._pixels.refuse_other_features(media, added)
         images = _shares(media, _GRIDS[:1], [len(draft.given.of(IMAGE.kind)) for draft in drafts])
         videos = _shares(media, _GRIDS[1:], [len(draft.given.of(VIDEO.kind)) for draft in drafts])
         images = _with_shared(images, [draft.num_shared[0] for draft in drafts])
@@ -319,6 +323,11 @@ class _Draft:
     whole: Prepared | None = None
     #: images and clips that it shares with the member before it
     num_shared: tuple[int, int] = (0, 0)
+
+    @property
+    def added(self) -> Sequence[SeenMedium]:
+        """The media of `given`, as they were measured."""
+        return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
 
 
 def without(lost: Shared, shared: Shared) -> Shared:

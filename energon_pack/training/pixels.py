@@ -1,16 +1,19 @@
 """Turn images, video frames and sounds into the tensors a model takes, by the model's own processor."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.quiet import errors_only
 from energon_pack.training import noise
 from energon_pack.training.calls import Calls, TokenRow
@@ -48,6 +51,8 @@ class _Tried:
     refused: str = ""
     #: why some can't be joined; empty: all can
     limit: str = ""
+    #: for each input, the tokens that one of its rows has features for; inputs without such a number are left out
+    tokens_of_row: Mapping[str, float] = field(default_factory=dict)
 
 
 class Pixels:
@@ -161,12 +166,52 @@ class Pixels:
                 tried = _Tried(refused=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([given[0], given[-1]])
-                tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit)
+                rows = self._tokens_of_rows(kind)
+                tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
         if said := tried.refused or (
             tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
         ):
             _log.warning("%s", said)
         return tried
+
+    def _tokens_of_rows(self, kind: str) -> dict[str, float]:
+        """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
+        found: dict[str, set[float]] = {}
+        for seed, one in enumerate(one for one in self._rules.trial if (one.purpose, one.kind) == (SIZES, kind)):
+            num_features = sum(medium.num_features for medium in one.tokens.media)
+            try:
+                made = self._call([noise.filled(self._rules, one.tokens, seed)])
+            except Exception:  # any class of any processor may be behind it
+                continue
+            for name, value in made.items():
+                found.setdefault(name, set()).add(num_features / max(1, len(value)))
+        return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+
+    def refuse_other_features(self, made: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
+        """Compare the features that a model will make of its inputs with the tokens that wait for them.
+
+        Args:
+            made: the media inputs.
+            media: what they were made of.
+
+        Raises:
+            ValueError: there are other numbers of them.
+        """
+        waiting: Counter[str] = Counter()
+        for medium in media:
+            waiting[medium.kind] += medium.num_features
+        for name, value in made.items():
+            kinds = [kind for kind in waiting if name in self._of(kind).joins]
+            numbers = {self._of(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
+            if len(numbers) != 1 or 0.0 in numbers:
+                continue
+            num_made, num_waiting = len(value) * numbers.pop(), sum(waiting[kind] for kind in kinds)
+            if num_made != num_waiting:
+                raise ValueError(
+                    f"{self._call.name} makes {name} for {num_made:,g} tokens, and {num_waiting:,} wait for them in the"
+                    f" pack: it is not as it was when it was packed, with transformers {self._rules.transformers} (here"
+                    f" {version_of('transformers')}): train with that, or pack again"
+                )
 
     @cached_property
     def _mixes(self) -> bool:
