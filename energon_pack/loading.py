@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.inputs import read_input_rules
+from energon_pack.dataset.inputs import other_ids, read_input_rules
 from energon_pack.dataset.manifest import (
     TYPED,
     is_adopted,
@@ -20,7 +20,7 @@ from energon_pack.dataset.manifest import (
     read_manifest,
 )
 from energon_pack.dataset.referenced import LoadedMedia
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
@@ -188,7 +188,7 @@ class GoesOn(Protocol):
 
 
 def train_arguments(
-    dataset: str | Path,
+    path: str | Path,
     task_encoder: Any,
     worker_config: Any,
     states: Sequence[State] = (),
@@ -197,7 +197,7 @@ def train_arguments(
     """Return the arguments of `megatron.energon.get_train_dataset(dataset, **…)` to read packs in the plan's order.
 
     Args:
-        dataset: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, folder of samples, which
+        path: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, folder of samples, which
             Energon shuffles and packs. If it is a Metadataset, each worker draws its datasets at random, and a warning
             says that steps are not even.
         task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
@@ -217,15 +217,15 @@ def train_arguments(
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:
-        if is_packed_here(dataset):
-            raise ValueError(f"{dataset} is packed: packing_buffer_size={buffer_size} packs unpacked samples")
+        if is_packed_here(path):
+            raise ValueError(f"{path} is packed: packing_buffer_size={buffer_size} packs unpacked samples")
         shuffled = {"shuffle_buffer_size": buffer_size, "max_samples_per_sequence": 100}
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
-    if is_metadataset(dataset):
+    if is_metadataset(path):
         return common
-    if is_adopted(dataset):
+    if is_adopted(path):
         common["dataset_config"] = TYPED
-    _refuse_other_world(dataset, worker_config, ours, bool(states))
+    _refuse_other_world(path, worker_config, ours, bool(states))
     return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
 
 
@@ -252,7 +252,7 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
 
 
 def pack_encoder(
-    dataset: str | Path,
+    path: str | Path,
     processor: str | None = None,
     trust_remote_code: bool = False,
     model: str | None = None,
@@ -266,11 +266,11 @@ def pack_encoder(
     from energon_pack.training.pack_encoder import PackEncoder
 
     if model is None:
-        return PackEncoder(read_manifest(dataset), read_rules(dataset, processor, trust_remote_code), **options)
+        return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
     from energon_pack.packed_with import load_template, manifest_of
 
-    template = load_template(dataset, processor, trust_remote_code, model)
-    return PackEncoder(manifest_of(dataset, model), template.input_rules, **options)
+    template = load_template(path, processor, trust_remote_code, model)
+    return PackEncoder(manifest_of(path, model), template.input_rules, **options)
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
@@ -299,10 +299,7 @@ def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
     for text, ids in rules.texts:
         if (found := tokenizer(text, add_special_tokens=False)["input_ids"]) != list(ids):
-            raise ValueError(
-                f"{dataset} was tokenized by another tokenizer than that of {rules.folder}: {text!r} has the ids"
-                f" {short(ids)} there, {short(found)} here: give the processor of the packing, or pack again"
-            )
+            raise ValueError(f"{dataset}: {other_ids(text, ids, found, rules.folder)}")
 
 
 def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:

@@ -57,8 +57,8 @@ class PackedDataset(Numbered, Dataset[Pack]):
     """A map-style dataset of the packs of a folder; an item is an encoded pack.
 
     Args:
-        dataset: folder of the packed dataset, or its address on an object store.
-        processor: folder or hub id; the default is that of `loading.load_template`.
+        path: folder of the packed dataset, or its address on an object store.
+        processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         split: a part of its split.yaml.
         trust_remote_code: run the processor's own code.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
@@ -66,7 +66,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
     Raises:
         PackError: there is no such part, or no pack in it; or the dataset is a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
-        ValueError: the errors of PackEncoder; or the processor or versions give other lengths than at packing.
+        ValueError: the errors of PackEncoder; or a processor with another tokenizer than that of the packing.
     """
 
     #: each epoch has the same packs in another order
@@ -74,29 +74,27 @@ class PackedDataset(Numbered, Dataset[Pack]):
 
     def __init__(
         self,
-        dataset: str | Path,
+        path: str | Path,
         processor: str | None = None,
         *,
         split: str = "train",
         trust_remote_code: bool = False,
         **options: Any,
     ):
-        if is_metadataset(dataset):
-            raise PackError(f"{dataset} is a file: name the folder of one packed dataset")
-        manifest = read_manifest(dataset)
-        self.encoder = pack_encoder(dataset, processor, trust_remote_code, **options)
+        if is_metadataset(path):
+            raise PackError(f"{path} is a file: name the folder of one packed dataset")
+        manifest = read_manifest(path)
+        self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
         content = manifest["content"]
         #: the seed and the settings of the packing
         self.config = Settings(int(content.get("seed", 0)), node_of(PackingConfig, content["packing"]))
         #: packs of each rank in a step
         self.micro_batches = topology_of(manifest).micro_batches
-        self._folder, self._flavor = DatasetFolder(dataset), flavor_written(manifest["flavor"])
+        self._folder, self._flavor = DatasetFolder(path), flavor_written(manifest["flavor"])
         self._cost = CostModel.from_json(manifest["cost"])
         self._numbers, self._sums, prefix = self._in_split(split, manifest)
         if not len(self._numbers):
-            raise PackError(
-                f"split={split}: {dataset} has no pack in it: output.splits.{split} of the packing fills it"
-            )
+            raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
         #: identifies these packs
         self.fingerprint = f"{prefix}-{split}-{len(self._numbers)}"
 

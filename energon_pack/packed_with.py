@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from energon_pack.dataset.inputs import other_ids, read_input_rules
 from energon_pack.dataset.manifest import is_packed_here, processor_folder, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
@@ -57,26 +58,26 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
 
 
 def load_template(
-    dataset: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
+    path: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
 ) -> Template:
     """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
-        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
+        path: folder of a packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
             if it exists here, else the model's published one.
         trust_remote_code: run the processor's own code; this is never taken from the dataset.
         model: see `manifest_of`.
 
     Raises:
-        ValueError: the processor is not the one the lengths were measured with; or with these versions of transformers,
-            tokenizers or this package a sample in the manifest gets another length. The message says which.
+        ValueError: the processor has another tokenizer than that of the packing.
+        PackError: it can't be loaded.
     """
-    manifest = manifest_of(dataset, model)
+    manifest = manifest_of(path, model)
     node = manifest["content"]["model"]
-    processor = processor or (processor_folder(dataset) if model is None else None) or node["hub_id"]
+    processor = processor or (processor_folder(path) if model is None else None) or node["hub_id"]
     if processor is None:
-        raise ValueError(f"{dataset}: model={node['name']} has no hub id: give its processor")
+        raise ValueError(f"{path}: model={node['name']} has no hub id: give its processor")
     content = manifest["content"]
     own = {"processor": processor, "trust_remote_code": trust_remote_code}
     settings = TemplateSettings(
@@ -84,9 +85,13 @@ def load_template(
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )
-    template = load_model_template(settings) if model is not None else _built(settings)
-    is_slow = model is None and NO_SHORTCUT.items() <= manifest["fingerprints"].items()
-    return template.without_shortcut() if is_slow else template
+    if model is not None:
+        return load_model_template(settings)
+    template = _built(settings)
+    for text, ids in read_input_rules(path, processor).texts:
+        if (found := template.ids_of(text)) != list(ids):
+            raise ValueError(f"{path}: {other_ids(text, ids, found, processor)}")
+    return template.without_shortcut() if NO_SHORTCUT.items() <= manifest["fingerprints"].items() else template
 
 
 def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:

@@ -65,17 +65,17 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     """Encodes packs, and unpacked samples beside them.
 
     Args:
-        dataset: folder of the packed dataset, or the YAML of a Metadataset of several.
-        processor: folder or hub id; by default as of `loading.load_template`.
+        path: folder of the packed dataset, or the YAML of a Metadataset of several.
+        processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
         model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
-        packing_buffer_size: pack unpacked samples by the settings of `dataset`, so many at a time; `train_arguments`
+        packing_buffer_size: pack unpacked samples by the settings of `path`, so many at a time; `train_arguments`
             gives Energon the same number.
         options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
             `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
 
     Raises:
-        ValueError: as PackEncoder; a processor or versions that make other lengths than those of the packing.
+        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing.
         MixingError: a hybrid model whose kernels are missing.
     """
 
@@ -83,7 +83,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     def __init__(
         self,
-        dataset: str | Path,
+        path: str | Path,
         processor: str | None = None,
         *,
         trust_remote_code: bool = False,
@@ -92,7 +92,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         **options: Any,
     ):
         super().__init__()
-        self.encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
+        self.encoder = pack_encoder(path, processor, trust_remote_code=trust_remote_code, model=model, **options)
         #: `guard` uses these
         self.rules, self.members = self.encoder.rules, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
@@ -101,7 +101,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         read = content["source"]
         self._names = {str(part["path"]): part["name"] for part in manifest.get("parts") or ()}
         #: names of the entries of a mixture, for `source_losses`; empty: there is none, or it is in a blend
-        self.sources: list[str] = [] if str(dataset).endswith((".yaml", ".yml")) else manifest.get("entries") or []
+        self.sources: list[str] = [] if str(path).endswith((".yaml", ".yml")) else manifest.get("entries") or []
         if packing_buffer_size is not None:
             check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size
@@ -111,7 +111,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             from energon_pack.packed_with import load_template
             from energon_pack.pooling.measuring import measuring_of
 
-            template = load_template(dataset, processor, trust_remote_code, model)
+            template = load_template(path, processor, trust_remote_code, model)
             self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{

@@ -34,33 +34,33 @@ __all__ = ["Packs", "packs", "shard_urls"]
 _log = logging.getLogger(__name__)
 
 
-def shard_urls(dataset: str | Path, split: str = "train") -> list[str]:
+def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     """Return the shards of a part of a packed dataset, in the order of the plan: the argument of `wds.WebDataset`.
 
     Args:
-        dataset: folder of the packed dataset.
+        path: folder of the packed dataset.
         split: a part of its split.yaml; shards that it excludes are left out.
 
     Raises:
         PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset;
             a shard is missing or cut.
     """
-    prepared = _prepared(dataset, split)
+    prepared = _prepared(path, split)
     if prepared is None:
         raise PackError(
-            f"{dataset} has no {META_FOLDER}/split.yaml: python -m energon_pack.adopt writes it beside packs of other"
+            f"{path} has no {META_FOLDER}/split.yaml: python -m energon_pack.adopt writes it beside packs of other"
             " tools; of any tars, give WebDataset their names"
         )
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
     if not names:
-        raise PackError(f"split={split}: {dataset} has no shard in it: output.splits.{split} of the packing fills it")
+        raise PackError(f"split={split}: {path} has no shard in it: output.splits.{split} of the packing fills it")
     if pytorch_worker_info()[0] == 0:
-        refuse_lost(prepared.folder, read_manifest(dataset) if is_packed_here(dataset) else {}, names)
+        refuse_lost(prepared.folder, read_manifest(path) if is_packed_here(path) else {}, names)
     return [os.path.join(prepared.folder, name) for name in names]
 
 
 def packs(
-    dataset: str | Path,
+    path: str | Path,
     processor: str | None = None,
     *,
     trust_remote_code: bool = False,
@@ -70,20 +70,19 @@ def packs(
     """Return the stage for `compose` that turns webdataset's samples into encoded packs.
 
     Args:
-        dataset: folder of the packed dataset.
-        processor: folder or hub id; by default as of `loading.load_template`.
+        path: folder of the packed dataset.
+        processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
         model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
 
     Raises:
-        ValueError: as PackEncoder; a processor or versions that make other lengths than those of the packing; a
-            Metadataset.
+        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing; a Metadataset.
         MixingError: a hybrid model whose kernels are missing.
     """
-    prepared = _prepared(dataset)
-    encoder = pack_encoder(dataset, processor, trust_remote_code=trust_remote_code, model=model, **options)
-    return Packs(os.fspath(dataset), encoder, prepared)
+    prepared = _prepared(path)
+    encoder = pack_encoder(path, processor, trust_remote_code=trust_remote_code, model=model, **options)
+    return Packs(os.fspath(path), encoder, prepared)
 
 
 class Packs:

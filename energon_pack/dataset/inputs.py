@@ -7,7 +7,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -45,6 +45,15 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
         if processor is None:
             raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
     return replace(rules, folder=processor or _local(folder, names))
+
+
+def other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: str) -> str:
+    """Say that a processor's tokenizer is not the dataset's, by the ids of a text."""
+    there, here = (" ".join(map(str, some[:8])) for some in (ids, found))
+    return (
+        f"its tokenizer is not that of {processor}: {text!r} begins with the ids {there} in the dataset, {here} here:"
+        " give the processor of the packing, or pack again"
+    )
 
 
 def _values(folder: str | Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ ORDER = "order.npy"
 TYPED = "typed.yaml"
 
 
-def read_manifest(dataset: str | Path) -> dict[str, Any]:
+def read_manifest(path: str | Path) -> dict[str, Any]:
     """Read energon_pack.json of a packed dataset; of a Metadataset's YAML, read the dataset with the longest packs.
 
     Raises:
@@ -32,22 +32,22 @@ def read_manifest(dataset: str | Path) -> dict[str, Any]:
         ValueError: the Metadataset names no packed dataset, or some that were packed with different settings; or
             another version of this package can read it.
     """
-    if not is_metadataset(dataset):
-        data = read_meta(dataset, MANIFEST)
+    if not is_metadataset(path):
+        data = read_meta(path, MANIFEST)
         if data is None:
-            path = _joined(dataset, f"{META_FOLDER}/{MANIFEST}")
-            raise FileNotFoundError(f"{dataset} is no dataset that energon_pack packed: there is no {path}")
+            missing = _joined(path, f"{META_FOLDER}/{MANIFEST}")
+            raise FileNotFoundError(f"{path} is no dataset that energon_pack packed: there is no {missing}")
         manifest: dict[str, Any] = json_value(data)
         if why := why_unknown(manifest):
-            raise ValueError(f"{dataset}: {why}")
+            raise ValueError(f"{path}: {why}")
         return manifest
-    found = {folder: read_manifest(folder) for folder in packed_datasets(dataset)}
+    found = {folder: read_manifest(folder) for folder in packed_datasets(path)}
     if not found:
-        raise ValueError(f"{dataset} names no dataset that energon_pack packed")
+        raise ValueError(f"{path} names no dataset that energon_pack packed")
     by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in found.items()}
     if len(by_fingerprint) > 1:
         raise ValueError(
-            f"{dataset}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
+            f"{path}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
             " packs of one training are for one model"
         )
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))

@@ -226,6 +226,11 @@ class Template(Preparation):
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
 
+    def ids_of(self, text: str) -> list[int]:
+        """Return the ids of a text alone."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     def num_features(self, media: Sequence[Media]) -> list[int]:
         """Return for each medium of a sample the tokens that hold its features; raises Skip as `render`."""
         return [number for _, number in self._expand(media)[0]]
@@ -400,7 +405,7 @@ class Template(Preparation):
             looks=self.looks,
             media={**plain(spec.media), "factor": self.factor},
             trial=trial_of(self),
-            texts=[(text, self._tokenizer.encode(text, add_special_tokens=False).ids) for text in _TEXTS],
+            texts=[(text, self.ids_of(text)) for text in _TEXTS],
             tokenize=partial(tokens_of, self),
         )
 
