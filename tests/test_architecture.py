@@ -54,6 +54,7 @@ TRAINING = {
     "dataset.readable",
     "dataset.referenced",
     "sources.prepared",
+    "packed_with",  # only for samples that are in no pack
     "pooling.measuring",
 }
 
