@@ -260,6 +260,17 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
         raise
 
 
+def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
+    """Return where the cache keeps lengths by this method, and the key of each shard there."""
+    return how_measured(method), [_lengths_key(item.indexed) for item in measured]
+
+
+def forget(cached: tuple[str, list[str]], run: Run) -> None:
+    """Make the next run measure shards again that `cached_as` named."""
+    folder, keys = cached
+    TableCache(run.cache("lengths", folder)).forget(keys)
+
+
 def check_unchanged(measured: Sequence[MeasuredShard], run: Run) -> None:
     """Compare the headers of shards that this run did not read with the headers they were measured with.
 

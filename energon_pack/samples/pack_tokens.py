@@ -70,7 +70,9 @@ def _members(pack: PackTokens) -> Iterator[MemberTokens]:
     number = len(lens)
     starts = [*accumulate(lens, initial=0)]
     num_ids = len(pack["low"]) + int(pack["num_more"].sum(dtype=np.int64))
-    if num_ids != starts[-1] or len(ids := pack.ids) != num_ids:  # damage may not ask for all memory
+    if num_ids == starts[-1]:  # else damage might ask for all memory
+        num_ids = len(ids := pack.ids)
+    if num_ids != starts[-1]:
         raise ValueError(f"{num_ids} ids, and members of {starts[-1]}")
     spans = np.stack([pack["start"], pack["end"]], axis=1).astype(np.int64)
     weights = pack.of_each("weight", len(spans), 1).tolist()

@@ -33,6 +33,7 @@ from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun
 from energon_pack.errors import PackError, amount
+from energon_pack.lengths.measure import LengthsWrong, cached_as, forget
 from energon_pack.lengths.method import Method
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
@@ -165,6 +166,7 @@ def leave_jobs(
         "settings": plan_settings(config),
         "packages": packages(),
         "source": _state(source),
+        "lengths": cached_as(planned.lengths.shards, method),
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
     }
@@ -243,6 +245,7 @@ def write_share(config: PackConfig, places: Places, part: Part, run: Run) -> dic
         PlanMissing: there is no plan, or it was made with other settings, of another source, or by other packages.
         SamplesLost: the plan leaves out too much to be published.
         SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
+        LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
     destination = places.destination
     with destination.planned() as staging, run.progress.timed("write"):
@@ -253,8 +256,10 @@ def write_share(config: PackConfig, places: Places, part: Part, run: Run) -> dic
         total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:
             written = write_shards(jobs, destination, staging, total, run)
-        except SourceChanged:
+        except (SourceChanged, LengthsWrong) as error:
             (staging / JOBS / ABOUT).unlink(missing_ok=True)
+            if isinstance(error, LengthsWrong):
+                forget(about["lengths"], replace(run, cache_dir=places.cache_dir, mirror=places.mirror))
             raise
     say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {destination.named}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}

@@ -31,7 +31,9 @@ from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.medium import Media
+from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.sample import Sample
+from support.batches import same
 from support.packed import demo_config, prepare, train, typed
 from support.packed import packed as pack_of
 from support.running import ROOT, command_here
@@ -98,12 +100,18 @@ def test_training_comes_to_the_measured_lengths(packed: Path, demo: tuple[Path, 
             assert (len(tokens.ids), tokens.num_supervised) == (token_len, num_supervised)
 
 
-def test_another_processor_is_refused_by_name(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+def test_another_processor_trains_the_tokens_that_were_packed(
+    packed: Path, demo: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What was written is what is trained: a chat template that other files bring changes no token."""
     other = tmp_path / "other"
     shutil.copytree(demo[1], other)
     (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(ValueError, match="packed with another chat_template"):
-        load_template(packed, str(other))
+    samples = [*train(packed)][:2]
+    ours, theirs = (PackedTaskEncoder(packed, str(folder)) for folder in (demo[1], other))
+    assert ours.template.fingerprints["chat_template"] != theirs.template.fingerprints["chat_template"]
+    for sample in samples:
+        assert same(*(encoder.batch([encoder.encode_sample(sample)]) for encoder in (ours, theirs)))
 
 
 def test_a_loader_goes_on_where_it_was_saved(packed: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,12 +36,14 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.find import find_shards
 from energon_pack.templates.processor import prepare_template
-from energon_pack.templates.sample import Tokens
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import PIPELINE, REAL, need_torchvision
+
+TWO = [MemberTokens(np.array([1, 2]), [])]
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +110,7 @@ def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_process
     )
     job = replace(job_of(*measured), is_known=True)
     assert audit(job) == Audit(16, 0, is_known=True)
-    monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))
+    monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
     assert "has 2 tokens measured again" in audit(job).difference
 
 
@@ -166,7 +169,7 @@ def test_what_one_process_can_not_do_is_dealt(
         assert (len(whole.rest), len(dealt.rest)) == (0, 2)
         Path(method.template_folder, "known.json").unlink(missing_ok=True)
         assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
-        monkeypatch.setattr(Template, "encode", lambda *_: Tokens([1, 2], []))
+        monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
         known = [replace(job, is_known=True) for job in dealt.rest]
         with pytest.raises(LengthsWrong, match="has 2 tokens measured again"):
             finish(replace(dealt, rest=known), run)

@@ -64,7 +64,7 @@ def test_fields_are_those_of_the_field_map(
     (pack,) = samples(folder).values()
     (member,) = json.loads(pack["json"])["messages"]
     assert [turn["content"].removeprefix("<image>").strip() for turn in member["messages"]] == turns
-    assert len(pack) == min(2, len(turns))  # its JSON, and one image of a question
+    assert len(pack) == 1 + min(2, len(turns))  # its JSON, its tokens, and one image of a question
     assert verify(folder, Options(source=[], num_workers=1)).first(9) == []
 
 

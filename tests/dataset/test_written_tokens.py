@@ -1,0 +1,195 @@
+"""The tokens that packing writes are those of the template; a sample with other tokens than measured ends the run."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from megatron.energon.errors import FatalSampleError
+
+from energon_pack.config import Format, Mask, ModelConfig, Overlong, PackConfig, Stage
+from energon_pack.lengths.measure import LengthsWrong
+from energon_pack.lengths.table_cache import Record, write_tables
+from energon_pack.loading import load_template
+from energon_pack.pack import pack
+from energon_pack.plan.settings import Share
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
+from energon_pack.training.members import tokens_of
+from support import processors
+from support.damage import read_shard, write_shard
+from support.packed import Make, demo_config, packed, train
+from support.running import need_torchvision
+from support.samples import chat, picture, sound, video, video_with_sound, write_tar
+from support.weighted import turns
+
+FRAMES = [f"f{i}.jpg" for i in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energon's own look, tested elsewhere, is left out."""
+    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
+
+
+def line(asked: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "4 circles"}], **fields}
+
+
+def part(kind: str, media: Any, **said: Any) -> dict[str, Any]:
+    return {"type": kind, kind: media, **said}
+
+
+SEEN = [
+    line("Only words?", weight=0.25),
+    {"messages": turns(0.5, 1.0, 0.0)},
+    line("<image>?<image>", images=["p.png", "f0.jpg"]),
+    line([part("image", "p.png", max_pixels=12_544), {"type": "text", "text": "How many?"}], weight=2),
+    line([part("video", "v.mp4", nframes=4, video_start=1, video_end=2, resized_height=56, resized_width=56)]),
+    line("<video> then <image>", videos=[FRAMES], images=["p.png"], fps=1),
+    line([part("video", FRAMES[:4], sample_fps=4.0), part("image", "p.png", max_pixels=6_272), part("video", "v.mp4")]),
+    {"messages": [turn for i in range(9) for turn in line(f"Ask {i} " + "one two " * 60)["messages"]]},
+]  # fmt: skip
+HEARD = [
+    line("<audio>What?", audios=["a.wav"]),
+    line("<audio><video><image>And here?", audios=["b.wav"], videos=["s.mp4"], images=["p.png"]),
+    line("<video>What is heard?", videos=["s.mp4"], use_audio_in_video=True),
+]
+
+
+def write_lines(folder: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    files = {"p.png": picture(224, 168, "PNG"), "v.mp4": video(), **{name: picture(84, 56) for name in FRAMES}}
+    if lines is HEARD:
+        files |= {"a.wav": sound(9000), "b.wav": sound(7001, 22_050), "s.mp4": video_with_sound(8, 4, 50_000, 22_050)}
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / "s.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return folder / "s.jsonl"
+
+
+def plain(tokens: MemberTokens) -> MemberTokens:
+    """As bytes hold it: weights of 32 bits, none where all are 1."""
+    weights = [float(pa.scalar(weight, pa.float32()).as_py()) for weight in tokens.weights]
+    media = [replace(medium, steps=(*medium.steps,), frames=(*medium.frames,)) for medium in tokens.media]
+    spans = [(int(start), int(end)) for start, end in tokens.supervised]
+    return replace(tokens, supervised=spans, weights=weights if {*weights} - {1.0} else [], media=media)
+
+
+def check_written(folder: Path, processor: Path) -> list[MemberTokens]:
+    """Compare the tokens in the packs with what the template makes of their members; return them."""
+    template = load_template(folder, str(processor))
+    members = [member for sample in train(folder) for member in inputs_of(sample)]
+    for member in members:
+        assert member.tokens is not None
+        made = plain(replace(tokens_of(template, member), shared_len=member.shared.num_tokens))
+        assert made.ids.tolist() == member.tokens.ids.tolist()
+        assert replace(made, ids=member.tokens.ids) == member.tokens
+    return [member.tokens for member in members if member.tokens is not None]
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        {},
+        {"image": "center_crop", "crop_width": 112, "crop_height": 84},
+        {"image": "qwen_vl_utils", "video": "qwen_vl_utils"},
+    ],
+)
+def test_what_is_written_is_what_the_template_makes(
+    demo: tuple[Path, Path], cache: Path, tmp_path: Path, media: dict[str, Any]
+) -> None:
+    """Texts, weights, images, clips and lists of frames, with what records say of them, and parts of a sample."""
+    need_torchvision()
+    settings: dict[str, Any] = {f"media__{name}": value for name, value in media.items()}
+    settings |= {"source__format": Format.jsonl, "packing__max_token_len": 800, "packing__overlong": Overlong.split_turns}
+    folder = packed(demo_config(demo, cache, tmp_path, write_lines(tmp_path / "source", SEEN), **settings))
+    written = check_written(folder, demo[1])
+    assert len(written) > len(SEEN)
+    assert {tokens.factor for tokens in written} == {0.25, 1.0, 2.0}
+    assert [0.5, 1.0] in [tokens.weights for tokens in written]  # an answer of weight 0 is not trained
+    seen = [medium for tokens in written for medium in tokens.media]
+    assert {medium.kind for medium in seen} == {"image", "video"}
+    assert {medium.num_images for medium in seen} == {0, 4, 5}
+    assert all(medium.num_features for medium in seen)
+    assert {step.operation for medium in seen for step in medium.steps} >= {"resize", "resize_frame"}
+    assert ("crop" in {step.operation for medium in seen for step in medium.steps}) == ("crop_width" in media)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of tensors, in transformers
+def test_what_is_heard_is_written(cache: Path, tmp_path: Path) -> None:
+    need_torchvision()
+    folder = processors.qwen2_5_omni(tmp_path / "processor")
+    run = PackConfig(ModelConfig("auto", "auto", processor=str(folder)), cache_dir=str(cache))
+    run.model.mask, run.model.add_special_tokens = Mask.positions, None
+    run.source.path, run.source.format = str(write_lines(tmp_path / "source", HEARD)), Format.jsonl
+    run.output.dir, run.output.name, run.packing.max_token_len = str(tmp_path), "packed", 2048
+    run.executor.num_workers, run.measure.verify = 1, 1.0
+    written = check_written(packed(run), folder)
+    seen = {(medium.kind, medium.num_samples > 0) for tokens in written for medium in tokens.media}
+    assert seen == {("audio", True), ("video", True), ("video", False), ("image", False)}
+
+
+def test_trees_say_what_they_share(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    members: dict[str, bytes] = {}
+    for i in range(4):
+        members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
+    source = write_tar(tmp_path / "source/a.tar", members).parent
+    written = check_written(packed(config(source, packing__share=Share.prefix)), demo[1])
+    assert [tokens.shared_len > 9 for tokens in written] == [False, True, True, True]
+
+
+# ------------------------------------------------------------------------------------- other tokens than were measured
+
+
+def _measured_wrong(cache: Path) -> None:
+    """One sample of the cache gets a token more than it has."""
+    (path,) = cache.glob("lengths/*/*.parquet")
+    about, table = pq.read_metadata(path).metadata, pq.read_table(path)
+    lens = table["token_len"].to_pylist()
+    column = table.schema.get_field_index("token_len")
+    table = table.set_column(column, table.schema.field(column), pa.array([lens[0] + 1, *lens[1:]], pa.int32()))
+    path.unlink()
+    write_tables(path.parent, 0, table, [Record(*each) for each in json.loads(about[b"records"])])
+
+
+@pytest.mark.parametrize("stages", [[Stage.all], [Stage.plan, Stage.write]])
+def test_other_tokens_than_were_measured_end_the_run(
+    config: Make, tmp_path: Path, stages: list[Stage]
+) -> None:
+    """A pack would be over its capacity, or the same command would fail for ever."""
+    source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
+    make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
+    pack(make(stage=Stage.lengths))
+    _measured_wrong(tmp_path / "cache")
+    *before, last = stages
+    for stage in before:
+        pack(make(stage=stage))
+    said = r"a\.tar/0 has 28 tokens, 4 of them trained when it is written, and 29 and 4 as measured with measure\.engine"
+    with pytest.raises(LengthsWrong, match=said):
+        pack(make(stage=last))
+    assert not (tmp_path / "out/packed").exists()
+    for stage in stages[:-1]:
+        pack(make(stage=stage))
+    pack(make(stage=last))
+
+
+# ------------------------------------------------------------------------------------------------------- another medium
+
+
+def test_an_image_of_another_size_is_named(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its features would go to tokens that were counted for another picture."""
+    need_torchvision()
+    members = {"a.json": chat("<image>What?", "That."), "a.png": picture(84, 56, "PNG")}
+    folder = packed(config(write_tar(tmp_path / "source/a.tar", members).parent))
+    shard = folder / "packed-000000.tar"
+    write_shard(shard, [(n, picture(56, 84, "PNG") if n.endswith("png") else data) for n, data in read_shard(shard)])
+    encoder = PackedTaskEncoder(folder, str(demo[1]))
+    (sample,) = train(folder)
+    with pytest.raises(FatalSampleError, match=r"a\.tar/a in .*its picture is 56×84, and 84×56 by its header when it"):
+        encoder.encode_sample(sample)
