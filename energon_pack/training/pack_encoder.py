@@ -30,6 +30,7 @@ from energon_pack.training.own_rope import RowsError
 from energon_pack.training.pixels import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree, probe_tree
 from energon_pack.training.trees import has_trees, neat_trees, refuse_unlike
+from energon_pack.training.worker_memory import keep_pages_in_worker
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class PackEncoder:
             BadPack: a member's length differs from packing; a member does not begin as the one before it, and should;
                 or, with `on_bad_member=raise`, a member can't be read or encoded.
         """
+        keep_pages_in_worker()
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | Unread, error: Exception) -> None:

@@ -44,6 +44,8 @@ def rope_positions(
     Raises:
         ValueError: the grids do not match the visual tokens; there is a video, and no `tokens_per_second`.
     """
+    if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
+        return torch.arange(len(types)).expand(3, -1)
     grids = {1: _grids(image_grid_thw), 2: _grids(video_grid_thw)}
     steps = [1.0] * len(grids[2])
     if rope.kind == "qwen3_vl":
