@@ -211,7 +211,13 @@ def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
                 "messages": [{"messages": []}],
                 "media_files": [["s000.i00.jpg", "s000.v00.mp4"]],
                 "media_type": "mix",
-                "_meta": {"format": 3, "sample_ids": ["x/0"], "fingerprint": "f", "token_lens": [1], "num_supervised": [1]},
+                "_meta": {
+                    "format": 3,
+                    "sample_ids": ["x/0"],
+                    "fingerprint": "f",
+                    "token_lens": [1],
+                    "num_supervised": [1],
+                },
             }
         ),
         "tokens": b"",
