@@ -66,7 +66,8 @@ class PackedDataset(Numbered, Dataset[Pack]):
     Raises:
         PackError: there is no such part, or no pack in it; or the dataset is a Metadataset.
         FileNotFoundError: the folder is not a dataset that this package packed.
-        ValueError: the errors of PackEncoder; or a processor with another tokenizer than that of the packing.
+        ValueError: the errors of PackEncoder; a processor with another tokenizer than that of the packing; or another
+            version of this package packed the dataset.
     """
 
     #: each epoch has the same packs in another order

@@ -188,9 +188,7 @@ def test_a_pack_of_another_version_ends_the_training(config: Make, source: Path)
     assert load({"__key__": key, **parts})["shared_lens"][0] == 0
     for number in (1, 2, 4):
         other = {**parts, "json": parts["json"].replace(b'"format":3', b'"format":%d' % number)}
-        with pytest.raises(
-            FatalSampleError, match=f"its format is {number}, this version of energon-pack reads 3: pack"
-        ):
+        with pytest.raises(FatalSampleError, match=f"its format is {number}, this version of .* reads 3: pack again"):
             load({"__key__": key, **other})
     with pytest.raises(FatalSampleError, match="_00000000 has no part tokens: pack again"):
         load({"__key__": key, **{name: data for name, data in parts.items() if name != "tokens"}})

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
+
 
 class LengthError(Exception):
     """A member has another length than it was packed with."""
@@ -42,12 +44,12 @@ class SeenMedium:
     @property
     def is_seen(self) -> bool:
         """Whether it is only pixels; members of a pack may share such media."""
-        return self.kind in ("image", "video") and not self.num_samples
+        return self.kind in (IMAGE.kind, VIDEO.kind) and not self.num_samples
 
     @property
     def part_kinds(self) -> list[str]:
         """The kind of each part of a pack that it is made of."""
-        return ["image"] * self.num_images or [self.kind]
+        return [IMAGE.kind] * self.num_images or [self.kind]
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,9 @@ def test_a_plan_of_a_source_that_changed_is_replaced(
 
 
 def test_a_model_that_is_found_by_asking_is_written_in_parts(config: PackConfig, tmp_path: Path) -> None:
-    """The plan named the rule that was found, and no part could be written: it had been asked for `auto`. A machine that
-    writes has the plan's template, and no cache.
+    """The plan named the rule that was found, and no part could be written: it had been asked for `auto`.
+
+    A machine that writes needs the plan's template, and no cache.
     """
     config = replace(config, model=replace(config.model, template="auto"))
     pack(replace(config, stage=Stage.plan))

@@ -56,7 +56,8 @@ def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[
 
 def move_a_token(columns: dict[str, Any]) -> None:
     """The last token of the first member becomes the first of the second; a span of the first one ends there."""
-    columns["length"][:2] = columns["length"][:2].astype(int) + [-1, 1]
+    columns["length"][0] -= 1
+    columns["length"][1] += 1
     columns["end"][columns["end"] == columns["length"][0] + 1] -= 1
 
 
@@ -66,7 +67,8 @@ def train_less(columns: dict[str, Any]) -> None:
 
 def move_a_medium(columns: dict[str, Any]) -> None:
     """The first member gets a medium of the second one."""
-    columns["num_media"][:2] = columns["num_media"][:2].astype(int) + [1, -1]
+    columns["num_media"][0] += 1
+    columns["num_media"][1] -= 1
 
 
 def tokens_of_another(folder: Path) -> None:

@@ -21,7 +21,6 @@ class Image(Medium):
     is_visual = True
     fields = ("width", "height")
     has_picture, colour = True, "yellow"
-    call_ms = (4.0, 100.0)
     formats = (
         MediaFormat("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
         MediaFormat("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),

@@ -103,8 +103,6 @@ class Medium(ABC):
     has_picture: ClassVar[bool] = False
     #: its colour in a terminal
     colour: ClassVar[str] = "bright_cyan"
-    #: approximate milliseconds of a processor's call for one, on shapes and on blank ones
-    call_ms: ClassVar[tuple[float, float]] = (2.0, 20.0)
 
     @property
     def plural(self) -> str:

@@ -24,7 +24,6 @@ class Video(Medium):
     is_visual = True
     fields = ("width", "height", "num_frames", "fps", "frames")
     has_picture, colour = True, "green"
-    call_ms = (20.0, 1500.0)
     formats = (
         MediaFormat("video", "mp4", begins(_MP4), also=("mov", "m4v", "3gp"), is_whole=has_whole_boxes),
         MediaFormat("video", "avi", begins(rb"........AVI "), is_whole=has_whole_riff),
