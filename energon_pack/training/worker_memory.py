@@ -25,5 +25,6 @@ def keep_pages_in_worker() -> None:
         return
     _kept_in[0] = os.getpid()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in _VALUES.items() if mallopt else ():
-        mallopt(parameter, value)
+    if mallopt is not None:
+        for parameter, value in _VALUES.items():
+            mallopt(parameter, value)

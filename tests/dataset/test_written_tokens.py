@@ -15,12 +15,12 @@ from megatron.energon.errors import FatalSampleError
 from energon_pack.config import Format, Mask, ModelConfig, Overlong, PackConfig, Stage
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
-from energon_pack.loading import load_template
 from energon_pack.pack import pack
+from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.training.members import tokens_of
+from energon_pack.templates.member_tokens import tokens_of
 from support import processors
 from support.damage import read_shard, write_shard
 from support.packed import Make, demo_config, packed, train
