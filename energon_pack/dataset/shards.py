@@ -8,11 +8,11 @@ and the source: they contain no time, owner or machine.
 import json
 import os
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -21,27 +21,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.pack_tokens import tokens_of
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.sources import Pack, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
-from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import FORMAT
-from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import tar_len
-from energon_pack.templates.processor import load_saved
-from energon_pack.templates.sample import Sample
 
 #: extension of the file that marks a finished shard
 DONE = ".done"
@@ -197,15 +192,22 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 # ------------------------------------------------------------------------------------------------------- a pack
 
 
-#: For each member, the name and place of each part.
-_Named = list[list[tuple[str, AnyPart]]]
+class _Content(NamedTuple):
+    """The content of a pack."""
+
+    key: str
+    flavor: PackedFlavor
+    value: Fields  # its JSON
+    tokens: bytes
+    members: list[PlanRow]
+    parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
 def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> None:
     members = [member for member, _ in rows]
     key = members[0].pack
     samples = [sources.read(member, job.settings) for member in members]
-    tokens = _tokens(rows, samples, sources, job)
+    tokens = tokens_of(rows, samples, sources, job.template_folder, job.engine)
     conversations = [
         conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
@@ -227,9 +229,8 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     parts = map(parts_beside, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     put = _copied if job.root is None else _referred
-    for (member, checksum), sample, ends in zip(
-        rows, samples, put(tar, key, value, tokens, members, named, sources, job), strict=True
-    ):
+    written = put(tar, _Content(key, job.flavor, value, tokens, members, named), sources, job.root)
+    for (member, checksum), sample, ends in zip(rows, samples, written, strict=True):
         found = crc32(sample.raw)
         for end in ends[: len(member.parts)]:
             found = crc32(end, found)  # see `Reader.checksum`
@@ -237,79 +238,35 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
             raise sources.changed(member)
 
 
-def _tokens(rows: Pack, samples: Sequence[ReadSample], sources: Sources, job: ShardJob) -> bytes:
-    """Return the tokens of a pack: its part `tokens`.
-
-    Raises:
-        LengthsWrong: a sample has not so many tokens as were measured.
-        PackError: because its source changed.
-    """
-    template = load_saved(job.template_folder)
-    made: list[MemberTokens] = []
-    for (member, checksum), sample in zip(rows, samples, strict=True):
-        try:
-            (its,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
-            found = f"{len(its)} tokens, {its.num_supervised} of them trained"
-        except Skip as skip:
-            found = f"no tokens ({skip})"
-        if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
-            sources.refuse_changed(member, sample, checksum)
-            raise LengthsWrong(
-                f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
-                f" as measured with measure.engine={job.engine}, or by other versions: nothing is published; the same"
-                " command measures anew, with measure.engine=tokenizers by the tokenizer alone"
-            )
-        made.append(replace(its, shared_len=member.shared_len))
-    return pack_tokens(made).to_bytes()
-
-
-def _copied(
-    tar: TarWriter,
-    key: str,
-    value: Fields,
-    tokens: bytes,
-    members: list[PlanRow],
-    parts: _Named,
-    sources: "Sources",
-    job: ShardJob,
-) -> list[list[bytes]]:
+def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack with its media; return the bytes at the ends of the media."""
-    _add_texts(tar, key, value, tokens)
+    _add_texts(tar, pack, pack.value)
     return [
         [
             sources.ends(member, part)
             if number < member.num_shared_media
-            else sources.copy(tar, f"{key}.{name}", member, part)
+            else sources.copy(tar, f"{pack.key}.{name}", member, part)
             for number, (name, part) in enumerate(its)
         ]
-        for member, its in zip(members, parts, strict=True)
+        for member, its in zip(pack.members, pack.parts, strict=True)
     ]
 
 
-def _referred(
-    tar: TarWriter,
-    key: str,
-    value: Fields,
-    tokens: bytes,
-    members: list[PlanRow],
-    parts: _Named,
-    sources: "Sources",
-    job: ShardJob,
-) -> list[list[bytes]]:
+def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
-        [(name, *sources.refer(name, member, part, job.root or "")) for name, part in its]
-        for member, its in zip(members, parts, strict=True)
+        [(name, *sources.refer(name, member, part, root or "")) for name, part in its]
+        for member, its in zip(pack.members, pack.parts, strict=True)
     ]
     first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
-    referring = with_references(value, job.flavor, [[first[name] for name, _, _ in its] for its in found])
-    _add_texts(tar, key, referring, tokens)
+    members = [[first[name] for name, _, _ in its] for its in found]
+    _add_texts(tar, pack, with_references(pack.value, pack.flavor, members))
     return [[ends.first + ends.last for _, _, ends in its] for its in found]
 
 
-def _add_texts(tar: TarWriter, key: str, value: Fields, tokens: bytes) -> None:
-    tar.add(f"{key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-    tar.add(f"{key}.{TOKENS}", tokens)
+def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
+    tar.add(f"{pack.key}.json", json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+    tar.add(f"{pack.key}.{TOKENS}", pack.tokens)
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
