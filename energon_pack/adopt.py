@@ -15,9 +15,9 @@ import yaml
 
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.energon import dataset_yamls
-from energon_pack.dataset.files import packs_in
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import TYPED, is_packed_here
+from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.command import on_disk, parser, run

@@ -6,6 +6,7 @@
 number ──split──► its place in the shards ──.tar.idx──► its bytes ──► members, encoded ──collate──► a batch
 """
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,27 +15,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from torch.utils.data import Dataset
 
-from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import Packs
-from energon_pack.dataset.manifest import is_metadataset, read_manifest
-from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
+from energon_pack.dataset.manifest import PACKS, is_metadataset, read_manifest
+from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
 from energon_pack.online.ranks import ranks_here
-from energon_pack.plan.made import packs_of
-from energon_pack.plan.packs import costs_of_packs
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.run.files import META_FOLDER
 from energon_pack.run.json_nodes import node_of
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.flavors import flavor_written, inputs_of_pack
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.sources.prepared import read_prepared
-from energon_pack.steps.cost import CostModel
 from energon_pack.steps.topology import topology_of
 from energon_pack.trainers.doors import Numbered
 from energon_pack.training.batch import PackedBatch
@@ -43,6 +39,8 @@ from energon_pack.training.pack_encoder import BadPack, Pack
 __all__ = ["PackedDataset"]
 
 Sums = dict[str, npt.NDArray[np.float64]]
+#: the columns of `.nv-meta/packs.npy`
+_SUMS = ("lm", "vision", "token_len", "num_supervised")
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class PackedDataset(Numbered, Dataset[Pack]):
         #: packs of each rank in a step
         self.micro_batches = topology_of(manifest).micro_batches
         self._folder, self._flavor = DatasetFolder(path), flavor_written(manifest["flavor"])
-        self._cost = CostModel.from_json(manifest["cost"])
         self._numbers, self._sums, prefix = self._in_split(split, manifest)
         if not len(self._numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
@@ -145,8 +142,8 @@ class PackedDataset(Numbered, Dataset[Pack]):
         return {name: value for name, value in vars(self).items() if name != "_packs"}
 
     @cached_property
-    def _packs(self) -> Packs:
-        return Packs(self._folder, self._flavor)
+    def _packs(self) -> PackParts:
+        return PackParts(self._folder)
 
     def _members(self, parts: dict[str, Any]) -> Iterator[MemberInput]:
         return inputs_of_pack(parts, self._flavor, self._packs.media.read)
@@ -165,32 +162,35 @@ class PackedDataset(Numbered, Dataset[Pack]):
         if ranks_here()[0] == 0:
             refuse_lost(self._folder.path, manifest, sorted(wanted))
         counts = self._packs.counts
-        keys, sums = _sums(PlanFile(self._folder), self._cost)
-        if len(keys) != sum(counts.values()):
+        sums = _read_sums(self._folder)
+        if len(sums) != sum(counts.values()):
             raise PackError(
-                f"{self._folder} has {sum(counts.values())} packs, and {PLAN} has {len(keys)}:"
+                f"{self._folder} has {sum(counts.values())} packs, and {PACKS} has {len(sums)}:"
                 " python -m energon_pack.verify says what is wrong"
             )
+        prefix = str(manifest["key_prefix"])
         shards = np.repeat([*counts], [*counts.values()])
         excluded = prepared.excluded_keys
         taken = [
             number
-            for number, (key, shard) in enumerate(zip(keys, shards.tolist(), strict=True))
-            if shard in wanted and key not in excluded.get(shard, ())
+            for number, shard in enumerate(shards.tolist())
+            if shard in wanted and f"{prefix}_{number:08d}" not in excluded.get(shard, ())
         ]
         numbers = np.array(taken, np.int64)
-        return numbers, {name: values[numbers] for name, values in sums.items()}, keys[0].partition("_")[0]
+        return numbers, dict(zip(_SUMS, sums[numbers].T, strict=True)), prefix
 
 
-def _sums(plan: PlanFile, cost: CostModel) -> tuple[list[str], Sums]:
-    """Return the key of each pack in the order of the plan, and sums over its members, float64[num_packs] each."""
-    keys: list[str] = []
-    found: dict[str, list[npt.NDArray[np.float64]]] = {}
-    for table in tables_with_counts(plan):
-        items, packs = items_of(table), packs_of(sizes_of(table))
-        lm, vision = costs_of_packs(items, packs, cost)
-        tokens = {"token_len": packs.per_pack(items.lens), "num_supervised": packs.per_pack(items.num_supervised)}
-        keys += table["pack"].take(pa.array(packs.starts[:-1])).to_pylist()
-        for name, each in (tokens | {"lm": lm, "vision": vision}).items():
-            found.setdefault(name, []).append(each.astype(np.float64))
-    return keys, {name: np.concatenate(parts) for name, parts in found.items()}
+def _read_sums(folder: DatasetFolder) -> npt.NDArray[np.float64]:
+    """Read the sums over the members of each pack: see `dataset.pack_sums`.
+
+    Raises:
+        PackError: the file is missing or damaged.
+    """
+    name = f"{META_FOLDER}/{PACKS}"
+    try:
+        sums: npt.NDArray[np.float64] = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise PackError(f"{folder.path_of(name)} can't be read ({error}): get it again, or pack again") from None
+    if sums.ndim != 2 or sums.shape[1] != len(_SUMS):
+        raise PackError(f"{folder.path_of(name)} has the shape {sums.shape}: get it again, or pack again")
+    return sums

@@ -11,7 +11,7 @@ from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.ordered import Part, members_of_parts
-from energon_pack.on_disk import _sums
+from energon_pack.dataset.pack_sums import pack_sums
 from energon_pack.pack import pack
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import costs_of_packs
@@ -140,6 +140,6 @@ def test_every_reader_of_a_plan_knows_what_sounds_cost(run: Make, tmp_path: Path
     expected = 2.0 * tokens + 3.0 * 15  # 12 samples, of which each fourth has two sounds
     assert tokens > 100
     assert _costs_of_packs(plan, cost)[0].vision.sum() == expected
-    assert _sums(plan, cost)[1]["vision"].sum() == expected
+    assert pack_sums(plan, cost)[:, 1].sum() == expected
     items, sizes, _ = members_of_parts([Part("a", DatasetFolder(dataset), str(dataset), {})])
     assert costs_of_packs(items, packs_of(sizes), cost)[1].sum() == expected

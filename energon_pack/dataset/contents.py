@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from energon_pack.dataset.files import PackFiles
+from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.referenced import Beside, DatasetMedia, starts_behind
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes

@@ -8,23 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import INPUTS, MANIFEST, REPORT, TRIAL
+from energon_pack.dataset.manifest import INPUTS, MANIFEST, PACKS, REPORT, TRIAL
 from energon_pack.dataset.plan_rows import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import FORMS, PART_OF, Cut
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
-from energon_pack.samples.sample import Part
 from energon_pack.sources.rows import rows_of
-from energon_pack.sources.tar import BLOCK, TarScan
 
 PLAN = "pack_plan.parquet"
 LEDGER = "skipped.jsonl"
@@ -32,33 +30,8 @@ PAGE = "report.html"
 #: files that every whole packed dataset has; besides, each shard has its index
 NEEDED = {
     *(PLAN, LEDGER, REPORT),
-    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST, INPUTS, TRIAL)),
+    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST, INPUTS, TRIAL, PACKS)),
 }
-
-
-class PackFiles(NamedTuple):
-    """The files of one pack in its shard."""
-
-    key: str
-    start: int  # place of its first header
-    end: int  # place after its last block
-    parts: list[Part]  # in the tar's order
-
-
-def packs_in(scan: TarScan) -> Iterator[PackFiles]:
-    """Yield the packs of a shard: neighbouring files with one key."""
-    key, start, end = "", 0, 0
-    parts: list[Part] = []
-    for name, offset, size in scan:
-        its_key, _, part = name.partition(".")
-        if parts and its_key != key:
-            yield PackFiles(key, start, end, parts)
-            start, parts = end, []
-        key = its_key
-        parts.append(Part(part, offset, size))
-        end = offset - -max(size, 0) // BLOCK * BLOCK
-    if parts:
-        yield PackFiles(key, start, end, parts)
 
 
 def at(value: Any, *keys: str) -> Any:

@@ -8,21 +8,14 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
-from typing import Any
-
-import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse, with_media
-from energon_pack.dataset.files import PackFiles, at, packs_in
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.pack_files import packs_in
+from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.errors import PackError
-from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
 
 _KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, with its number
@@ -39,7 +32,7 @@ class Found:
     defects: list[str]  # of the pack's JSON
 
 
-class Packs:
+class Packs(PackParts):
     """The packs of a dataset in the order of its plan, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor | None, shards: DatasetFolder | None = None):
@@ -49,26 +42,8 @@ class Packs:
             flavor: of this package's packs; None: another tool wrote them.
             shards: the folder that they are in, if it is another.
         """
-        self.folder, self._flavor, self._shards = folder, flavor, shards or folder
-        self._opened: dict[str, File] = {}
-        #: the media that packs refer to
-        self.media = DatasetMedia(folder.path)
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """Count the packs of each shard, in order: by `.info.json`, or the size of its `.tar.idx`, or its headers."""
-        stated: object = None
-        with suppress(OSError, ValueError):
-            stated = at(self.folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
-        known = stated if isinstance(stated, dict) else {}
-        return {name: known[name] if _is_count(known.get(name)) else self._count(name) for name in self._shards.shards}
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return list(accumulate(self.counts.values()))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        super().__init__(folder, shards)
+        self._flavor = flavor
 
     def number_of(self, key: str) -> int | None:
         """Return the number of the pack with this key; None: there is none. A key of another tool is searched for.
@@ -95,19 +70,6 @@ class Packs:
         pack, defects = parse(files, raw, self._flavor)
         return Found(number, name, with_media(file, pack, self.media), pack, defects)
 
-    def parts(self, number: int) -> dict[str, Any]:
-        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`.
-
-        Raises:
-            PackError: there are fewer packs, or the shard can't be read.
-        """
-        name, file, files = self._found(number)
-        try:
-            parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
-        except OSError as error:
-            raise self._unread(name, error) from None
-        return {"__key__": files.key, **parts}
-
     def all(self) -> Iterator[Found]:
         """Yield every pack, in order; skip shards that can't be read."""
         number = 0
@@ -115,61 +77,3 @@ class Packs:
             with suppress(PackError):
                 yield from (self[i] for i in range(number, number + count))
             number += count
-
-    def _found(self, number: int) -> tuple[str, Bytes, PackFiles]:
-        """Find a pack: the name of its shard, the bytes in which its parts' places count, and its files."""
-        if not 0 <= number < len(self):
-            raise PackError(f"pack {number} of {self.folder}: there are {len(self):,}, from 0 on")
-        index = int(np.searchsorted(self._ends, number, side="right"))
-        name = list(self.counts)[index]
-        try:
-            return name, *self._files(name, number - (self._ends[index] - self.counts[name]))
-        except OSError as error:
-            raise self._unread(name, error) from None
-
-    def _unread(self, name: str, error: OSError) -> PackError:
-        return PackError(f"{self._shards.path_of(name)} can't be read: {error.strerror or error}")
-
-    def _files(self, name: str, place: int) -> tuple[Bytes, PackFiles]:
-        """Return the files of a pack by its shard's index; if that is wrong or missing, by the shard itself."""
-        file = self._file(name)
-        with suppress(OSError), self._shards.open(f"{name}.idx") as index:
-            data = index.read(8 * place, 16)
-            ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
-            if len(ends) == 2 and ends[0] < ends[1] <= file.size:
-                its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
-                read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
-                found = list(packs_in(TarScan(its_bytes)))
-                if len(found) == 1 and found[0].end == its_bytes.size:
-                    return its_bytes, found[0]
-        for number, files in enumerate(packs_in(TarScan(file))):
-            if number == place:
-                return file, files
-        raise PackError(
-            f"{self._shards.path_of(name)} has no pack {place}: python -m energon_pack.verify says what is wrong"
-        )
-
-    def _file(self, name: str) -> File:
-        if name not in self._opened:
-            self._opened[name] = self._shards.open(name)
-        return self._opened[name]
-
-    def _count(self, name: str) -> int:
-        index = self._shards.state(f"{name}.idx")
-        if index is not None:
-            return max(0, index.size // 8 - 1)
-        with suppress(OSError):
-            return sum(1 for _ in packs_in(TarScan(self._file(name))))
-        return 0
-
-    def __enter__(self) -> "Packs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._opened:
-            self._opened.popitem()[1].close()
-
-
-def _is_count(value: object) -> bool:
-    """Say whether a value may be a number of packs: the sum over all shards has to be one that `len` can return."""
-    return type(value) is int and 0 <= value < 1 << 40

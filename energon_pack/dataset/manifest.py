@@ -18,6 +18,8 @@ MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: what turns packs into inputs of a model: see `dataset.inputs`
 INPUTS, TRIAL, PROCESSOR = "inputs.json", "trial.tokens", "processor"
+#: sums over the members of each pack: see `dataset.pack_sums`
+PACKS = "packs.npy"
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes

@@ -14,8 +14,10 @@ from energon_pack.dataset.check import check, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.energon import manifest_of, write_metadata
-from energon_pack.dataset.files import LEDGER, PAGE
-from energon_pack.dataset.manifest import REPORT
+from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import PACKS, REPORT
+from energon_pack.dataset.pack_sums import pack_sums, to_bytes
 from energon_pack.dataset.plan_file import entries_of
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
@@ -26,7 +28,7 @@ from energon_pack.plan.report import RunFacts, print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
-from energon_pack.run.files import write_whole
+from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.stages.pages import say_wrong
 from energon_pack.stages.planning import Planned, check_media_of
 
@@ -47,8 +49,11 @@ def write_beside(
     """Write the metadata that Energon and training read."""
     output = config.output
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, content_settings(config))
+    manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
+    sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
+    write_whole(folder / META_FOLDER / PACKS, to_bytes(sums))
 
 
 def check_written(

@@ -12,7 +12,7 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import INPUTS, MANIFEST, PROCESSOR, REPORT, TRIAL
+from energon_pack.dataset.manifest import INPUTS, MANIFEST, PACKS, PROCESSOR, REPORT, TRIAL
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
@@ -28,7 +28,7 @@ from energon_pack.verify.sqlite import INDEX, sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
-    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS, TRIAL,
+    "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS, TRIAL, PACKS,
 }  # fmt: skip
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.

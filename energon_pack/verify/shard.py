@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse, with_media
-from energon_pack.dataset.files import PackFiles, PlanFile, PlanRows, packs_in
+from energon_pack.dataset.files import PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.pack_files import PackFiles, packs_in
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.sources import Sources

@@ -6,8 +6,8 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from energon_pack.dataset.files import packs_in
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.sources.tar import TarScan

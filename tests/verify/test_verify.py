@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.files import PackFiles
+from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.errors import PackError, printable, short
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings

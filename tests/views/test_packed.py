@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from energon_pack.dataset.contents import parse
-from energon_pack.dataset.files import PlanFile, packs_in
+from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.sources.storage import InMemory, open_file

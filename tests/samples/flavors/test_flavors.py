@@ -8,7 +8,7 @@ import pytest
 import energon_pack.flavors
 from energon_pack.config import Flavor as FlavorConfig
 from energon_pack.dataset.contents import parse
-from energon_pack.dataset.files import PackFiles
+from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.samples.flavors import FLAVORS, FOREIGN, PACKED, flavor_of_sample, foreign_flavor
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 from energon_pack.samples.flavors.fit import do_not_fit
