@@ -36,6 +36,7 @@ from energon_pack.templates.sample import Sample
 from support.batches import same
 from support.packed import demo_config, prepare, train, typed
 from support.packed import packed as pack_of
+from support.packed import samples as pack_parts
 from support.running import ROOT, command_here
 from support.samples import chat, picture, write_tar
 
@@ -195,6 +196,13 @@ def test_videos_are_videos_under_any_decoder(tmp_path: Path, decoder: Any) -> No
     assert fields["image"] is None
     assert len(fields["video"]) == 1
     assert fields["messages"][0]["content"] == "<video>what?"
+
+
+@pytest.mark.parametrize("decoder", [SampleDecoder(), SampleDecoder(image_decode="pil", av_decode="torch")])
+def test_tokens_are_bytes_under_any_decoder(packed: Path, decoder: Any) -> None:
+    """An extension that a decoder knows would hand training an object of its own making."""
+    (parts,) = [*pack_parts(packed).values()][:1]
+    assert decoder({"__key__": "k", "tokens": parts["tokens"]})["tokens"] == parts["tokens"]
 
 
 def test_unpacked_samples_are_read_with_the_settings_of_packing() -> None:
