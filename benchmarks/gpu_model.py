@@ -120,16 +120,16 @@ def _as_qwen3_vl(processor: Path, folder: Path) -> str:
 
 
 def config_of(size: str, encoder: PackedTaskEncoder) -> Any:
-    """A Qwen3-VL that knows the template's tokens."""
+    """A Qwen3-VL that knows the processor's tokens."""
     import transformers
 
     text, vision = SIZES[size]
-    template = encoder.template
+    rules = encoder.rules
     names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video")}
     names |= {f"vision_{edge}_token_id": f"<|vision_{edge}|>" for edge in ("start", "end")}
-    tokens: dict[str, Any] = {name: template.token_id(token) for name, token in names.items()}
-    text = {**text, "vocab_size": max(text["vocab_size"], template.vocabulary_size), "pad_token_id": 0}
-    patch = int(template.spec.processor.image["patch_size"])
+    tokens: dict[str, Any] = {name: rules.token_id(token) for name, token in names.items()}
+    text = {**text, "vocab_size": max(text["vocab_size"], rules.num_ids), "pad_token_id": 0}
+    patch = int(rules.settings["image"]["patch_size"])
     return transformers.Qwen3VLConfig(
         text_config=text, vision_config={**vision, "patch_size": patch}, tie_word_embeddings=True, **tokens
     )

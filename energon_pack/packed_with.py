@@ -33,10 +33,7 @@ def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]
         FileNotFoundError, ValueError: there is no packed dataset; it needs a `model`; or it names its own and gets one.
     """
     if model is None:
-        try:
-            return read_manifest(dataset)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error}. For packs of another tool give a model and its processor") from None
+        return read_manifest(dataset)
     if is_packed_here(dataset):
         raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
     if not is_address(dataset) and not Path(dataset).exists():

@@ -61,9 +61,8 @@ class OneTokenPerImage(PackedTaskEncoder):
     @stateless
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
         batch = super().batch(samples)
-        names = {**self.template.rules.media_tokens, **self.template.rules.feature_tokens}
         try:
-            return one_token_per_image(batch, self.template.token_id(names.get("image", "")), self.image_token)
+            return one_token_per_image(batch, self.rules.feature_id("image"), self.image_token)
         except ValueError as error:  # any other error is only logged by Energon
             raise FatalSampleError(f"{', '.join(batch['__key__'])}: {error}") from None
 

@@ -76,8 +76,9 @@ def part(dataset: Path, folder: Path, num: int, topology: Topology | None = None
             (folder / path.name).symlink_to(path)
     meta = folder / ".nv-meta"
     meta.mkdir()
-    for path in (dataset / ".nv-meta").iterdir():
+    for path in filter(Path.is_file, (dataset / ".nv-meta").iterdir()):
         (meta / path.name).write_bytes(path.read_bytes())
+    (meta / "processor").symlink_to(dataset / ".nv-meta" / "processor")
     shards = yaml.safe_load((meta / "split.yaml").read_text())["split_parts"]["train"][:num]
     (meta / "split.yaml").write_text(yaml.safe_dump({"split_parts": {"train": shards}, "exclude": []}))
     manifest = json.loads((meta / "energon_pack.json").read_text())

@@ -174,7 +174,7 @@ def test_validation_is_the_part_val_or_another_dataset_or_none(
         if path.name != ".nv-meta":
             (other / path.name).symlink_to(path)
     (other / ".nv-meta").mkdir()
-    for path in (packed / ".nv-meta").iterdir():
+    for path in filter(Path.is_file, (packed / ".nv-meta").iterdir()):
         (other / ".nv-meta" / path.name).write_bytes(path.read_bytes())
     split = other / ".nv-meta" / "split.yaml"
     parts = yaml.safe_load(split.read_text())["split_parts"]

@@ -38,7 +38,10 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         data = read_meta(path, MANIFEST)
         if data is None:
             missing = _joined(path, f"{META_FOLDER}/{MANIFEST}")
-            raise FileNotFoundError(f"{path} is no dataset that energon_pack packed: there is no {missing}")
+            raise FileNotFoundError(
+                f"{path} is no dataset that energon_pack packed: there is no {missing}. For packs of"
+                " another tool give a model and its processor"
+            )
         manifest: dict[str, Any] = json_value(data)
         if why := why_unknown(manifest):
             raise ValueError(f"{path}: {why}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.image import Look
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
@@ -57,6 +58,10 @@ class InputRules:
     def token_id(self, token: str) -> int | None:
         """Return the id of a special token, or of a token of media; None: there is none."""
         return self.token_ids.get(token)
+
+    def feature_id(self, kind: str) -> int | None:
+        """Return the id of the tokens that hold features of a kind of media; None: there are none."""
+        return dict(self.types).get(KINDS[kind].token_type)
 
     def to_json(self) -> dict[str, Any]:
         """Return all but the folder and the trial."""

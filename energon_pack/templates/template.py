@@ -393,7 +393,11 @@ class Template(Preparation):
             tokens=spec.processor.tokens,
             token_ids=ids,
             num_ids=self.vocabulary_size,
-            settings={"image": spec.processor.image, "video": spec.processor.video, "audio": spec.processor.audio},
+            settings={
+                IMAGE.kind: spec.processor.image,
+                VIDEO.kind: spec.processor.video,
+                AUDIO.kind: spec.processor.audio,
+            },
             media_tokens=self.media_tokens,
             types=types,
             placeholders={kind: rules.placeholder(kind) for kind in rules.media_tokens},

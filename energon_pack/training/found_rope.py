@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.served import models_of, said
 from energon_pack.training.model_classes import small_config
 from energon_pack.training.own_rope import OwnRope
@@ -49,7 +50,7 @@ def rope_of(
         return None
     vision = said(folder, ("config.json",), "vision_config") or {}
     seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
-    return Rope(kind, int(rules.settings["image"]["merge_size"]), seconds)
+    return Rope(kind, int(rules.settings[IMAGE.kind]["merge_size"]), seconds)
 
 
 def found_rope(folder: Path) -> str | None:

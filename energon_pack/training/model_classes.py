@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.full import full_processor
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
@@ -35,7 +36,7 @@ def small_config(make: Any, rules: InputRules) -> Any:
         return shrink(found)
     config = shrink(make.config_class())
     for part in parts(config):
-        _take_sizes(part, rules.settings.get("image", {}))
+        _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
     _take_ids(config, rules)
     return config
 

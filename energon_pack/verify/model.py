@@ -111,11 +111,10 @@ def _with_tokens(config: Any, rules: InputRules) -> Any:
     """Return a config that knows the tokens of a processor."""
     text = config.get_text_config()
     text.vocab_size = max(text.vocab_size, rules.num_ids)
-    features = dict(rules.types)
-    for kind, medium in KINDS.items():
+    for kind in KINDS:
         for name in (f"{kind}_token_id", f"{kind}_token_index"):
-            if medium.token_type in features and hasattr(config, name):
-                setattr(config, name, features[medium.token_type])
+            if (number := rules.feature_id(kind)) is not None and hasattr(config, name):
+                setattr(config, name, number)
     return config
 
 

@@ -110,7 +110,8 @@ def test_another_processor_trains_the_tokens_that_were_packed(
     (other / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     samples = [*train(packed)][:2]
     ours, theirs = (PackedTaskEncoder(packed, str(folder)) for folder in (demo[1], other))
-    assert ours.template.fingerprints["chat_template"] != theirs.template.fingerprints["chat_template"]
+    fingerprints = [load_template(packed, str(folder)).fingerprints for folder in (demo[1], other)]
+    assert fingerprints[0]["chat_template"] != fingerprints[1]["chat_template"]
     for sample in samples:
         assert same(*(encoder.batch([encoder.encode_sample(sample)]) for encoder in (ours, theirs)))
 
