@@ -33,7 +33,7 @@ from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import format_of
 from energon_pack.sources.shard import Source
 from energon_pack.stages import measuring, pages, planning, publishing, writing
-from energon_pack.stages.inputs import make_inputs, write_inputs
+from energon_pack.stages.inputs import write_inputs
 from energon_pack.stages.planning import Planned
 
 _BEFORE_WRITING = "index", "processor", "lengths", "plan"
@@ -146,7 +146,6 @@ def _write(
         writing.write_plan_file(config, planned, staging)
         if config.stage is Stage.publish:
             publishing.refuse_unwritten(jobs(), destination)
-        making = run.executor.start(make_inputs, method.template_folder)
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
         run.executor.start(get_ready, None)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
@@ -155,7 +154,7 @@ def _write(
             total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             written = writing.write_shards(jobs(), destination, staging, total, run)
             publishing.write_beside(config, planned, method, written, staging)
-            write_inputs(staging, run.executor.result(making))
+            write_inputs(staging, method.template_folder)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
         publishing.check_written(planned, written, destination, staging, root, run)

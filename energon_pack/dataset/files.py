@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import INPUTS, MANIFEST, PACKS, REPORT, TRIAL
+from energon_pack.dataset.manifest import MANIFEST, PACKS, REPORT
 from energon_pack.dataset.plan_rows import OPTIONAL, OTHER_TYPES, PLAN_SCHEMA, SHARED_SCHEMA, PlanRow
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import FORMS, PART_OF, Cut
+from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.sources.rows import rows_of
 

@@ -16,8 +16,8 @@ from energon_pack.samples.flavors import why_unknown
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
-#: what turns packs into inputs of a model: see `dataset.inputs`
-INPUTS, TRIAL, PROCESSOR = "inputs.json", "trial.tokens", "processor"
+#: the folder with the processor's files: see `dataset.inputs`
+PROCESSOR = "processor"
 #: sums over the members of each pack: see `dataset.pack_sums`
 PACKS = "packs.npy"
 #: for an order over datasets: the numbers of their packs, in reading order

@@ -11,6 +11,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 
 def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, template_folder: str, engine: str) -> bytes:
@@ -25,19 +26,30 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
         PackError: because its source changed.
     """
     template = load_saved(template_folder)
-    made: list[MemberTokens] = []
-    for (member, checksum), sample in zip(rows, samples, strict=True):
-        try:
-            (its,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
-            found = f"{len(its)} tokens, {its.num_supervised} of them trained"
-        except Skip as skip:
-            found = f"no tokens ({skip})"
+    as_seen = [Sample(sample.timed, sample.media, sample.tools, sample.options) for sample in samples]
+    try:
+        made = template.member_tokens(as_seen)
+    except Skip:  # each alone, to name the one
+        made = []
+    for number, (member, checksum) in enumerate(rows):
+        found = _counted(made[number]) if made else _alone(template, as_seen[number])
         if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
-            sources.refuse_changed(member, sample, checksum)
+            sources.refuse_changed(member, samples[number], checksum)
             raise LengthsWrong(
                 f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
                 " command measures anew, with measure.engine=tokenizers by the tokenizer alone"
             )
-        made.append(replace(its, shared_len=member.shared_len))
-    return pack_tokens(made).to_bytes()
+    members = zip(made, rows, strict=True)
+    return pack_tokens([replace(its, shared_len=member.shared_len) for its, (member, _) in members]).to_bytes()
+
+
+def _alone(template: Template, sample: Sample) -> str:
+    try:
+        return _counted(template.member_tokens([sample])[0])
+    except Skip as skip:
+        return f"no tokens ({skip})"
+
+
+def _counted(tokens: MemberTokens) -> str:
+    return f"{len(tokens)} tokens, {tokens.num_supervised} of them trained"

@@ -4,10 +4,13 @@ A dataset keeps it beside its packs: `.nv-meta/inputs.json`, with `.nv-meta/tria
 a model with. So training renders and tokenizes nothing.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import KINDS
@@ -15,6 +18,8 @@ from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens
 
+#: names of files with the rules, and with the members of the trial
+INPUTS, TRIAL = "inputs.json", "trial.tokens"
 #: what the media of a trial are for: members for a model; media of several sizes, and of one, for a processor; the
 #: same with sounds of videos; an image for ranks without any
 PROBE, SIZES, TWINS, HEARD, BLANK = "probe", "sizes", "twins", "heard", "blank"
@@ -70,13 +75,20 @@ class InputRules:
         looks = {kind: look._asdict() for kind, look in self.looks.items()}
         return {**values, "looks": looks, "trial": [[one.purpose, one.kind] for one in self.trial]}
 
-    def trial_bytes(self) -> bytes:
-        """Return the members of the trial, as a pack has them."""
-        return pack_tokens([one.tokens for one in self.trial]).to_bytes()
+    def save(self, folder: Path) -> None:
+        """Write inputs.json and trial.tokens, for `load`."""
+        write_whole(folder / TRIAL, pack_tokens([one.tokens for one in self.trial]).to_bytes())
+        write_whole(folder / INPUTS, json.dumps({"folder": self.folder, **self.to_json()}, indent=1).encode())
+
+    @staticmethod
+    def load(folder: Path) -> "InputRules":
+        """Read what `save` wrote."""
+        values = json.loads((folder / INPUTS).read_bytes())
+        return InputRules.read(values, (folder / TRIAL).read_bytes(), values["folder"])
 
     @staticmethod
     def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
-        """Read what `to_json` and `trial_bytes` returned.
+        """Read what was saved.
 
         Raises:
             TokensDamaged: the trial is cut.

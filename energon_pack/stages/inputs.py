@@ -1,26 +1,21 @@
 """Write what turns the packs of a dataset into a model's inputs: see `dataset.inputs`."""
 
 import json
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
-from energon_pack.dataset.manifest import INPUTS, PROCESSOR, TRIAL
+from energon_pack.dataset.manifest import PROCESSOR
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.templates.folder import settings_files
-from energon_pack.templates.processor import load_saved
 
 #: ends of the names of files that only weights, chats or code need
 _UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
-def make_inputs(template_folder: str) -> InputRules:
-    """Return the rules of a saved template, without the template; runs in a worker."""
-    return replace(load_saved(template_folder).input_rules, tokenize=None)
-
-
-def write_inputs(folder: Path, rules: InputRules) -> None:
-    """Write rules and trial into a dataset's folder; also the processor's files if it takes media."""
+def write_inputs(folder: Path, template_folder: str) -> None:
+    """Write a template's rules and trial into a dataset's folder; also the processor's files if it takes media."""
+    rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]
     chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
@@ -29,5 +24,5 @@ def write_inputs(folder: Path, rules: InputRules) -> None:
         write_whole(meta / PROCESSOR / path.name, path.read_bytes())
     has_code = any(path.suffix == ".py" for path in every)
     values = {**rules.to_json(), "files": [path.name for path in chosen], "has_code": has_code}
-    write_whole(meta / TRIAL, rules.trial_bytes())
+    shutil.copyfile(Path(template_folder, TRIAL), meta / TRIAL)
     write_whole(meta / INPUTS, json.dumps(values, indent=1, sort_keys=True).encode())

@@ -17,6 +17,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once, write_whole
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
+from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
@@ -31,7 +32,7 @@ from energon_pack.templates.template import Template
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 6  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 7  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -103,7 +104,7 @@ def _as_known(saved: Path) -> str:
     identity["fingerprints"] |= NO_SHORTCUT
 
     def make(made: Path) -> None:
-        for name in ("tokenizer.json", _CHOICE):
+        for name in ("tokenizer.json", _CHOICE, INPUTS, TRIAL):
             shutil.copy(saved / name, made / name)
         write_whole(made / "spec.json", json.dumps({**spec, "shortcut": False}, ensure_ascii=False).encode())
         write_whole(made / "identity.json", json.dumps(identity).encode())

@@ -456,8 +456,9 @@ class Template(Preparation):
         return Template(replace(self.spec, kinds=kinds), self.rules, self._tokenizer)
 
     def save(self, folder: Path) -> None:
-        """Write spec.json, tokenizer.json and identity.json, for `templates.load_saved` and `identity_of`."""
+        """Write spec.json, tokenizer.json, identity.json and the input rules, for `load_saved` and `identity_of`."""
         folder.mkdir(parents=True, exist_ok=True)
+        self.input_rules.save(folder)
         write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
         write_whole(folder / "tokenizer.json", self._tokenizer.to_str().encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
