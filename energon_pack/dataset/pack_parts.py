@@ -6,7 +6,7 @@ number ──counts of the shards──► shard ──.tar.idx──► the pac
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.sources.storage import File, read_ahead
 from energon_pack.sources.tar import TarScan
+
+_Here = TypeVar("_Here", bound="PackParts")
 
 
 class PackParts:
@@ -109,7 +111,7 @@ class PackParts:
             return sum(1 for _ in packs_in(TarScan(self._file(name))))
         return 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Here) -> _Here:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.finding import Finding, difference, largest, variation
+from energon_pack.training.finding import Finding, difference, largest, size_of, variation
 from energon_pack.training.gradients import Gradients, compare_gradients, gradients_of
 from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Placed, Probe, leaves_of
@@ -29,6 +29,8 @@ from energon_pack.training.watch import Seen, see
 
 #: tokens over which differences are averaged where rounding may send single ones to another expert
 BLOCK = 16
+#: outputs vary at least by so many times the rounding of their size, where they are compared in a short type
+ROUNDED = 16
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,13 @@ def compare(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
             alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
             alone[_key(way, one)] = _run_alone(way, alike, loss, routing, packed.values.shape)
     pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
-    is_low = any(torch.finfo(dtype).eps > 1e-6 for dtype in packed.dtypes)
+    eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
+    is_low = eps > 1e-6
     tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
     own = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
+    if is_low:  # values that hardly vary are rounded like all others of their size
+        own = max(own, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone))
     if not way.follow:
         return Finding(largest(differences), own, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)

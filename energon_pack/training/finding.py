@@ -85,6 +85,12 @@ def variation(values: Tensor) -> float:
     return float((own - own.mean(0)).square().mean().sqrt())
 
 
+def size_of(values: Tensor) -> float:
+    """Return the root mean square of the outputs of a sample."""
+    own = torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
+    return float(own.square().mean().sqrt())
+
+
 def largest(values: Iterable[float]) -> float:
     """Return the largest value, at least 0; NaN if one is."""
     return float(torch.tensor([0.0, *values]).max())  # Python's `max` passes over NaN

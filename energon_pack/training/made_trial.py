@@ -1,7 +1,7 @@
 """Compare made samples with each of them alone in the model that is trained, in the midst of a forward of its."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,7 +58,7 @@ def try_made(subject: Subject, pending: Pending) -> MadeTrial:
     """Compare made samples in rows like those of the pending batch with each sample alone."""
     part = pending.part
     probe = _probe(subject, pending)
-    inputs = _in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs)
+    inputs = in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs, subject.media)
     way = _way(pending)
     last = probe.placed[-1]
     alone = way.plain(last.sample)
@@ -112,8 +112,13 @@ def _fitting(subject: Subject, pending: Pending) -> list[Encoded]:
     return fitting if len(fitting) > 1 else [*subject.members]
 
 
-def _in_place(inputs: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity."""
+def in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:
+    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity.
+
+    Args:
+        before: copies of the batch's tensors; of its media, the tensors themselves.
+        media: names of inputs that are media, which are never written: the user's forward comes yet.
+    """
 
     def written(value: Any, old: Any) -> Any:
         are_alike = isinstance(value, Tensor) and isinstance(old, Tensor) and not value.requires_grad
@@ -121,7 +126,7 @@ def _in_place(inputs: dict[str, Any], before: Mapping[str, Any]) -> dict[str, An
             return old.copy_(value)
         return value
 
-    return {name: written(value, before.get(name)) for name, value in inputs.items()}
+    return {name: value if name in media else written(value, before.get(name)) for name, value in inputs.items()}
 
 
 def _weights(part: Module) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.made_trial import in_place
 from energon_pack.training.members import Encoded
 from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
 
@@ -496,3 +497,12 @@ def test_a_stream_of_packs_is_tried_a_few_times() -> None:
     for number in range(60):
         model(**inputs_of("llama", model, [[*members, *members[number % 3 :]]]))
     assert len(held.trials) == 2
+
+
+def test_media_of_the_batch_are_never_written() -> None:
+    """A trial writes its made words into copies of the batch; media are not copied, and noise would be trained."""
+    before = {"input_ids": torch.zeros(2), "pixel_values": torch.zeros(2)}
+    made = in_place({name: torch.ones(2) for name in before}, before, {"pixel_values"})
+    assert before["input_ids"].tolist() == [1, 1] == made["pixel_values"].tolist()
+    assert made["input_ids"] is before["input_ids"]
+    assert before["pixel_values"].tolist() == [0, 0]

@@ -29,6 +29,8 @@ _PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "descrip
 TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
 #: what one conversation may take, beside what its texts do: bytes, characters, seconds of the CPU
 _MEMORY, _CHARACTERS, _SECONDS = 256 << 20, 10_000_000, 20.0
+#: characters that a turn counts beside its text: its header, and the messages around it
+_TURN = 64
 #: whether templates raise an error when they look at texts
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
@@ -209,6 +211,7 @@ def _filled(template: jinja2.Template, messages: list[Message], **variables: Any
     """
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
+    num += _TURN * len(messages)
     with bounded(_MEMORY + 32 * num, _SECONDS):
         text = template.render(messages=messages, **variables)
     if len(text) > _CHARACTERS + 16 * num:
