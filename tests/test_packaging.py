@@ -181,7 +181,7 @@ def test_another_python(wheel: Path, python: Path, tmp_path: Path, number: str) 
     run(other, "-m", "pip", "install", "--no-deps", wheel, cwd=folder)
     without = ("torch", "megatron-energon", "webdataset")
     needed = [name for name in requirements(other, folder) if not name.startswith(without)]
-    run(other, "-m", "pip", "install", *needed, "pytest", "hypothesis", cwd=folder)
+    run(other, "-m", "pip", "install", *needed, "pytest", "pytest-timeout", "hypothesis", cwd=folder)
     arguments = ["-m", "energon_pack", "+model=qwen2_5_vl", "stage=plan", "executor.num_workers=2"]
     ours = run(python, *arguments, "output.dir=ours", cwd=folder)
     theirs = run(other, *arguments, "output.dir=theirs", cwd=folder)

@@ -206,7 +206,7 @@ def test_what_is_left_out_with_dots_is_a_row_for_each_sample(tmp_path: Path) -> 
     ]
 
 
-def test_keys_with_a_dot_are_kept_out_of_the_rest(config: Callable[..., PackConfig], tmp_path: Path) -> None:
+def test_keys_with_a_dot_are_kept_out_of_what_energon_reads(config: Callable[..., PackConfig], tmp_path: Path) -> None:
     """One such file refused the whole run, also with `source.on_damaged=keep`."""
     samples = {f"{i}.json": JSON for i in range(9)}
     path = write_tar(tmp_path / "source" / "x.tar", {**samples, "scene.01.json": JSON})
