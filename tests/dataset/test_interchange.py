@@ -17,7 +17,7 @@ import pytest
 import yaml
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, basic_sample_keys, edataclass, stateless
 
-from energon_pack.config import Flavor, GroupBy, OutputConfig
+from energon_pack.config import Flavor, GroupBy, OutputConfig, PackConfig
 from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.errors import PackError
 from energon_pack.flavors import PackedCaptioningSample, PackedMultiMixQASample
@@ -140,6 +140,13 @@ def members_of_turns(sample: TheirMixQA) -> list[tuple[list[str], list[str], int
     return [(c, a, i, v) for c, a, (i, v) in zip(sample.contexts, sample.answers, media, strict=True)]
 
 
+def for_class(config: Make, folder: Path, source: dict[str, bytes], sample_type: type, **settings: Any) -> PackConfig:
+    """Return the settings that pack these files, and read the packs as a class of another stack."""
+    path = write_tar(folder / "source" / "x.tar", source)
+    named = f"{sample_type.__module__}:{sample_type.__name__}"
+    return config(path, output__sample_loader_py=True, output__sample_type=named, **settings)
+
+
 @pytest.mark.parametrize("group_by", [GroupBy.media, GroupBy.none])
 def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path, group_by: GroupBy) -> None:
     """All turns of a member; with empty lists for media that no member has, the encoder lost every pack, exit 0."""
@@ -152,12 +159,7 @@ def test_a_class_of_questions_and_answers_gets_them(config: Make, tmp_path: Path
         "d.json": json.dumps(talk).encode(),
         "e.json": chat("What is <image>?", "A placeholder."),
     }
-    run = config(
-        write_tar(tmp_path / "source" / "x.tar", source),
-        packing__group_by=group_by,
-        output__sample_loader_py=True,
-        output__sample_type="support.peer_classes:TheirMixQA",
-    )
+    run = for_class(config, tmp_path, source, TheirMixQA, packing__group_by=group_by)
     run.output.check()
     figures = pack(run)
     folder = Path(run.output.dir) / "packed"
@@ -181,13 +183,8 @@ def test_packs_of_two_kinds_are_for_no_class_of_loongforges(config: Make, tmp_pa
         "b.json": chat("<video>What?", "That."),
         "b.0.mp4": video(),
     }
-    run = config(
-        write_tar(tmp_path / "source" / "x.tar", source),
-        packing__max_token_len=4096,
-        packing__group_by=GroupBy.none,
-        output__sample_loader_py=True,
-        output__sample_type="support.peer_classes:TheirMixQA",
-    )
+    grouping = {"packing__max_token_len": 4096, "packing__group_by": GroupBy.none}
+    run = for_class(config, tmp_path, source, TheirMixQA, **grouping)
     with pytest.raises(PackError, match=r"^1 pack of 1 would hold images and videos, .*: packing.group_by=media$"):
         pack(run)
 
@@ -252,13 +249,8 @@ def test_a_loader_gives_what_its_form_says(form: PackedFlavor) -> None:
 def test_videos_go_to_loongforge_too(config: Make, tmp_path: Path) -> None:
     """A pack of videos has None for its images, and a member of text among them None for its videos."""
     source = {"a.json": chat("<video>What?", "That."), "a.0.mp4": video(), "b.json": chat("Who?", "You.")}
-    run = config(
-        write_tar(tmp_path / "source" / "x.tar", source),
-        packing__max_token_len=4096,
-        packing__group_by=GroupBy.none,
-        output__sample_loader_py=True,
-        output__sample_type="support.peer_classes:TheirChatMix",
-    )
+    grouping = {"packing__max_token_len": 4096, "packing__group_by": GroupBy.none}
+    run = for_class(config, tmp_path, source, TheirChatMix, **grouping)
     pack(run)
     (sample,) = train(Path(run.output.dir) / "packed", encoder=Undecoded())
     assert sample.packed_images is None
