@@ -171,14 +171,15 @@ def _read(name: str, settings: str, where: str, state: str) -> _Files:
         raise PackError(f"{where}: no tokenizer: {one_line(error)}") from None
     _check_fast(tokenizer, where)
     image: dict[str, Any] = {}
-    if has_media(folder):
+    is_processor = has_media(folder)
+    if is_processor:
         try:
             image = AutoImageProcessor.from_pretrained(folder, backend="pil", **kwargs).to_dict()
         except Exception as error:  # any class of any processor may be behind it
             raise PackError(f"{where}: no image processor: {one_line(error)}") from None
     own = _own(folder)
-    chat_template = own.get("chat_template") if has_media(folder) else None
-    return _Files(tokenizer, has_media(folder), chat_template, image, _video(folder, own), own=own)
+    chat_template = own.get("chat_template") if is_processor else None
+    return _Files(tokenizer, is_processor, chat_template, image, _video(folder, own), own=own)
 
 
 def _of_full(processor: ProcessorSettings, where: str) -> _Files:

@@ -75,6 +75,7 @@ class Template(Preparation):
         self._tokenizer = tokenizer
         self._counters: dict[str, TokenCounter] = {}
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        self._special = special
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
         self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
         self._tool_chat = self._chat
@@ -278,8 +279,7 @@ class Template(Preparation):
     @cached_property
     def feature_ids(self) -> frozenset[int]:
         """Return the ids of the tokens that stand for features of media."""
-        rules = self.rules
-        names = {**rules.media_tokens, **rules.feature_tokens}.values()
+        names = self.rules.holders.values()
         return frozenset(number for name in names if (number := self.token_id(name)) is not None)
 
     @property
@@ -381,9 +381,8 @@ class Template(Preparation):
     def input_rules(self) -> InputRules:
         """How tokens and media become a model's inputs: what training needs of this template."""
         spec, rules = self.spec, self.rules
-        names = {**rules.media_tokens, **rules.feature_tokens}
-        special = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
-        known = dict.fromkeys([*special, *spec.processor.tokens.values(), *names.values()])
+        names = rules.holders
+        known = dict.fromkeys([*self._special, *spec.processor.tokens.values(), *names.values()])
         ids = {text: number for text in known if (number := self.token_id(text)) is not None}
         types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
         return InputRules(

@@ -74,6 +74,11 @@ class MediaRules:
     def __init__(self, processor: ProcessorSettings):
         raise NotImplementedError
 
+    @property
+    def holders(self) -> dict[str, str]:
+        """Return the token that holds the features, by kind."""
+        return {**self.media_tokens, **self.feature_tokens}
+
     def __reduce__(self) -> tuple[type["MediaRules"], tuple[ProcessorSettings]]:
         """Pickle only the processor's settings: the cached sizes stay in this process."""
         return type(self), (self._made_of,)
