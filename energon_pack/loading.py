@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.inputs import other_ids, read_input_rules
+from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import (
     TYPED,
     is_adopted,
@@ -297,9 +297,9 @@ def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
-    for text, ids in rules.texts:
-        if (found := tokenizer(text, add_special_tokens=False)["input_ids"]) != list(ids):
-            raise ValueError(f"{dataset}: {other_ids(text, ids, found, rules.folder)}")
+    refuse_other_ids(
+        rules, dataset, rules.folder, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    )
 
 
 def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:

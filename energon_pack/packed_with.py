@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.inputs import other_ids, read_input_rules
+from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import is_packed_here, processor_folder, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
@@ -85,9 +85,7 @@ def load_template(
     if model is not None:
         return load_model_template(settings)
     template = _built(settings)
-    for text, ids in read_input_rules(path, processor).texts:
-        if (found := template.ids_of(text)) != list(ids):
-            raise ValueError(f"{path}: {other_ids(text, ids, found, processor)}")
+    refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
     return template.without_shortcut() if NO_SHORTCUT.items() <= manifest["fingerprints"].items() else template
 
 

@@ -7,7 +7,7 @@
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -47,7 +47,16 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     return replace(rules, folder=processor or _local(folder, names))
 
 
-def other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: str) -> str:
+def refuse_other_ids(
+    rules: InputRules, dataset: str | Path, processor: str, ids_of: Callable[[str], list[int]]
+) -> None:
+    """Raise ValueError if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
+    for text, ids in rules.texts:
+        if (found := ids_of(text)) != list(ids):
+            raise ValueError(f"{dataset}: {_other_ids(text, ids, found, processor)}")
+
+
+def _other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: str) -> str:
     """Say that a processor's tokenizer is not the dataset's, by the ids of a text."""
     there, here = (" ".join(map(str, some[:8])) for some in (ids, found))
     return (

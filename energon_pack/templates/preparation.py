@@ -114,8 +114,8 @@ class Preparation:
 
     def _seen(self, medium: Media, num_parts: int, num_features: int) -> SeenMedium:
         frames = self.choose_frames(medium) if medium.kind == VIDEO.kind else []
-        prepared = self.prepared(medium, len(frames))
         if medium.kind not in (IMAGE.kind, VIDEO.kind):
+            prepared = self.prepared(medium, len(frames))
             width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
             return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
         (width, height), steps = self._steps(medium, len(frames))
@@ -130,7 +130,7 @@ class Preparation:
             frames,
             num_in_source(medium) if frames else 0.0,
             medium.fps,
-            prepared.num_samples,
+            AUDIO.prepared(medium, self.rules.rate).num_samples if medium.is_heard else medium.num_samples,
         )
 
     def _steps(self, medium: Media, num_frames: int) -> tuple[tuple[int, int], list[Step]]:

@@ -81,14 +81,18 @@ def difference(first: Tensor, second: Tensor, block: int) -> float:
 
 def variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    own = torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
+    own = _outputs(values)
     return float((own - own.mean(0)).square().mean().sqrt())
 
 
 def size_of(values: Tensor) -> float:
     """Return the root mean square of the outputs of a sample."""
-    own = torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
-    return float(own.square().mean().sqrt())
+    return float(_outputs(values).square().mean().sqrt())
+
+
+def _outputs(values: Tensor) -> Tensor:
+    """Return outputs with 0 where a model says that there is none."""
+    return torch.where(values.abs() < _NO_OUTPUT, values, 0.0).float()
 
 
 def largest(values: Iterable[float]) -> float:

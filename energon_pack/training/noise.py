@@ -37,5 +37,9 @@ def filled(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
 
 def members(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
     """Yield the media of the trial's members of a purpose and a kind."""
-    wanted = [one for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]
-    yield from (filled(rules, one.tokens, seed) for seed, one in enumerate(wanted))
+    yield from (filled(rules, one, seed) for seed, one in enumerate(tokens_of(rules, purpose, kind)))
+
+
+def tokens_of(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
+    """Return the trial's members of a purpose and a kind."""
+    return [one.tokens for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]

@@ -166,7 +166,7 @@ class Pixels:
                 tried = _Tried(refused=f"{name}: {limit}")
             else:
                 without_text = kind == IMAGE.kind and self._needs_no_text([given[0], given[-1]])
-                rows = self._tokens_of_rows(kind)
+                rows = self._tokens_of_rows(kind, given)
                 tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
         if said := tried.refused or (
             tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
@@ -174,13 +174,13 @@ class Pixels:
             _log.warning("%s", said)
         return tried
 
-    def _tokens_of_rows(self, kind: str) -> dict[str, float]:
+    def _tokens_of_rows(self, kind: str, given: Sequence[Prepared]) -> dict[str, float]:
         """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
         found: dict[str, set[float]] = {}
-        for seed, one in enumerate(one for one in self._rules.trial if (one.purpose, one.kind) == (SIZES, kind)):
-            num_features = sum(medium.num_features for medium in one.tokens.media)
+        for tokens, media in zip(noise.tokens_of(self._rules, SIZES, kind), given, strict=True):
+            num_features = sum(medium.num_features for medium in tokens.media)
             try:
-                made = self._call([noise.filled(self._rules, one.tokens, seed)])
+                made = self._call([media])
             except Exception:  # any class of any processor may be behind it
                 continue
             for name, value in made.items():

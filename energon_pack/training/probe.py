@@ -1,7 +1,7 @@
 """Make batches of samples that were made to try a model, and the inputs of each sample alone."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,9 +80,7 @@ def probe_of(
     form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
     placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
-    joins = {name: rule for one in placed for name, rule in one.sample.joins.items()}
-    batch |= join(({**one.sample.media, **one.leaves} for one in placed), joins)
-    batch["media_keys"] = sorted({name for one in placed for name in (*one.sample.media, *one.sample.tokens.rows)})
+    add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
     batch.mask = mask
     if mask == "indexed":
         batch["attention_mask"] = batch["doc_ids"]
@@ -90,6 +88,12 @@ def probe_of(
     number = len(placed)
     in_loss = [i > 0 and (number - i) % 2 == 1 and _is_trained(one.sample) for i, one in enumerate(placed)]
     return Probe(batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)])
+
+
+def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
+    """Put the media of samples into their batch, joined."""
+    batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
+    batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
 
 def _is_trained(sample: Encoded) -> bool:

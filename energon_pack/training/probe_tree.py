@@ -11,7 +11,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.members import Encoded
-from energon_pack.training.probe import PAD_TAIL, Placed, Probe
+from energon_pack.training.probe import PAD_TAIL, Placed, Probe, add_media
 from energon_pack.training.trees import neat_trees, paths
 
 _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
@@ -92,8 +92,6 @@ def tree_batch(tree: ProbeTree, rope: bool) -> Probe:
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
     batch = PackedBatch(neat_trees([tokens], Form(rope=rope, width=width, weights=_WEIGHTS)))
-    joins = {name: rule for sample in tree.samples for name, rule in sample.joins.items()}
-    batch |= join(tree.added, joins)
-    batch["media_keys"] = sorted({name for sample in tree.samples for name in (*sample.media, *sample.tokens.rows)})
+    add_media(batch, tree.samples, tree.added)
     places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
     return Probe(batch, [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)], _WEIGHTS)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from energon_pack.errors import one_line
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.class_trial import Samples, samples_of, try_class
@@ -124,7 +125,7 @@ def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: Samples,
             if longest and not proof.is_exact and (other := small(longest)).config != model.config:
                 proof = replace(proof, finding=try_class(other, samples, proof.mask), longest=longest)
     except Exception as error:  # foreign code, with inputs it may not be made for
-        proof = replace(proof, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        proof = replace(proof, error=one_line(error, 300))
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
