@@ -34,7 +34,8 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
     for number, (member, checksum) in enumerate(rows):
         found = _counted(made[number]) if made else _alone(template, as_seen[number])
         if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
-            sources.refuse_changed(member, samples[number], checksum)
+            sample = samples[number]
+            sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
             raise LengthsWrong(
                 f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"

@@ -206,7 +206,7 @@ class _Content(NamedTuple):
 def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> None:
     members = [member for member, _ in rows]
     key = members[0].pack
-    samples = [sources.read(member, job.settings) for member in members]
+    samples = [sources.read_with_headers(member, job.settings) for member in members]
     tokens = tokens_of(rows, samples, sources, job.template_folder, job.engine)
     conversations = [
         conversation(sample, job.flavor, member.num_shared_media)
@@ -231,11 +231,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
     put = _copied if job.root is None else _referred
     written = put(tar, _Content(key, job.flavor, value, tokens, members, named), sources, job.root)
     for (member, checksum), sample, ends in zip(rows, samples, written, strict=True):
-        found = crc32(sample.raw)
-        for end in ends[: len(member.parts)]:
-            found = crc32(end, found)  # see `Reader.checksum`
-        if found != checksum:
-            raise sources.changed(member)
+        sources.refuse_changed(member, sample, ends[: len(member.parts)], checksum)
 
 
 def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:

@@ -42,7 +42,7 @@ class Sources:
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """Read a sample, of its media only the headers.
+        """Read a sample without its media.
 
         Raises:
             PackError: the shard has changed since it was measured.
@@ -51,7 +51,15 @@ class Sources:
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
         try:
-            return with_headers(self._reader, shard, read_but_media(self._reader, shard, row, settings, raw[lead:]))
+            return read_but_media(self._reader, shard, row, settings, raw[lead:])
+        except Skip as skip:  # it could be read when it was measured
+            raise self.changed(row) from skip
+
+    def read_with_headers(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
+        """Read a sample, of its media the headers; raises as `read`."""
+        sample = self.read(row, settings)
+        try:
+            return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
@@ -66,11 +74,7 @@ class Sources:
         """
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
-        found = crc32(sample.raw)
-        for data in media:
-            found = crc32(data[-END:], crc32(data[:END], found))  # see `Reader.checksum`
-        if found != checksum:
-            raise self.changed(row)
+        self.refuse_changed(row, sample, (data[:END] + data[-END:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
@@ -124,11 +128,15 @@ class Sources:
         if self._lead(row) and not any(is_header_of(header, name, size) for name in names):
             raise self.changed(row)
 
-    def refuse_changed(self, row: PlanRow, sample: ReadSample, checksum: int) -> None:
-        """Raise SourceChanged if a sample is not what was measured."""
+    def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
+        """Raise SourceChanged if a sample is not what was measured.
+
+        Args:
+            ends: for each of its parts, the bytes at both ends.
+        """
         found = crc32(sample.raw)
-        for part in sample.parts:
-            found = crc32(self.ends(row, part), found)  # see `Reader.checksum`
+        for end in ends:
+            found = crc32(end, found)  # see `Reader.checksum`
         if found != checksum:
             raise self.changed(row)
 
