@@ -15,16 +15,16 @@ from rich.table import Table
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.pack_files import first_json
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run import stores
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.run.plain_data import json_value, yaml_value
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores import StoreError, is_address, place_of
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
-from energon_pack.sources.tar import TarScan
 
 _COUNTS = ("packs", "samples", "tokens")
 _TEXT_TAG = "tag:yaml.org,2002:str"
@@ -244,8 +244,7 @@ def _json_keys(entry: Entry) -> list[str]:
     """Return the keys of the first pack's JSON."""
     shard = _shards(entry, next(iter(entry.counts)))[0]
     with entry.folder.open(shard) as file:
-        _, offset, size = next(iter(TarScan(file)))
-        return sorted(json_value(file.read(offset, size)))
+        return sorted(first_json(file))
 
 
 def main(arguments: list[str] | None = None) -> int:

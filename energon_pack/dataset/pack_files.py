@@ -1,9 +1,11 @@
 """Find the packs in a shard: neighbouring files with one key."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from energon_pack.run.plain_data import json_value
 from energon_pack.samples.sample import Part
+from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK, TarScan
 
 
@@ -30,3 +32,14 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
         end = offset - -max(size, 0) // BLOCK * BLOCK
     if parts:
         yield PackFiles(key, start, end, parts)
+
+
+def first_json(file: File) -> Any:
+    """Return the JSON of a shard's first pack, which comes before the pack's other files.
+
+    Raises:
+        StopIteration: the shard is empty.
+        ValueError: it is no JSON.
+    """
+    _, offset, size = next(iter(TarScan(file)))
+    return json_value(file.read(offset, size))

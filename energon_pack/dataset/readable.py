@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from energon_pack.dataset.pack_files import first_json
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
-from energon_pack.run.plain_data import json_value
 from energon_pack.run.stores import is_address
 from energon_pack.samples.flavors.references import has_references, references_of
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import TarScan
 
 _AGAIN = "copy it again from where it is whole, or pack again"
 _MOST_SHARDS = 32  # whose first media are looked for
@@ -60,8 +59,7 @@ def _open_media(dataset: str, shards: Sequence[str]) -> None:
     for path in (os.path.join(dataset, name) for name in shards):
         try:
             with open_file(path) as file:
-                _, offset, size = next(iter(TarScan(file)))  # the JSON of a pack comes first
-                value = json_value(file.read(offset, size))
+                value = first_json(file)
             references = [*chain.from_iterable(references_of(value) if has_references(value) else ())]
         except (LookupError, TypeError, ValueError, StopIteration) as error:
             raise unread(path, error) from None
