@@ -6,19 +6,17 @@
     python benchmarks/same_bytes.py before.json --only demo caps  # hashes from above, two of the runs
 
 Packs the demo and, where it is, all of ../shared/real, in both flavours, with videos, cuts, caps, splits and aligned
-members; kills a run and goes on; unpacks; reads packs in the layouts of LoongForge and LLaVA-OneVision-2. Prints each
+membersXX
 file that differs. Exit code 1 where any does.
 """
 
 import argparse
 import hashlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,25 +29,6 @@ REAL = HERE.parent / "shared" / "real"
 FLAVORS = ("packed_multi_mix_qa", "packed_captioning")
 
 Hashes = dict[str, str]
-
-#: What a loader makes of the packs of a folder; run with the package of a checkout.
-LOAD = """
-import hashlib, sys, tarfile
-from energon_pack.loading import make_sample_loader
-
-def plain(value):
-    if hasattr(value, "getexif"):
-        return hashlib.sha256(value.convert("RGB").tobytes()).hexdigest()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else repr(value)
-
-parts = {}
-for member in (tar := tarfile.open(sys.argv[2])):
-    key, _, part = member.name.partition(".")
-    parts.setdefault(key, {"__key__": key})[part] = tar.extractfile(member).read()
-print([plain(make_sample_loader(sys.argv[1])(pack)) for pack in parts.values()])
-"""
 
 
 def runs() -> dict[str, list[str]]:
@@ -114,24 +93,6 @@ class Checkout:
         process.communicate()
         return self._finished(name, self._started(name, overrides))
 
-    def read(self, name: str, flavor: str, parts: dict[str, bytes]) -> Hashes:
-        """Load packs of another tool, make them loadable by Energon, and check them."""
-        folder = self._out / name
-        folder.mkdir()
-        with tarfile.open(folder / "pack-000000.tar", "w") as tar:
-            for part, data in parts.items():
-                info = tarfile.TarInfo(part)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-        loaded = self._python(["-c", LOAD, flavor, str(folder / "pack-000000.tar")])
-        adopted = self._python(["-m", "energon_pack.adopt", str(folder)])
-        verified = self._python(["-m", "energon_pack.verify", str(folder)])
-        said = {"loaded": loaded.stdout, "adopted": adopted.stdout, "verified": verified.stdout}
-        return self._hashes(name) | {
-            f"{name}: {what}": hashlib.sha256(text.replace(str(self._out), "").encode()).hexdigest()
-            for what, text in said.items()
-        }
-
     def _started(self, name: str, overrides: list[str]) -> "subprocess.Popen[str]":
         places = [f"output.dir={self._out}", f"output.name={name}", f"cache_dir={self._out}/.cache", "measure.verify=0"]
         command = [sys.executable, "-m", "energon_pack", *overrides, *places]
@@ -155,41 +116,6 @@ class Checkout:
         return {str(path.relative_to(self._out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def foreign() -> dict[str, tuple[str, dict[str, bytes]]]:
-    """Two packs in the layout of each peer, by name: the flavour to read them as, and their files."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (70, 50), "navy").save(file, "JPEG")
-    chat = [
-        {"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "Blue."}]},
-        {"messages": [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "Nothing."}]},
-    ]
-    meta = {"sample_ids": ["a", "b"], "token_lens": [30, 20], "total_token_len": 50}
-    mix = {"messages": chat, "media_files": [["s000.jpg"], []], "media_type": "image"}
-    texts = {"prompts": ["<image>What?", "And?"], "captions": ["Blue.", "Nothing."]}
-    qa = {"texts": texts, "media_files": [["s000_jpg"], []], "media_type": "image"}
-    captioning = {
-        "images": [["0.jpg"], []],
-        "prompts": [["What?"], ["And?"]],
-        "captions": [["Blue."], ["Nothing."]],
-        "sample_count": 2,
-    }
-
-    def packs(value: dict[str, Any], image: str) -> dict[str, bytes]:
-        parts: dict[str, bytes] = {}
-        for key in ("ps_00000000", "ps_00000001"):
-            with_meta = value if "images" in value else {**value, "_meta": {"pack_id": key, **meta}}
-            parts |= {f"{key}.json": json.dumps(with_meta).encode(), f"{key}.{image}": file.getvalue()}
-        return parts
-
-    return {
-        "chat-mix": ("packed_multi_mix_qa", packs(mix, "s000.jpg")),
-        "mix-qa": ("packed_multi_mix_qa", packs(qa, "s000_jpg")),
-        "captioning": ("packed_captioning", packs(captioning, "img0_0.jpg")),
-    }
-
-
 def steps() -> dict[str, Callable[[Checkout], Hashes]]:
     """All that is compared, by name."""
     found: dict[str, Callable[[Checkout], Hashes]] = {
@@ -200,8 +126,6 @@ def steps() -> dict[str, Callable[[Checkout], Hashes]]:
     for flavor in FLAVORS:
         name = f"unpack-{flavor}"
         found[name] = partial(Checkout.unpacked, name=name, overrides=[*small, f"output.flavor={flavor}"])
-    for peer, (flavor, parts) in foreign().items():
-        found[f"read-{peer}"] = partial(Checkout.read, name=f"read-{peer}", flavor=flavor, parts=parts)
     return found
 
 

@@ -49,7 +49,7 @@ class PackedMultiMixQASample(Sample):
     media_type: str
     #: `<source shard>/<key>` of each member
     sample_ids: list[str]
-    #: measured tokens of each member, which must equal its tokens in training; None in packs of other tools
+    #: measured tokens of each member
     token_lens: Optional[list[int]] = None
     #: tokens of each member that are trained on
     num_supervised: Optional[list[int]] = None
@@ -59,13 +59,11 @@ class PackedMultiMixQASample(Sample):
     video_frames: Optional[list[Any]] = None
     #: options of each member: `weight`, `chat_template_kwargs`, `media_settings`, `label_settings`
     options: Optional[list[Any]] = None
-    #: tokens of the pack in another tool's plan; None: packed here, or the tool does not say
-    planned_token_len: Optional[int] = None
     #: sounds of each member
     audios: Optional[list[list[Any]]] = None
     #: media of kinds that packages add, by kind: of each member
     others: Optional[dict[str, Any]] = None
-    #: what a model is fed of each member: `samples.tokens_part` reads it; None in packs of other tools
+    #: what a model is fed of each member: `samples.tokens_part` reads it
     tokens: Optional[bytes] = None
 
 
@@ -97,7 +95,7 @@ class PackedCaptioningSample(Sample):
     fps: Optional[list[Any]] = None
     #: decimals of the timestamps of each member
     timestamp_decimal: Optional[list[Any]] = None
-    #: see `PackedMultiMixQASample`; None in packs that other tools wrote
+    #: see `PackedMultiMixQASample`
     sample_ids: Optional[list[str]] = None
     token_lens: Optional[list[int]] = None
     num_supervised: Optional[list[int]] = None

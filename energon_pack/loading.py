@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import (
-    TYPED,
-    is_adopted,
     is_metadataset,
     is_packed_here,
     read_manifest,
@@ -23,7 +21,7 @@ from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
-from energon_pack.samples.flavors import FLAVORS, FOREIGN, UNPACKED, flavor_written, load_pack
+from energon_pack.samples.flavors import FLAVORS, UNPACKED, flavor_written, load_pack
 from energon_pack.samples.flavors.base import Flavor, MemberInput, PackedFlavor, media_fields
 from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind, positions_of
 from energon_pack.samples.flavors.references import ReadMedia
@@ -157,10 +155,9 @@ def cookers(**read: Any) -> list[Any]:
     """
     from megatron.energon import Cooker
 
-    by_subflavor = {flavor.subflavor: flavor for flavor in (*FLAVORS.values(), *FOREIGN)}
     return [
-        Cooker(_cook(make_sample_loader(flavor.name, **read), flavor), has_subflavors={"sample_type": subflavor})
-        for subflavor, flavor in by_subflavor.items()
+        Cooker(_cook(make_sample_loader(flavor.name, **read), flavor), has_subflavors={"sample_type": flavor.subflavor})
+        for flavor in FLAVORS.values()
     ]
 
 
@@ -197,8 +194,8 @@ def train_arguments(
     """Return the arguments of `megatron.energon.get_train_dataset(dataset, **…)` to read packs in the plan's order.
 
     Args:
-        path: folder of packs, adopted ones too; for an encoder with `packing_buffer_size`, folder of samples, which
-            Energon shuffles and packs. If it is a Metadataset, each worker draws its datasets at random, and a warning
+        path: folder of packs; for an encoder with `packing_buffer_size`, folder of samples, which Energon shuffles and
+            packs. If it is a Metadataset, each worker draws its datasets at random, and a warning
             says that steps are not even.
         task_encoder: a `PackedTaskEncoder`; with any other encoder, Energon itself deals the packs.
         worker_config: Energon's: this rank, the number of ranks, and the workers of each.
@@ -223,8 +220,6 @@ def train_arguments(
         return {**common, **shuffled, "packing_buffer_size": buffer_size}
     if is_metadataset(path):
         return common
-    if is_adopted(path):
-        common["dataset_config"] = TYPED
     _refuse_other_world(path, worker_config, ours, bool(states))
     return {**common, "shuffle_over_epochs_multiplier": None, "parallel_shard_iters": 1}
 
@@ -255,22 +250,16 @@ def pack_encoder(
     path: str | Path,
     processor: str | None = None,
     trust_remote_code: bool = False,
-    model: str | None = None,
     **options: Any,
 ) -> "PackEncoder":
-    """Return the encoder for the packs of a dataset; see `load_template` for the other arguments and errors.
+    """Return the encoder for the packs of a dataset; see `read_rules` for the other arguments and errors.
 
     Args:
         options: options of PackEncoder.
     """
     from energon_pack.training.pack_encoder import PackEncoder
 
-    if model is None:
-        return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
-    from energon_pack.packed_with import load_template, manifest_of
-
-    template = load_template(path, processor, trust_remote_code, model)
-    return PackEncoder(manifest_of(path, model), template.input_rules, **options)
+    return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:

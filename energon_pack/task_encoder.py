@@ -5,8 +5,8 @@
     dataset = get_train_dataset("packed/…", batch_size=1, task_encoder=PackedTaskEncoder("packed/…"), …)
 
 Any `batch_size` from 1 on works; with `batch_size=None` Energon yields packs that are not laid out. The encoder reads
-its settings from the dataset's energon_pack.json; for packs of another tool, from `model`. Unpacked samples
-(`MultiMixQASample`, or crude ones through the cookers) become packs of one member, so both can be blended.
+its settings from the dataset's energon_pack.json. Unpacked samples (`MultiMixQASample`, or crude ones through the
+cookers) become packs of one member, so both can be blended.
 
 With `packing_buffer_size` unpacked samples are packed while Energon reads them, by the settings of the dataset:
 
@@ -68,7 +68,6 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         path: folder of the packed dataset, or the YAML of a Metadataset of several.
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
-        model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
         packing_buffer_size: pack unpacked samples by the settings of `path`, so many at a time; `train_arguments`
             gives Energon the same number.
         options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
@@ -87,12 +86,11 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         processor: str | None = None,
         *,
         trust_remote_code: bool = False,
-        model: str | None = None,
         packing_buffer_size: int | None = None,
         **options: Any,
     ):
         super().__init__()
-        self.encoder = pack_encoder(path, processor, trust_remote_code=trust_remote_code, model=model, **options)
+        self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
         #: `guard` uses these
         self.rules, self.members = self.encoder.rules, self.encoder.members
         self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
@@ -105,13 +103,12 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         if packing_buffer_size is not None:
             check_buffer_size("packing_buffer_size", packing_buffer_size)
         self.packing_buffer_size = packing_buffer_size
-        self._num_longer = 0  # packs than another tool planned them
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
             from energon_pack.packed_with import load_template
             from energon_pack.pooling.measuring import measuring_of
 
-            template = load_template(path, processor, trust_remote_code, model)
+            template = load_template(path, processor, trust_remote_code)
             self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")
         self.cookers: Sequence[Cooker[Any]] = cookers(
             **{
@@ -131,9 +128,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             SkipSample: all members were dropped.
         """
         if self._measuring is None:
-            encoded = self._encoded(sample, sample.__key__, self._inputs_of(sample))
-            self._compare_with_plan(encoded, getattr(sample, "planned_token_len", None))
-            return encoded
+            return self._encoded(sample, sample.__key__, self._inputs_of(sample))
         if flavor_of_sample(sample) is not UNPACKED:
             raise FatalSampleError(f"{sample.__key__} is a pack: packing_buffer_size packs unpacked samples")
         (member,) = inputs_of(sample)
@@ -208,22 +203,6 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         fields = {"members": pack.members, "media": pack.media, "dropped": pack.dropped}
         encoded: EncodedPack = EncodedPack.derive_from(first, __key__=key, **fields)
         return encoded
-
-    def _compare_with_plan(self, pack: EncodedPack, planned: int | None) -> None:
-        """Warn of a pack that is longer than another tool planned: of this worker's 1st, 2nd, 4th, 8th …"""
-        num_tokens = sum(len(member.tokens) - member.tokens.shared_len for member in pack.members)
-        if planned is None or num_tokens <= planned:
-            return
-        self._num_longer += 1
-        if self._num_longer & (self._num_longer - 1) == 0:
-            _log.warning(
-                "%s has %d tokens, and was planned as %d by the tool that packed it; such packs of this worker: %d"
-                ". What those packs were made of can be packed anew: energon-pack",
-                pack.__key__,
-                num_tokens,
-                planned,
-                self._num_longer,
-            )
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:

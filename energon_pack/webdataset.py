@@ -18,13 +18,13 @@ from typing import Any
 
 from webdataset.utils import pytorch_worker_info
 
-from energon_pack.dataset.manifest import is_packed_here, read_manifest
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.loading import pack_encoder
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.flavors import DEFAULT, flavor_written, inputs_of_pack
+from energon_pack.samples.flavors import flavor_written, inputs_of_pack
 from energon_pack.sources.prepared import Prepared, read_prepared
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -47,15 +47,12 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     """
     prepared = _prepared(path, split)
     if prepared is None:
-        raise PackError(
-            f"{path} has no {META_FOLDER}/split.yaml: python -m energon_pack.adopt writes it beside packs of other"
-            " tools; of any tars, give WebDataset their names"
-        )
+        raise PackError(f"{path} has no {META_FOLDER}/split.yaml: of any tars, give WebDataset their names")
     names = sorted((prepared.shards or frozenset()) - prepared.excluded_shards)
     if not names:
         raise PackError(f"split={split}: {path} has no shard in it: output.splits.{split} of the packing fills it")
     if pytorch_worker_info()[0] == 0:
-        refuse_lost(prepared.folder, read_manifest(path) if is_packed_here(path) else {}, names)
+        refuse_lost(prepared.folder, read_manifest(path), names)
     return [os.path.join(prepared.folder, name) for name in names]
 
 
@@ -64,7 +61,6 @@ def packs(
     processor: str | None = None,
     *,
     trust_remote_code: bool = False,
-    model: str | None = None,
     **options: Any,
 ) -> "Packs":
     """Return the stage for `compose` that turns webdataset's samples into encoded packs.
@@ -73,7 +69,6 @@ def packs(
         path: folder of the packed dataset.
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
-        model: for packs of another tool: the NAME of packing's `+model=NAME`, or the path of a model's YAML.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
 
     Raises:
@@ -81,7 +76,7 @@ def packs(
         MixingError: a hybrid model whose kernels are missing.
     """
     prepared = _prepared(path)
-    encoder = pack_encoder(path, processor, trust_remote_code=trust_remote_code, model=model, **options)
+    encoder = pack_encoder(path, processor, trust_remote_code, **options)
     return Packs(os.fspath(path), encoder, prepared)
 
 
@@ -97,8 +92,7 @@ class Packs:
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
-        is_ours = is_packed_here(dataset)
-        self._flavor = flavor_written(read_manifest(dataset)["flavor"]) if is_ours else DEFAULT
+        self._flavor = flavor_written(encoder.made["flavor"])
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.

@@ -28,7 +28,6 @@ def examples(tool: str, cwd: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
-        ("adopt", ["s3://b/packed"]),
         ("unpack", ["packed", "s3://b/out"]),
         ("convert", ["a.jsonl", "s3://b/out"]),
     ],

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from energon_pack.config import Flavor, Rope
 from energon_pack.errors import PackError
+from energon_pack.on_disk import PackedDataset
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack
@@ -25,7 +26,7 @@ from support.damage import read_shard, write_shard
 from support.marks import first_of
 from support.packed import demo_config, train
 from support.packed import packed as pack_of
-from support.peers import NAMES, write_llava_onevision, write_loongforge
+from support.peers import write_llava_onevision
 from support.running import need_torchvision
 from support.samples import chat, npy, picture, write_tar
 
@@ -142,17 +143,12 @@ def test_workers_may_be_spawned(packed: Path, encoded: Packs) -> None:
 # ---------------------------------------------------------------------------------------------------- other tools
 
 
-@pytest.mark.parametrize("name", ["llava", *NAMES, "upper case"])
-def test_packs_of_other_tools_are_read_with_a_model(demo: tuple[Path, Path], tmp_path: Path, name: str) -> None:
-    """webdataset makes names of parts lower case: `s000.JPG` was missing from its pack."""
-    if name == "llava":
-        folder = write_llava_onevision(tmp_path / "theirs")
-    else:
-        folder = write_loongforge(tmp_path / "theirs", NAMES.get(name, lambda part: part.replace("_", ".").upper()))
-    encoded = packs(folder, str(demo[1]), model="qwen2_5_vl", on_bad_member="drop")
-    found = by_key(read(folder, encoded))
-    images = sum(int(batch["n_images_per_sample"].sum()) for batch in found.values())
-    assert (images, len(found)) == (3, 2)  # LoongForge's video is none: the pack with it alone is left out
+@pytest.mark.parametrize("door", [packs, PackedTaskEncoder, PackedDataset, shard_urls])
+def test_packs_of_other_tools_are_refused_with_the_command_that_packs_them(door: Any, tmp_path: Path) -> None:
+    """Their lengths are those of another measuring, and their texts were never tokenized."""
+    folder = write_llava_onevision(tmp_path / "theirs")
+    with pytest.raises(FileNotFoundError, match=rf"energon-pack source\.path={folder} \+model=NAME"):
+        door(folder)
 
 
 # --------------------------------------------------------------------------------------------------------- errors
@@ -168,7 +164,7 @@ def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, enc
     for data, said in (
         (json.dumps(value).encode(), r"demo_\d+ has \d+ tokens in its pack, and \d+ by _meta.token_lens"),
         (b"{", r"_00000000: JSONDecodeError"),
-        (b"{}", r"_00000000: KeyError"),
+        (b"{}", r"_00000000: UnknownFormat: .* has no fingerprint of energon_pack"),
     ):
         write_shard(other, [(members[0][0], data), *members[1:]])
         source = wds.WebDataset([str(other)], shardshuffle=False, handler=wds.ignore_and_continue)
@@ -176,7 +172,7 @@ def test_a_pack_that_is_not_as_it_was_packed_ends_the_training(packed: Path, enc
             list(source.compose(encoded))
         assert "\n" not in str(error.value)
     loader = DataLoader(source.compose(encoded), batch_size=None, num_workers=1)
-    with pytest.raises(BadPack, match="KeyError"):
+    with pytest.raises(BadPack, match="UnknownFormat"):
         list(loader)
 
 

@@ -11,8 +11,9 @@ from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.referenced import Beside, DatasetMedia, starts_behind
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
-from energon_pack.samples.flavors import DEFAULT, foreign_flavor
+from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
+from energon_pack.samples.flavors.foreign import foreign_flavor
 from energon_pack.samples.flavors.references import (
     Reference,
     defects_of,

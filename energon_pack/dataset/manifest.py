@@ -4,6 +4,7 @@ A dataset is a folder, or its address on an object store; the YAML of a Metadata
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         if data is None:
             missing = _joined(path, f"{META_FOLDER}/{MANIFEST}")
             raise FileNotFoundError(
-                f"{path} is no dataset that energon_pack packed: there is no {missing}. For packs of"
-                " another tool give a model and its processor"
+                f"{path} is no dataset that energon_pack packed: there is no {missing}. Packs of another tool are a"
+                f" source: energon-pack source.path={shlex.quote(str(path))} +model=NAME packs their members"
             )
         manifest: dict[str, Any] = json_value(data)
         if why := why_unknown(manifest):
@@ -96,13 +97,6 @@ def is_packed_here(dataset: str | Path) -> bool:
     if is_metadataset(dataset):
         return any(packed_datasets(dataset))
     return read_meta(dataset, MANIFEST) is not None
-
-
-def is_adopted(dataset: str | Path) -> bool:
-    """Say whether a folder of another tool's packs has this package's YAML beside its own: `energon_pack.adopt` ran."""
-    if is_metadataset(dataset) or read_meta(dataset, MANIFEST) is not None:
-        return False
-    return b"energon_pack.loading" in (read_meta(dataset, TYPED) or b"")
 
 
 def is_metadataset(dataset: str | Path) -> bool:

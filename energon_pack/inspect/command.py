@@ -70,7 +70,7 @@ def _show_pack(given: argparse.Namespace) -> int:
             from energon_pack.inspect.page import pack_page
             from energon_pack.inspect.tokens import processor_of
 
-            how = {"trust_remote_code": given.trust_remote_code, "model": given.packs_as}
+            how = {"trust_remote_code": given.trust_remote_code}
             write_page(given.html, pack_page(opened, found, view, processor_of(opened, given.processor), how))
         print_notes([*opened.notes, *([missing] if missing else [])], to)
         print_pack(view, to, given.full)

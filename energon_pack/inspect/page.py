@@ -27,7 +27,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
     Args:
         view: of the pack, with its pictures.
         processor: to make batches with; None: see `load_template`.
-        how: `trust_remote_code` and `model` of `loading.pack_encoder`.
+        how: `trust_remote_code` of `loading.pack_encoder`.
     """
     titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _layouts_of(found))]
     links = [part for title in titles for part in (tag("a", title, href=f"#{anchor(title)}"), " · ")][:-1]

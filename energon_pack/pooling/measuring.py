@@ -165,10 +165,8 @@ def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> 
         drop: see Measuring.
 
     Raises:
-        PackError: another tool made the packs and does not say how; or an error of Measuring.
+        PackError: as Measuring.
     """
-    if "packing" not in content:
-        raise PackError("packing_buffer_size needs the settings of a dataset that energon_pack packed")
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
     return Measuring(template, packing, read.control_tokens, drop, untrained)

@@ -39,7 +39,6 @@ TOOLS: dict[str, str] = {
     "unpack": "the samples of a packed dataset, each of its own again",
     "metadataset": "blend packed datasets",
     "order": "read several packed datasets in one order",
-    "adopt": "packs of LLaVA-OneVision-2 or LoongForge, loadable as they lie",
     "convert": "JSONL as a plain WebDataset",
     "recipes": "trainings to read and adapt, with the tested versions, into a folder",
 }

@@ -161,11 +161,6 @@ class PackEncoder:
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
-        planned = made["pad_to_multiple_of"]
-        if self.max_token_len is None:  # another tool packed, and planned no multiple
-            planned = pad_to_multiple_of or planned
-            if pad_to == "max_token_len":
-                raise ValueError(f"pad_to={pad_to}: the dataset does not say how long its packs are; for packs of ours")
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
@@ -174,7 +169,7 @@ class PackEncoder:
         self._form = Form(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             width=made["max_token_len"] if pad_to == "max_token_len" else None,
-            multiple=1 if is_neat else _multiple(pad_to_multiple_of, planned),
+            multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
             weights=loss_weight,
             rope=rope is not None and with_rows,

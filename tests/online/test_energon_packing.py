@@ -139,8 +139,6 @@ def test_packs_and_encoders_that_do_not_go_together(
         other[left] = arguments[left]
         with pytest.raises(ValueError, match=r"PackedTaskEncoder\(packing_buffer_size=.*, and Energon was given"):
             get_train_dataset(source, **other)
-    with pytest.raises(ValueError, match="packing_buffer_size needs the settings of a dataset"):
-        PackedTaskEncoder(source, str(demo[1]), model="qwen2_5_vl", packing_buffer_size=24)
 
 
 def test_a_sample_that_can_not_be_read_ends_the_training_by_default(

@@ -10,7 +10,6 @@ from energon_pack.run.by_name import entry_point
 from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import RULES
-from energon_pack.samples.flavors.foreign import LlavaCaptioning, LoongForgeChatMix, LoongForgeMixQA
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
 from energon_pack.samples.flavors.parts import Parts, json_of
 from energon_pack.samples.flavors.references import ReadMedia, all_parts
@@ -27,8 +26,6 @@ TREES = PackedTrees()
 PACKED: dict[str, PackedFlavor] = {flavor.name: flavor for flavor in (DEFAULT, PackedCaptioning())}
 #: The flavours that loading reads, by the `flavor` of dataset.yaml.
 FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACKED}
-#: The flavours that only other tools write. The first whose fields are in a pack's JSON is the pack's flavour.
-FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
 
 
 def packed_flavor(name: str) -> PackedFlavor | None:
@@ -67,11 +64,6 @@ def flavor_written(name: object) -> PackedFlavor:
     return flavor
 
 
-def foreign_flavor(value: Fields) -> PackedFlavor | None:
-    """Find the other tool's flavour that the JSON of a pack has; None: no known flavour."""
-    return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)
-
-
 class UnknownFormat(PackError):
     """Packs, or a dataset, of a form that another version of this package reads."""
 
@@ -89,27 +81,19 @@ def why_unknown(manifest: Mapping[str, Any]) -> str | None:
 
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """Make the fields of a flavour's sample class from the parts of any writer's pack; raises Skip as its `load` does.
+    """Make the fields of a flavour's sample class from the parts of a pack; raises Skip as its `load` does.
 
     Args:
         read: reads the media from the source if the pack holds no copies.
 
     Raises:
-        UnknownFormat: another version of this package wrote the pack; or it has no tokens.
+        UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
     """
-    return _loaded(parts, flavor, read)[1]
-
-
-def _loaded(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> tuple[PackedFlavor, dict[str, Any]]:
-    """Return the flavour that a pack has, and the fields of its sample class; raises as `load_pack`."""
     value = json_of(parts["json"])
-    whose = _whose(value, flavor)
-    fields = whose.load(*all_parts(parts, value, whose, read))
-    if not whose.is_ours:
-        return whose, fields
+    _refuse_unknown(value, str(parts.get("__key__")))
     if TOKENS not in parts:
         raise UnknownFormat(f"{value['_meta'].get('pack_id')} has no part {TOKENS}: pack again")
-    return whose, {**fields, TOKENS: parts[TOKENS]}
+    return {**flavor.load(*all_parts(parts, value, flavor, read)), TOKENS: parts[TOKENS]}
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
@@ -118,9 +102,8 @@ def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Itera
     Args:
         read: as in `load_pack`.
     """
-    whose, loaded = _loaded(parts, flavor, read)
-    fields = {"__key__": parts["__key__"], "token_lens": None, **loaded}  # None: through the sample class
-    yield from inputs_of_sample(whose, SimpleNamespace(**fields))
+    fields = {"__key__": parts["__key__"], **load_pack(parts, flavor, read)}
+    yield from inputs_of_sample(flavor, SimpleNamespace(**fields))
 
 
 def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
@@ -131,7 +114,7 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
         ValueError: there are tokens of more or fewer members.
     """
     data = getattr(sample, TOKENS, None)
-    if data is None:  # unpacked, or another tool packed it
+    if data is None:  # unpacked
         yield from flavor.inputs(sample)
         return
     for member, tokens in zip(flavor.inputs(sample), members_of(PackTokens.from_bytes(data)), strict=True):
@@ -142,16 +125,18 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
         yield replace(member, tokens=tokens)
 
 
-def _whose(value: Fields, flavor: PackedFlavor) -> PackedFlavor:
+def _refuse_unknown(value: Fields, key: str) -> None:
     meta = value.get("_meta", {})
     if "fingerprint" not in meta:
-        return foreign_flavor(value) or flavor
+        raise UnknownFormat(
+            f"{key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
+            " source.path=THEIRS +model=NAME packs its members"
+        )
     if (number := meta.get("format")) != FORMAT:
         raise UnknownFormat(
             f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
             " again, or install a later one"
         )
-    return flavor
 
 
 def flavor_of_sample(sample: Any) -> Flavor | None:

@@ -1,20 +1,16 @@
-"""Layouts that only other tools write. This package loads each as the flavour that its class derives from."""
+"""Layouts that only other tools write: `verify` and `inspect` read them."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from energon_pack.errors import short
-from energon_pack.samples.flavors.base import Fields
+from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.flavors.parts import Parts
-from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_count, is_list_of
+from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_list_of
 from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.placeholders import place_media
-from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message
-from energon_pack.samples.settings import STORED
 
 
 def _is_turns(value: Any) -> bool:
@@ -55,23 +51,10 @@ class LoongForgeChatMix(PackedMultiMixQA):
     whose = "LoongForge's packed_chat_mix"
     told_by = ("messages", "media_files", "_meta")
     meta: ClassVar[Schema] = {name: META[name] for name in ("pack_id", "sample_ids", "token_lens", "total_token_len")}
-    stated = ()  # its lengths were measured with another processor
     names_content = False
 
     def kind(self, part: str) -> str | None:
         return kind_by_name(f".{re.split('[._]', part)[-1]}")
-
-    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
-        planned = value["_meta"].get("total_token_len")
-        return {**super().load(parts, value), "planned_token_len": planned if is_count(planned) else None}
-
-    def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
-        """Return the members with roles and placeholders as packing writes them."""
-        members = []
-        for member, media_kinds in zip(self.members(value), kinds, strict=True):
-            record = parse_record(member, STORED)
-            members.append({"messages": place_media(record.messages, media_kinds)[0], "tools": record.tools})
-        return members
 
     def unread(self, fields: Fields) -> Iterator[str]:
         """Yield why their loader fails: Energon decodes a part by its last extension, their cooker hands it over."""
@@ -100,3 +83,12 @@ class LoongForgeMixQA(LoongForgeChatMix):
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         return alternating([member["prompts"]], [member["captions"]])
+
+
+#: The first whose fields are in a pack's JSON is the pack's flavour.
+FOREIGN: tuple[PackedFlavor, ...] = (LlavaCaptioning(), LoongForgeMixQA(), LoongForgeChatMix())
+
+
+def foreign_flavor(value: Fields) -> PackedFlavor | None:
+    """Find the other tool's flavour that the JSON of a pack has; None: no known flavour."""
+    return next((flavor for flavor in FOREIGN if set(flavor.told_by) <= value.keys()), None)

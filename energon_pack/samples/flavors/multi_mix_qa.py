@@ -54,8 +54,6 @@ class PackedMultiMixQA(PackedFlavor):
     subflavor = "packed_chat_mix"
     schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
     meta: ClassVar[Schema] = META
-    #: fields of `_meta` that its sample class has too, beside the ids
-    stated: ClassVar[tuple[str, ...]] = ("token_lens", "num_supervised", "fingerprint")
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name the parts: `s003.i00.jpg` is the first image of member 3, with the extension of its content."""
@@ -93,25 +91,16 @@ class PackedMultiMixQA(PackedFlavor):
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         named = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         media = [media_by_kind(parts, member) for member in named]
-        members = self.conversations(value, kinds)
+        members = self.members(value)
         return {
             "messages": [member["messages"] for member in members],
             **media_fields({kind: [member[kind] for member in media] for kind in KINDS}),
             "tools": [member.get("tools") for member in members],
             "video_frames": [member.get("video_frames") for member in members],
             "options": [option_fields(member) for member in members],
-            "sample_ids": value["_meta"]["sample_ids"],
             "media_type": value["media_type"],
-            **{name: value["_meta"][name] for name in self.stated},
+            **{name: value["_meta"][name] for name in ("sample_ids", "token_lens", "num_supervised", "fingerprint")},
         }
-
-    def conversations(self, value: Fields, kinds: Sequence[list[str]]) -> list[dict[str, Any]]:
-        """Return messages, tools and frames of each member, as packing writes them.
-
-        Args:
-            kinds: the kind of each medium of each member.
-        """
-        return self.members(value)
 
     def inputs(self, sample: Any) -> Iterator[MemberInput]:
         sounds, others = getattr(sample, "audios", None), getattr(sample, "others", None) or {}
