@@ -28,7 +28,6 @@ from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.order_parts import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
-from energon_pack.dataset.single import singles
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.command import count, on_disk, parser, run
@@ -39,6 +38,8 @@ from energon_pack.run.stores import lies_in
 from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import Reference
+from energon_pack.samples.single import single
+from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, shard_of
 from energon_pack.sources.storage import absolute, real_path
@@ -175,7 +176,9 @@ class _Spill:
 
     def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
         referred = {reference.name: json.dumps(reference) for reference in pack.references}
-        for member, (record, parts) in zip(members, singles(pack, members, messages_key), strict=True):
+        samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
+        for member, (value, names) in zip(members, samples, strict=True):
+            record, parts = single(pack.flavor, value, names, _new_names(member), messages_key)
             data = json.dumps(record, ensure_ascii=False).encode()
             row = {
                 "order": member.record_offset,
@@ -186,7 +189,7 @@ class _Spill:
                 "packed": packed,
                 "media": [
                     {"name": name, "offset": part.offset, "size": part.size, "reference": referred.get(part.name)}
-                    for name, part in parts.items()
+                    for name, part in ((name, pack.parts[packed]) for name, packed in parts.items())
                 ],
             }
             self._rows.setdefault(_safe(member.shard), []).append(row)
@@ -223,6 +226,13 @@ class _Spill:
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset)
+
+
+def _new_names(member: PlanRow) -> list[tuple[str, str]]:
+    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
+    if member.record_part != LINE:
+        return [(part.name, part.kind) for part in member.parts]
+    return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
 def _safe(shard: str) -> str:

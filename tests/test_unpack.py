@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import Overlong, PackConfig
-from energon_pack.dataset.single import record_of
 from energon_pack.errors import PackError
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.single import record_of
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import files, lengths, packed, samples

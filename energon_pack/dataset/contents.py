@@ -21,7 +21,7 @@ from energon_pack.samples.flavors.references import (
     references_of,
     with_names,
 )
-from energon_pack.samples.flavors.schema import Schema
+from energon_pack.samples.flavors.schema import Schema, wrong_fields
 from energon_pack.samples.flavors.trees import num_shared
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import Part, media_type
@@ -138,23 +138,14 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
     fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
     pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
-    wrong = list(_wrong(value, fields, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
+    wrong = list(wrong_fields(value, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
     if flavor.meta:
-        wrong += _wrong(meta, pack.meta, "_meta.", flavor.meta)
+        wrong += wrong_fields(meta, "_meta.", flavor.meta)
     return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
 
 
 def _good(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return {name: value[name] for name, (_, is_it) in schema.items() if name in value and is_it(value[name])}
-
-
-def _wrong(value: Any, good: Fields, where: str, schema: Schema) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where.rstrip('.')} is {short(value)}, not an object"
-        return
-    for name, (wanted, _) in schema.items():
-        if name not in good:
-            yield f"{where}{name} is {short(value[name])}, not {wanted}" if name in value else f"no {where}{name}"
 
 
 def _unequal(pack: Pack) -> Iterator[str]:

@@ -10,7 +10,6 @@ from energon_pack.samples.flavors.references import Reference
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.draws import source_key
 from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.sample import ReadSample, read_but_media, with_headers
@@ -124,7 +123,7 @@ class Sources:
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
         """Compare the header before a part with the one it had when it was measured."""
-        names = (f"{key}.{part}" for key in (row.key, source_key(row.key)))
+        names = (f"{key}.{part}" for key in (row.key, self._shards[row.shard].key_in_tar(row.key)))
         if self._lead(row) and not any(is_header_of(header, name, size) for name in names):
             raise self.changed(row)
 

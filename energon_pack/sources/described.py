@@ -20,12 +20,20 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.folder_shard import FolderShard
 from energon_pack.sources.inside import kind_of_table, split_name
 from energon_pack.sources.lmdb_shard import LmdbShard
+from energon_pack.sources.packs import PackShard
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.storage import folder_of
 from energon_pack.sources.table_shard import TableShard
 
 _TABLES = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
-_CALLED = (TarShard.called, JsonlShard.called, *_TABLES.values(), LmdbShard.called, FolderShard.called)
+_CALLED = (
+    TarShard.called,
+    PackShard.called,
+    JsonlShard.called,
+    *_TABLES.values(),
+    LmdbShard.called,
+    FolderShard.called,
+)
 _TURNS = (*MESSAGE_KEYS, *TURN_FIELDS)
 _SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
 _ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
@@ -56,6 +64,9 @@ def _called(shard: Shard) -> str:
 
 def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
     """Describe the first readable sample of a file of lines or rows: its turns, and where its media are."""
+    if isinstance(shard, PackShard):
+        yield f"each member a sample: {shard.form}"
+        return
     if isinstance(shard, TarShard):
         if shard.field_map is not None:
             yield f"{' and '.join(name for name, _ in shard.field_map.fields)} by Energon's field_map"

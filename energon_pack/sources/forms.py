@@ -23,6 +23,7 @@ from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.metadataset import read_metadataset
 from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
 from energon_pack.sources.own import Own, own_settings
+from energon_pack.sources.packs import with_members
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.splits import with_samples
@@ -131,11 +132,13 @@ def _lines(
 
 
 def _as_mapped(source: Source, settings: SourceConfig) -> Source:
-    """Return tars with the field maps of their folders, or without if settings name the fields to read.
+    """Return tars of packs by their members, others with the field maps of their folders, or without if settings name
+    the fields to read.
 
     Raises:
-        PackError: a field map can't be followed.
+        PackError: a field map can't be followed; or as `with_members`.
     """
+    source = with_members(source)
     tars = [shard for shard in source.shards if isinstance(shard, TarShard)]
     if settings.map is not None or settings.renames or settings.messages_key:
         return replace(source, shards=[replace(shard, field_map=None) for shard in tars])
@@ -202,7 +205,7 @@ def _tables(stems: Collection[str], files: Sequence[str]) -> list[str]:
 
 def format_of(source: Source) -> Format:
     """Return the format that reads all files of a source; `auto` if there are several formats."""
-    kinds = {type(shard) for shard in source.shards}
+    kinds = {TarShard if isinstance(shard, TarShard) else type(shard) for shard in source.shards}
     return next((form for form, kind in _KINDS.items() if kinds == {kind}), Format.auto)
 
 

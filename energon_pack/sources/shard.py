@@ -28,6 +28,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
+from energon_pack.sources.draws import source_key
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
@@ -128,6 +129,10 @@ class _File:
     def ratio(self) -> float:
         """Return how often a sample is drawn."""
         return 1.0
+
+    def key_in_tar(self, key: str) -> str:
+        """Return the key that the parts of a sample have in its tar, without the mark of a copy."""
+        return source_key(key)
 
     def sample_id(self, key: str) -> str:
         """Return the name of a sample in packs and ledger: `<shard>/<key>`, `<file>:<line>`."""

@@ -1,14 +1,27 @@
 """The types that fields of the packs' JSON must have, each in words and with a function that checks it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from energon_pack.errors import short
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 
 #: Version of the packs (`_meta.format`) and of `energon_pack.json`.
 FORMAT = 3
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
+
+
+def wrong_fields(value: Any, where: str, schema: Schema) -> Iterator[str]:
+    """Yield why a part of a pack's JSON has not the fields of a schema."""
+    if not isinstance(value, dict):
+        yield f"{where.rstrip('.')} is {short(value)}, not an object"
+        return
+    for name, (wanted, is_it) in schema.items():
+        if name not in value:
+            yield f"no {where}{name}"
+        elif not is_it(value[name]):
+            yield f"{where}{name} is {short(value[name])}, not {wanted}"
 
 
 def is_list_of(kind: type) -> Callable[[Any], bool]:

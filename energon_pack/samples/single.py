@@ -1,54 +1,62 @@
 """Turn members of a pack back into single samples, in the form of a source. Pure."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.errors import PackError
+from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.sample import MESSAGE_KEYS, Part, media_type
-from energon_pack.sources.jsonl.index import LINE
+from energon_pack.samples.sample import MESSAGE_KEYS, media_type
 
 _TIMES = ("patch_positions", "fps", "timestamp_decimal")
 
 
-def singles(
-    pack: Pack, members: list[PlanRow], messages_key: str | None = None
-) -> list[tuple[dict[str, Any], dict[str, Part]]]:
-    """Return each member of a whole pack: its JSON, and its parts' places in the packed shard, by their new names.
+class Single(NamedTuple):
+    """A member of a pack as a sample of a source."""
+
+    #: its JSON
+    record: dict[str, Any]
+    #: its media and their patch positions: the name in its tar → the part of the pack
+    parts: dict[str, str]
+
+
+def single(
+    flavor: PackedFlavor,
+    member: Mapping[str, Any],
+    names: Sequence[str],
+    media: list[tuple[str, str]] | None = None,
+    messages_key: str | None = None,
+) -> Single:
+    """Return a member of a pack as a single sample.
+
+    Args:
+        member: one of the flavour's `samples`.
+        names: one of the flavour's `parts`: those of the member.
+        media: new name and kind of each medium; None: they keep the names that they have in the pack.
+        messages_key: see `record_of`.
 
     Raises:
         PackError: as `record_of`.
     """
-    found = []
-    for member, value, names in zip(members, pack.flavor.samples(pack.fields), pack.names, strict=True):
-        media = _new_names(member)
-        parts = {name: pack.parts[packed] for (name, _), packed in zip(media, names, strict=True)}
-        arrays = {i: part for i, name in enumerate(names) if (part := pack.positions(name))}
-        if arrays:
-            value = {**value, "patch_positions": [f"{i}.npy" * (i in arrays) for i in range(len(media))]}
-            parts |= {f"{i}.npy": part for i, part in arrays.items()}
-        elif pack.flavor.times_in_text and any(kind == IMAGE.kind for _, kind in media):
-            value = _without_times(value)
-        found.append((record_of(value, media, messages_key), parts))
-    return found
+    packed = [name for name in names if not name.endswith(".npy")]
+    new = media if media is not None else [(name, flavor.kind(name) or IMAGE.kind) for name in packed]
+    arrays = {i: array for i, name in enumerate(packed) if (array := flavor.positions_part(name)) in names}
+    called = {i: array if media is None else f"{i}.npy" for i, array in arrays.items()}
+    if arrays:
+        member = {**member, "patch_positions": [called.get(i, "") for i in range(len(new))]}
+    elif flavor.times_in_text and any(kind == IMAGE.kind for _, kind in new):
+        member = _without_times(member)
+    parts = {name: part for (name, _), part in zip(new, packed, strict=True)}
+    return Single(record_of(member, new, messages_key), parts | {called[i]: array for i, array in arrays.items()})
 
 
-def _without_times(value: dict[str, Any]) -> dict[str, Any]:
+def _without_times(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a member with its times in the text; their origin gets a name that is not read a second time."""
     if not (value.get("fps") or any(value.get("patch_positions") or ())):
         return value
     times = {name: value[name] for name in _TIMES if name in value}
     return {name: item for name, item in value.items() if name not in times} | {"source_times": times}
-
-
-def _new_names(member: PlanRow) -> list[tuple[str, str]]:
-    """Return part and kind of each medium: as in its tar; media of a JSONL line, whose names are paths, get numbers."""
-    if member.record_part != LINE:
-        return [(part.name, part.kind) for part in member.parts]
-    return [(f"{number}.{part.extension}", part.kind) for number, part in enumerate(member.parts)]
 
 
 def record_of(

@@ -1,0 +1,130 @@
+"""How packs of LoongForge and of LLaVA-OneVision-2 hold their members. Pure.
+
+The members' own JSON is in the form of a source, so reading a sample checks it as it checks any other.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from energon_pack.samples.flavors.schema import LIST, MEDIA, NAMES, OBJECTS, Schema
+from energon_pack.samples.sample import MESSAGE_KEYS
+
+Fields = dict[str, Any]
+#: a member's JSON as a sample of a source, and the names of its parts in the pack
+Member = tuple[Fields, list[str]]
+
+_COLUMNS = ("images", "patch_positions", "prompts", "captions", "fps", "timestamp_decimal")
+_STEM = re.compile(r"img\d+_\d+\.")
+
+
+class ForeignForm(NamedTuple):
+    """A form of packs that another tool writes."""
+
+    #: the tool, and its name for the form
+    name: str
+    #: the fields of a pack's JSON
+    schema: Schema
+    #: fields that a pack may lack
+    optional: frozenset[str]
+    #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
+    is_it: Callable[[Fields, Sequence[str]], bool]
+    members: Callable[[Fields], Iterator[Member]]
+
+
+def _listed(member: Fields, names: list[str]) -> Member:
+    """Return a member whose media are listed by their names in the pack."""
+    own = {key: item for key, item in member.items() if item is not None and key not in ("media_files", "images")}
+    return {**own, "name": names}, names
+
+
+def _is_chats(value: Fields, parts: Sequence[str]) -> bool:
+    members = value.get("messages")
+    return (
+        isinstance(value.get("media_files"), list)
+        and isinstance(members, list)
+        and bool(members)
+        and all(isinstance(member, dict) and any(map(member.get, MESSAGE_KEYS)) for member in members[:1])
+    )
+
+
+def _chats(value: Fields) -> Iterator[Member]:
+    for member, names in zip(value["messages"], value["media_files"], strict=True):
+        yield _listed(member, names)
+
+
+def _is_pairs(value: Fields, parts: Sequence[str]) -> bool:
+    texts = value.get("texts")
+    return isinstance(texts, dict) and {"prompts", "captions"} <= texts.keys() and "media_files" in value
+
+
+def _pairs(value: Fields) -> Iterator[Member]:
+    prompts, captions = value["texts"]["prompts"], value["texts"]["captions"]
+    media = value["media_files"] or [[]] * len(prompts)  # earlier versions name none in a pack of texts
+    for prompt, caption, names in zip(prompts, captions, media, strict=True):
+        yield _listed({"prompts": prompt, "captions": caption}, names)
+
+
+def _is_columns(value: Fields, parts: Sequence[str]) -> bool:
+    columns = [value.get(name) for name in ("images", "prompts", "captions")]
+    if not all(isinstance(column, list) and column and isinstance(column[0], list) for column in columns):
+        return False  # several turns of one sample
+    return "sample_count" in value or any(map(_STEM.match, parts))
+
+
+def _columns(value: Fields) -> Iterator[Member]:
+    number = len(value["images"])
+    rows = zip(*(value.get(name) or [None] * number for name in _COLUMNS), strict=True)
+    for index, (images, arrays, *others) in enumerate(rows):
+        names = [f"img{index}_{i}.jpg" for i in range(len(images))]
+        positions = [f"img{index}_{i}.npy" if array else "" for i, array in enumerate(arrays or ())]
+        member = dict(zip(_COLUMNS[2:], others, strict=True))
+        record, _ = _listed({**member, "patch_positions": positions if any(positions) else None}, names)
+        yield record, [*names, *filter(None, positions)]
+
+
+def _is_texts(value: Any) -> bool:
+    sides = [value.get("prompts"), value.get("captions")] if isinstance(value, dict) else []
+    return bool(sides) and all(isinstance(side, list) for side in sides) and len(sides[0]) == len(sides[1])
+
+
+FORMS: tuple[ForeignForm, ...] = (
+    ForeignForm(
+        "LLaVA-OneVision-2's packed_captioning",
+        {
+            "images": NAMES,
+            "prompts": LIST,
+            "captions": LIST,
+            "patch_positions": NAMES,
+            "fps": LIST,
+            "timestamp_decimal": LIST,
+        },
+        frozenset(("patch_positions", "fps", "timestamp_decimal")),
+        _is_columns,
+        _columns,
+    ),
+    ForeignForm(
+        "LoongForge's packed_multi_mix_qa",
+        {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA["media_files"]},
+        frozenset(),
+        _is_pairs,
+        _pairs,
+    ),
+    ForeignForm(
+        "LoongForge's packed_chat_mix",
+        {"messages": OBJECTS, "media_files": MEDIA["media_files"]},
+        frozenset(),
+        _is_chats,
+        _chats,
+    ),
+)
+
+
+def foreign_form(value: Any, parts: Sequence[str]) -> ForeignForm | None:
+    """Find the form of a pack that another tool wrote; None: it is no such pack.
+
+    Args:
+        value: the JSON of a sample of a tar.
+        parts: the names of its other parts.
+    """
+    return next((form for form in FORMS if isinstance(value, dict) and form.is_it(value, parts)), None)

@@ -1,0 +1,200 @@
+"""Packs as a source: each member is a sample, whether this package packed it, or LoongForge or LLaVA-OneVision-2.
+
+    a pack's JSON ──index──► a row for each member, with the member's media ──raw_of──► the member's own JSON
+
+The key of a sample is that of its pack, with the member's number: `ps_00000012#3`.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from energon_pack.errors import PackError
+from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import json_value
+from energon_pack.samples.flavors import flavor_written, why_unknown
+from energon_pack.samples.flavors.base import PackedFlavor
+from energon_pack.samples.flavors.references import has_references
+from energon_pack.samples.flavors.schema import wrong_fields
+from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.single import single
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources import wds
+from energon_pack.sources.draws import source_key
+from energon_pack.sources.foreign import FORMS, Member, foreign_form
+from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
+from energon_pack.sources.shard import Shard, Source, TarShard
+from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
+from energon_pack.sources.tar import TarScan
+
+_MANIFEST = f"{META_FOLDER}/energon_pack.json"
+_MOST_LOOKED_AT = 4  # tars of a folder, and samples of each: the first may be damaged
+
+
+@dataclass(frozen=True)
+class PackShard(TarShard):
+    """A tar of packs; each member of a pack is a sample."""
+
+    called = "packs"
+
+    #: the flavour of the packs, or the name of another tool's form
+    form: str = field(kw_only=True)
+    #: keys of packs that are left out
+    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return *super().identity, self.form, sorted(self.excluded)
+
+    def index(self) -> pa.Table:
+        table = wds.index_tar(self.path)
+        with self.open() as file:
+            packs = (pack for pack in rows_of(table, IndexRow) if pack.key not in self.excluded)
+            rows = [row for pack in packs for row in self._members(file, pack)]
+        columns = {name: [getattr(row, name) for row in rows] for name in wds.INDEX_SCHEMA.names}
+        return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
+
+    def _members(self, file: File, pack: IndexRow) -> Iterator[IndexRow]:
+        """Yield a row for each member of a pack; for a pack that can't be read, a single row says why."""
+        try:
+            if pack.record_part is None:
+                raise Skip(Reason(pack.reason), pack.detail or "")
+            members = _samples(file.read(pack.record_offset, pack.record_size), self.form)
+        except Skip as skip:
+            yield replace(pack, parts=[], reason=skip.reason.value, detail=skip.detail)
+            return
+        there = {part.name: part for part in pack.parts}
+        for number, (_, names) in enumerate(members):
+            row = replace(pack, key=f"{pack.key}#{number}", parts=[there[name] for name in names if name in there])
+            lost = next((name for name in names if name not in there), None)
+            if lost is not None and pack.reason is None:
+                row.reason, row.detail = Reason.MISSING_MEDIA.value, f"{lost!r} is not in its pack"
+            yield row
+
+    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
+        """Return the JSON of a member; raises Skip if its pack can't be read."""
+        raw = super().raw_of(file, row, lead)
+        number = int(source_key(row.key).rpartition("#")[2])
+        return raw[:lead] + _samples(raw[lead:], self.form)[number][0]
+
+    def key_in_tar(self, key: str) -> str:
+        return source_key(key).rpartition("#")[0]
+
+
+# --------------------------------------------------------------------------------------------------- members of a pack
+
+
+@lru_cache(8)
+def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
+    """Return the JSON of each member of a pack as a sample of a source, and the names of its media and arrays.
+
+    Args:
+        raw: the JSON of the pack.
+
+    Raises:
+        Skip: `invalid_json`, `not_an_object`; `bad_message` for a field that is missing, or of another type.
+    """
+    value, theirs = load_json(raw), next((each for each in FORMS if each.name == form), None)
+    if not isinstance(value, dict):
+        raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
+    flavor = theirs or flavor_written(form)
+    schema = {name: what for name, what in flavor.schema.items() if name in value or name not in flavor.optional}
+    if wrong := next(wrong_fields(value, "", schema), None):
+        raise Skip(Reason.BAD_MESSAGE, f"the pack: {wrong}")
+    try:
+        members = list(theirs.members(value) if theirs else _members(value, flavor_written(form)))
+    except (KeyError, IndexError, ValueError) as error:
+        raise Skip(Reason.BAD_MESSAGE, f"the lists of the pack have not an entry for each member: {error}") from None
+    if (stated := _num_stated(value)) not in (None, len(members)) or not members:
+        raise Skip(Reason.BAD_MESSAGE, f"the pack has {len(members)} members, and says that it has {stated}")
+    return [(json.dumps(record, ensure_ascii=False).encode(), names) for record, names in members]
+
+
+def _members(value: dict[str, Any], flavor: PackedFlavor) -> Iterator[Member]:
+    for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
+        yield single(flavor, member, names).record, names
+
+
+def _num_stated(value: dict[str, Any]) -> int | None:
+    """Return how many members a pack says that it has; None: it does not say."""
+    meta = value.get("_meta")
+    ids = meta.get("sample_ids") if isinstance(meta, dict) else None
+    return len(ids) if isinstance(ids, list) else value.get("sample_count")
+
+
+# ------------------------------------------------------------------------------------------------- which tars are packs
+
+
+def with_members(source: Source) -> Source:
+    """Return a source in which the members of packs are samples.
+
+    The first samples of a folder tell whether its tars hold packs.
+
+    Raises:
+        PackError: packs of this package whose members can't be told: their media lie in another source, they hold no
+            messages, another version packed them, or their folder lacks energon_pack.json.
+    """
+    folders: dict[str, list[str]] = {}
+    for tar in source.shards:
+        folders.setdefault(folder_of(tar.path), []).append(tar.path)
+    forms = {folder: _form_in(folder, tars[:_MOST_LOOKED_AT]) for folder, tars in folders.items()}
+    shards: list[Shard] = []
+    for shard in source.shards:
+        form = forms[folder_of(shard.path)]
+        shards.append(shard if form is None else _as_packs(shard, form, source.excluded.get(shard.name)))
+    packs = {shard.name for shard in shards if isinstance(shard, PackShard)}
+    excluded = {name: keys for name, keys in source.excluded.items() if name not in packs}
+    return replace(source, shards=shards, excluded=excluded)
+
+
+def _as_packs(shard: Shard, form: str, excluded: frozenset[str] | None) -> PackShard:
+    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded or frozenset())
+
+
+def _form_in(folder: str, tars: list[str]) -> str | None:
+    """Return the form of the packs in a folder; None: its tars hold samples."""
+    manifest = read_whole(path_in(folder, _MANIFEST))
+    looked = list(chain.from_iterable(map(_first_samples, tars)))
+    if manifest is None:
+        if any(isinstance(meta := value.get("_meta"), dict) and "fingerprint" in meta for value, _ in looked):
+            raise PackError(f"{folder} holds packs of energon_pack, and no {_MANIFEST}: give the whole dataset")
+        return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
+    try:
+        made = json_value(manifest)
+        why = why_unknown(made)
+    except (ValueError, AttributeError) as error:
+        why = f"{_MANIFEST} can't be read: {error}"
+    if why:
+        raise PackError(f"{folder}: {why}")
+    for value, _ in looked:
+        if has_references(value):
+            raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
+        if not any(name in value for name in ("messages", "prompts")):
+            raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
+    return str(made["flavor"])
+
+
+def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:
+    """Return the JSON objects of the first samples of a tar, each with the names of the parts before it."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    keys: dict[str, list[str]] = {}
+    try:
+        with open_file(tar) as file:
+            for name, offset, size in TarScan(file):
+                key, _, part = name.rpartition("/")[2].partition(".")
+                keys.setdefault(key, []).append(part)
+                if len(keys) > _MOST_LOOKED_AT:
+                    break
+                if part == "json" and size >= 0:
+                    with suppress(ValueError):
+                        value = json_value(file.read(offset, size))
+                        found += [(value, keys[key])] if isinstance(value, dict) else []
+    except OSError:  # indexing says what is wrong
+        return []
+    return found
