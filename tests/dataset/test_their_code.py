@@ -16,6 +16,7 @@ import pytest
 from energon_pack.config import Flavor, GroupBy, ModelConfig, PackConfig
 from support.labels.environments import python_of
 from support.packed import packed, samples
+from support.read_source import read as read_source
 from support.running import ROOT
 from support.samples import chat, picture, write_tar
 
@@ -99,3 +100,36 @@ def test_another_stack_reads_every_member(
         for pack in planned
     }
     assert sum(map(len, found["read"].values())) == num_members
+
+
+#: form → sets of real samples that it has a place for
+FORMS = {
+    "packed_chat_mix": ("image_demo", "image_mathv", "text_toolcall", "video_demo", "text_sharegpt_zh"),
+    "packed_multi_mix_qa": ("image_mathv",),  # one question of each, and its answer
+    "packed_captioning": ("image_demo", "image_mathv"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_packs_of_their_own_writers_are_a_source(real: Path, tmp_path: Path, form: str) -> None:
+    """Every member is a sample, none is lost: texts of its turns and bytes of its media are those that they packed."""
+    if not (peers := os.environ.get("PEERS")):
+        pytest.skip("PEERS is no folder with checkouts of LoongForge, LLaVA-OneVision-2 and Megatron-LM")
+    code = ("LoongForge/tools/data_preprocess/vlm/offline_packing", "LLaVA-OneVision-2/offline_packing")
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(f"{peers}/{name}" for name in code)}
+    for name in FORMS[form]:
+        for tar in sorted((real / "wds" / name).glob("*.tar")):
+            out = tmp_path / tar.stem
+            script = ROOT / "tests" / "support" / "pack_as_peers.py"
+            command: list[str | Path] = [python_of("loongforge"), "-W", "ignore", script, form, tar, out, "4"]
+            done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+            assert done.returncode == 0, done.stderr[-2000:]
+            before, after = (list(read_source(path).values()) for path in (tar, out))
+            if form == "packed_captioning":  # its writer takes what users ask and assistants say, in columns
+                ends_with_a_question = [sample for sample in before if len(sample[0]) % 2]
+                assert len(ends_with_a_question) == sum(str(sample).startswith("bad_message: 3 p") for sample in after)
+                before = [sample for sample in before if sample not in ends_with_a_question]
+                after = [sample for sample in after if not isinstance(sample, str)]
+            print(f"{form} {tar.stem}: {len(after)} members of {len(before)} samples")
+            assert sorted(map(repr, after)) == sorted(map(repr, before))

@@ -13,53 +13,24 @@ import pytest
 
 from energon_pack.config import Flavor, MediaIn, PackConfig
 from energon_pack.errors import PackError
-from energon_pack.lengths.index import refuse_damaged
 from energon_pack.plan.settings import Share
-from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.packs import PackShard
-from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import TarShard
-from energon_pack.sources.wds import about_of
 from support.damage import read_shard, write_shard
 from support.packed import json_lines, lengths, packed, samples
 from support.peers import NAMES, Damage, changed, in_json, write_llava_onevision, write_loongforge, write_theirs
+from support.read_source import read
 from support.samples import chat, picture, video, write_tar
 
 Make = Callable[..., PackConfig]
-#: the texts of a sample in the order of its turns, and the bytes of its media; or why it is left out
-Read = tuple[list[str], list[bytes]] | str
 
 
 @pytest.fixture(autouse=True)
 def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Energon's check of the packs is tested elsewhere, and slow to start."""
     monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
-def read(path: Path, **settings: Any) -> dict[str, Read]:
-    """Every sample of a source, as packing reads it, by its key."""
-    found: dict[str, Read] = {}
-    with Reader() as reader:
-        for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
-            table = shard.index()
-            refuse_damaged([(shard, about_of(table))])
-            for row in rows_of(table, IndexRow):
-                assert row.key not in found
-                try:
-                    if row.reason is not None:
-                        raise Skip(Reason(row.reason), row.detail or "")
-                    sample = read_sample(reader, shard, row, ReadSettings())
-                except Skip as skip:
-                    found[row.key] = str(skip)
-                    continue
-                texts = [message["content"] for message in sample.timed]
-                found[row.key] = texts, [reader.read(shard, part) for part in sample.parts]
-    return found
 
 
 # ---------------------------------------------------------------------------------------------- packs of other tools

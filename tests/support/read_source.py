@@ -1,0 +1,38 @@
+"""Reads a source as packing does, without a model."""
+
+from pathlib import Path
+from typing import Any
+
+from energon_pack.lengths.index import refuse_damaged
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.reader import Reader
+from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.sample import read_sample
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.wds import about_of
+
+#: the texts of a sample in the order of its turns, and the bytes of its media; or why it is left out
+Read = tuple[list[str], list[bytes]] | str
+
+
+def read(path: Path, **settings: Any) -> dict[str, Read]:
+    """Every sample of a source, as packing reads it, by its key."""
+    found: dict[str, Read] = {}
+    with Reader() as reader:
+        for shard in find_source(SourceConfig(path=str(path), **settings), str(path)).shards:
+            table = shard.index()
+            refuse_damaged([(shard, about_of(table))])
+            for row in rows_of(table, IndexRow):
+                assert row.key not in found
+                try:
+                    if row.reason is not None:
+                        raise Skip(Reason(row.reason), row.detail or "")
+                    sample = read_sample(reader, shard, row, ReadSettings())
+                except Skip as skip:
+                    found[row.key] = str(skip)
+                    continue
+                texts = [message["content"] for message in sample.timed]
+                found[row.key] = texts, [reader.read(shard, part) for part in sample.parts]
+    return found
