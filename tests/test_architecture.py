@@ -34,7 +34,7 @@ samplers
 trainers
 lazy streaming on_disk
 automodel
-unpack cli convert metadataset simulate inspect recipes
+unpack cli metadataset simulate inspect recipes
 order try
 __main__
 """

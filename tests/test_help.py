@@ -29,7 +29,6 @@ def examples(tool: str, cwd: Path) -> list[str]:
     ("tool", "arguments"),
     [
         ("unpack", ["packed", "s3://b/out"]),
-        ("convert", ["a.jsonl", "s3://b/out"]),
     ],
 )
 def test_tools_refuse_addresses_where_they_write_folders(tool: str, arguments: list[str], tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ TOOLS: dict[str, str] = {
     "unpack": "the samples of a packed dataset, each of its own again",
     "metadataset": "blend packed datasets",
     "order": "read several packed datasets in one order",
-    "convert": "JSONL as a plain WebDataset",
     "recipes": "trainings to read and adapt, with the tested versions, into a folder",
 }
 _WIDEST_HELP = 110

@@ -87,7 +87,7 @@ def test_files_and_names_of_the_package_are_there() -> None:
 
 
 def test_the_yaml_is_what_is_written() -> None:
-    """The keys of a source that is blended with packs; `convert` writes the same."""
+    """The keys of a source that is blended with packs."""
     (shown,) = map(yaml.safe_load, blocks("yaml", "train/energon.md"))
     written = dataset_yamls(UNPACKED, "typed")["dataset.yaml"]
     assert shown == {name: value for name, value in written.items() if name != "subflavors"}

@@ -156,6 +156,8 @@ class Reader:
             program, arguments = "python", arguments[2:]
         if program == "energon-pack":
             program, arguments = "python", ["-m", "energon_pack", *arguments]
+        if program == "energon":
+            program, arguments = "python", ["-m", "megatron.energon.cli.main", *arguments]
         if program != "python":
             return self._of_the_system(program, arguments)
         if arguments[0] == "-m":

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
-from energon_pack.convert import convert
 from energon_pack.loading import load_multi_mix_qa
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
@@ -21,6 +20,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped, time_marks
 from energon_pack.task_encoder import inputs_of
 from energon_pack.templates.sample import Sample
+from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, train
 from support.samples import npy, picture, write_tar
@@ -185,8 +185,8 @@ def test_a_changed_npy_is_measured_again(
 def test_the_tar_of_a_jsonl_is_as_long(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path, flavor: Flavor
 ) -> None:
-    """`convert` takes the arrays along, packing finds them in the tar, and verify in both."""
-    convert([str(source)], tmp_path / "tars")
+    """`unpack` takes the arrays along, packing finds them in the tar, and verify in both."""
+    unpack(packed(config, source, Flavor.packed_captioning, name="to unpack")[0], tmp_path / "tars")
     from_lines, _ = packed(config, source, flavor)
     from_tars, _ = packed(config, tmp_path / "tars", flavor, name="from tars")
     lens = [lens_in_training(folder, demo[1]) for folder in (from_lines, from_tars)]
@@ -196,7 +196,7 @@ def test_the_tar_of_a_jsonl_is_as_long(
     assert clean.num_looked_at["source media"] == 17 + 9 * (flavor is Flavor.packed_captioning)
     cut = {"packing__max_token_len": 140, "packing__overlong": Overlong.split_turns, "source__limit": 1}
     folder, _ = packed(config, tmp_path / "tars", flavor, name="cut", **cut)
-    assert set(lens_in_training(folder, demo[1])) == {f"000000.tar/00000000#{i}of2" for i in (1, 2)}
+    assert set(lens_in_training(folder, demo[1])) == {f"s.tar/1#{i}of2" for i in (1, 2)}
     assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
 
 
@@ -244,18 +244,18 @@ def test_an_unpacked_sample_has_the_same_times(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path
 ) -> None:
     """Blended with packs, it is as long as it was measured."""
-    convert([str(source)], tmp_path / "tars")
+    unpack(packed(config, source, Flavor.packed_captioning, name="to unpack")[0], tmp_path / "tars")
     folder, _ = packed(config, tmp_path / "tars", Flavor.packed_multi_mix_qa)
     lens = lens_in_training(folder, demo[1])
     template = load_template(folder, str(demo[1]))
     num = 0
-    with tarfile.open(tmp_path / "tars" / "000000.tar") as tar:
+    with tarfile.open(tmp_path / "tars" / "s.tar") as tar:
         data = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
     for key in sorted({name.partition(".")[0] for name in data}):
         parts: dict[str, Any] = {n.partition(".")[2]: d for n, d in data.items() if n.startswith(f"{key}.")}
-        if f"000000.tar/{key}" in lens:
+        if f"s.tar/{key}" in lens:
             sample = load_multi_mix_qa({"__key__": key, **parts})
             media = [Media("image", *image.size) for image in sample["image"]]
-            assert len(template.encode(Sample(sample["messages"], media)).ids) == lens[f"000000.tar/{key}"]
+            assert len(template.encode(Sample(sample["messages"], media)).ids) == lens[f"s.tar/{key}"]
             num += 1
     assert num == len(lens) == 5

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack import convert
 from energon_pack.config import OnDamaged
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
@@ -199,8 +198,6 @@ def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path
     for source, own in named:
         with pytest.raises(PackError, match=r"damaged file .*b\.jsonl: it breaks off within line 9: .*on_damaged=keep"):
             pack(config(source, source__format="auto", **own))
-    with pytest.raises(PackError, match=r"damaged file .*b\.jsonl"):
-        convert.convert([str(half)], tmp_path / "out")
 
 
 def test_whole_samples_are_kept_if_the_user_says_so(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:

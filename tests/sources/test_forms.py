@@ -156,7 +156,7 @@ def test_media_in_two_places_are_refused(tmp_path: Path) -> None:
 
 
 def test_ledgers_are_no_samples(tmp_path: Path) -> None:
-    """Output of `convert` could not be packed, because its ledger lies beside the tars."""
+    """A ledger lies beside tars of a packed dataset, which are a source, too."""
     a_tar(tmp_path / "a.tar")
     (tmp_path / "skipped.jsonl").touch()
     assert look(str(tmp_path)).forms == [Format.wds]
