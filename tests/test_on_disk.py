@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError, PackSampler
@@ -36,6 +38,14 @@ def test_they_are_the_packs_that_energon_reads(packs: PackedDataset, folder: Pat
         assert [member.sample_id for member in pack.members] == theirs[pack.key]
         assert [member.sample_id for member in packs.members(0, number)] == theirs[pack.key]
         assert sum(len(member.tokens) for member in pack.members) == packs.lens()[number]
+
+
+def test_a_hydra_application_makes_them_by_target(folder: Path, packs: PackedDataset) -> None:
+    """`_target_` with `path`, as in its own YAML: another name of the argument would be an error at the start."""
+    node = OmegaConf.create({"_target_": "energon_pack.PackedDataset", "path": str(folder), "layout": "thd"})
+    made = instantiate(node)
+    assert (len(made), made.encoder.layout) == (len(packs), "thd")
+    assert made.collate([made[0]])["num_tokens"] == packs.collate([packs[0]])["num_tokens"]
 
 
 def test_a_copy_in_a_worker_reads_the_same(packs: PackedDataset) -> None:
