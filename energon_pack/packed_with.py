@@ -3,60 +3,22 @@
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
-from energon_pack.dataset.manifest import is_packed_here, processor_folder, read_manifest
+from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of, plain
-from energon_pack.run.stores import is_address
+from energon_pack.run.json_nodes import node_of
 from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO
 from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.member_tokens import tokens_of
-from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 
-def manifest_of(dataset: str | Path, model: str | None = None) -> dict[str, Any]:
-    """Return how packs were made: their own manifest, or `model`'s settings for packs of another tool.
-
-    Args:
-        dataset: folder of a packed dataset, or the YAML of a Metadataset of several.
-        model: for packs of another tool: the NAME of `+model=NAME`, or the path of a model's YAML.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no packed dataset; it needs a `model`; or it names its own and gets one.
-    """
-    if model is None:
-        return read_manifest(dataset)
-    if is_packed_here(dataset):
-        raise ValueError(f"{dataset} says itself how it was packed: model={model} is for packs of other tools")
-    if not is_address(dataset) and not Path(dataset).exists():
-        raise FileNotFoundError(f"{dataset}: no such folder")
-    node = read_model(model)
-    return {
-        "layout": "neat",
-        "mask": node["mask"],
-        "pad_to_multiple_of": 1,
-        "max_token_len": None,  # other tools do not record it
-        "fingerprint": None,
-        "content": {
-            "model": node,
-            "media": plain(MediaConfig()),
-            "labels": plain(Labels()),
-            "source": plain(ReadSettings()),
-        },
-    }
-
-
-def load_template(
-    path: str | Path, processor: str | None = None, trust_remote_code: bool = False, model: str | None = None
-) -> Template:
+def load_template(path: str | Path, processor: str | None = None, trust_remote_code: bool = False) -> Template:
     """Load the template a dataset was packed with: `load_template(path).encode(sample)` gives the measured lengths.
 
     Args:
@@ -64,15 +26,14 @@ def load_template(
         processor: folder or hub id of the model's processor; by default the folder that the dataset was packed with,
             if it exists here, else the model's published one.
         trust_remote_code: run the processor's own code; this is never taken from the dataset.
-        model: see `manifest_of`.
 
     Raises:
         ValueError: the processor has another tokenizer than that of the packing.
         PackError: it can't be loaded.
     """
-    manifest = manifest_of(path, model)
+    manifest = read_manifest(path)
     node = manifest["content"]["model"]
-    processor = processor or (processor_folder(path) if model is None else None) or node["hub_id"]
+    processor = processor or processor_folder(path) or node["hub_id"]
     if processor is None:
         raise ValueError(f"{path}: model={node['name']} has no hub id: give its processor")
     content = manifest["content"]
@@ -82,8 +43,6 @@ def load_template(
         node_of(MediaConfig, content["media"]),
         node_of(Labels, content["labels"]),
     )
-    if model is not None:
-        return load_model_template(settings)
     template = _built(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
     return template.without_shortcut() if NO_SHORTCUT.items() <= manifest["fingerprints"].items() else template

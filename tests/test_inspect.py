@@ -19,7 +19,6 @@ from energon_pack.inspect.search import search
 from energon_pack.views.html import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
-from support.peers import NAMES, write_llava_onevision, write_loongforge
 from support.running import command, command_here, need_torchvision
 from support.samples import chat, picture, write_tar
 
@@ -176,16 +175,6 @@ def test_a_page_is_written_into_what_is_there(dataset: Path, shown: Show, tmp_pa
 
 
 # ------------------------------------------------------------------------------------------- others', and damaged
-
-
-@pytest.mark.parametrize("theirs", ["llava", *NAMES])
-def test_packs_of_other_tools_are_shown(tmp_path: Path, shown: Show, theirs: str) -> None:
-    folder = tmp_path / "theirs"
-    folder = write_llava_onevision(folder) if theirs == "llava" else write_loongforge(folder, NAMES[theirs])
-    text = shown(folder, "--full", "--tokens")
-    assert "packed by another tool" in text
-    assert "no tokens: --as MODEL and --processor FOLDER" in text
-    assert "assistant  " in text
 
 
 def test_a_metadataset_names_the_datasets_to_look_at(dataset: Path, tmp_path: Path) -> None:

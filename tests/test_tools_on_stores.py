@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from support.corruptions import CORRUPTIONS
 from support.damage import found, lines, packed_to_damage
 from support.marks import slow
 from support.packed import files, packed
-from support.peers import NAMES, write_llava_onevision, write_loongforge
 from support.running import command_here
 from support.samples import chat, noise, write_source, write_tar
 from support.stores import Bucket, Request
@@ -100,18 +98,6 @@ def test_a_damage_is_found_in_a_bucket_as_on_disk(name: str, dataset: Path, buck
     there = found(bucket.put_folder(folder, "out/packed"), **options)
     assert lines(there) == lines(here) != ""
     assert there.num_looked_at == here.num_looked_at
-
-
-@pytest.mark.parametrize("write", [write_llava_onevision, partial(write_loongforge, name=NAMES["with dots"])])
-def test_packs_of_another_tool_are_read_in_a_bucket_as_on_disk(
-    write: Callable[[Path], Path], bucket: Bucket, tmp_path: Path
-) -> None:
-    folder = write(tmp_path / "theirs")
-    address = bucket.put_folder(folder, "theirs")
-    for tool, arguments in (("verify", ["--num-workers", "1", "--decode"]), ("inspect", ["0"])):
-        code, out, errors = said(tool, folder, *arguments, cwd=tmp_path)
-        assert said(tool, address, *arguments, cwd=tmp_path) == (code, out, errors)
-        assert (errors, len(out) > 100) == ("", True)
 
 
 def test_lines_and_an_sqlite_index_are_verified_in_a_bucket_as_on_disk(

@@ -1,4 +1,4 @@
-"""Parse the JSON of a pack, whichever tool wrote it; it may be damaged, so each field is checked."""
+"""Parse the JSON of a pack; it may be damaged, so each field is checked."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +13,6 @@ from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
-from energon_pack.samples.flavors.foreign import foreign_flavor
 from energon_pack.samples.flavors.references import (
     Reference,
     defects_of,
@@ -86,9 +85,8 @@ class Pack:
 
     @cached_property
     def ids(self) -> list[str]:
-        """Return the sample id of each member, or its index where another tool's packs have no ids."""
-        places = [] if self.flavor.is_ours else [f"{self.files.key}#{i}" for i in range(len(self.members or ()))]
-        found: list[str] = self.meta.get("sample_ids", places)
+        """Return the sample id of each member; [] where they can't be told."""
+        found: list[str] = self.meta.get("sample_ids", [])
         return found
 
     @property
@@ -104,15 +102,15 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     return Beside(file, pack.files.end, pack.references, media) if pack.references else file
 
 
-def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:
+def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
     """Return a pack, and the defects of its JSON.
 
     Args:
         raw: the bytes of its JSON; None: it has no JSON.
-        flavor: of this package's packs; None: another tool wrote the pack.
+        flavor: of the packs.
     """
     parts = {part.name: part for part in files.parts}
-    unread = Pack(files, parts, flavor=flavor or DEFAULT)
+    unread = Pack(files, parts, flavor=flavor)
     if raw is None:
         return unread, ["it has no JSON"]
     try:
@@ -121,12 +119,8 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
         return unread, [f"its JSON can't be read: {skip.detail}"]
     if not isinstance(value, dict):
         return unread, [f"its JSON is a {type(value).__name__}, not an object"]
-    if flavor is None:
-        flavor = foreign_flavor(value)
-        if flavor is None:
-            return unread, [f"its JSON is of no form that is known: {', '.join(value)[:80]}"]
     references: list[Reference] = []
-    if flavor.is_ours and has_references(value):
+    if has_references(value):
         if wrong := list(defects_of(value)):
             return unread, wrong
         references = list({part.name: part for part in chain.from_iterable(references_of(value))}.values())
@@ -139,8 +133,7 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> t
     pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
     wrong = list(wrong_fields(value, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
-    if flavor.meta:
-        wrong += wrong_fields(meta, "_meta.", flavor.meta)
+    wrong += wrong_fields(meta, "_meta.", flavor.meta)
     return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
 
 

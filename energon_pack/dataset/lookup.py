@@ -35,7 +35,7 @@ class Found:
 class Packs(PackParts):
     """The packs of a dataset in the order of its plan, whichever tool wrote it."""
 
-    def __init__(self, folder: DatasetFolder, flavor: PackedFlavor | None, shards: DatasetFolder | None = None):
+    def __init__(self, folder: DatasetFolder, flavor: PackedFlavor, shards: DatasetFolder | None = None):
         """List the shards.
 
         Args:

@@ -63,7 +63,7 @@ def _show_pack(given: argparse.Namespace) -> int:
         if given.tokens or given.processor or given.html:
             from energon_pack.inspect.tokens import template_of
 
-            template, missing = template_of(opened, given.processor, given.trust_remote_code, given.packs_as)
+            template, missing = template_of(opened, given.processor, given.trust_remote_code)
         found = opened.packs[number]
         view = opened.view(found, template, _MOST_THUMBNAILS if given.html else 0)
         if given.html:  # written before anything is printed, because `| head` ends the process
@@ -137,7 +137,6 @@ def _arguments() -> argparse.Namespace:
     tool.add_argument("--tokens", action="store_true", help="the text as tokens; needs the processor")
     tool.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
     tool.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
-    tool.add_argument("--as", dest="packs_as", metavar="MODEL", help="of another tool's packs: +model=MODEL of packing")
     tool.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     tool.add_argument("--beside", metavar="OTHER", help="compare DIR with another packed dataset; --html writes a page")
     tool.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")

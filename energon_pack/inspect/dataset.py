@@ -1,4 +1,4 @@
-"""Open a packed dataset to look at it, or at any of its packs, whichever tool wrote it, and even if it is damaged."""
+"""Open a packed dataset to look at it, or at any of its packs, even if it is damaged."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from energon_pack.dataset.order_parts import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import flavor_written
-from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.storage import is_file
 from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.view import PackView
@@ -33,10 +32,6 @@ class Opened:
     report: dict[str, Any]
     packs: Packs
     notes: list[str] = field(default_factory=list)  # what can't be read in it
-
-    @property
-    def is_ours(self) -> bool:
-        return bool(self.manifest) or self.folder.has(PLAN)
 
     @property
     def plan(self) -> PlanFile | None:
@@ -70,7 +65,7 @@ class Opened:
                 notes += [f"it is not in {PLAN}"] * (rows is None)
             except PackError as error:
                 notes.append(str(error))
-        elif self.is_ours:
+        else:
             notes.append(f"{PLAN} is missing")
         longest = self.manifest.get("max_token_len")
         place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
@@ -93,21 +88,19 @@ def open_dataset(dataset: str | Path) -> Opened:
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
-    is_ours = bool(manifest) or folder.has(PLAN)
-    flavor: PackedFlavor | None = flavor_written(manifest.get("flavor")) if is_ours else None
-    packs = Packs(folder, flavor)
+    packs = Packs(folder, flavor_written(manifest.get("flavor")))
     if not folder.shards:
         below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""
         raise PackError(f"{folder} is no packed dataset: no *.tar there{beside}")
+    if not (manifest or folder.has(PLAN)):
+        raise PackError(
+            f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}; of a source: --source"
+            f" {shlex.quote(folder.path)} +model=MODEL (packs of another tool are a source, too)"
+        )
     if not len(packs):
         raise PackError(f"{folder}: its shards hold no pack: python -m energon_pack.verify says what is wrong")
-    if not is_ours and not packs[0].pack.flavor.whose:
-        raise PackError(
-            f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}, and its first sample is no pack that"
-            f" is known; of a source: --source {shlex.quote(folder.path)} +model=MODEL"
-        )
-    if is_ours and not manifest and not notes:
+    if not manifest and not notes:
         notes.append(f"{META_FOLDER}/{MANIFEST} is missing")
     return Opened(folder, manifest, report, packs, notes)
 
@@ -143,9 +136,8 @@ def about(opened: Opened) -> Iterator[str]:
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     content = manifest.get("content")
     model, first = at(content, "model", "name"), packs[0].pack.flavor
-    made = [f"{manifest.get('flavor') or first.whose or first.name}"]
-    if opened.is_ours:
-        made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
+    made = [f"{manifest.get('flavor') or first.name}"]
+    made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
     yield f"{opened.folder}: {', '.join(made)}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
     if type(number := manifest.get("num_samples")) is int:

@@ -7,19 +7,16 @@ from energon_pack.templates.template import Template
 from energon_pack.verify.lengths import packed_with
 
 
-def template_of(
-    opened: Opened, processor: str | None, trust_remote_code: bool, model: str | None
-) -> tuple[Template | None, str | None]:
+def template_of(opened: Opened, processor: str | None, trust_remote_code: bool) -> tuple[Template | None, str | None]:
     """Return the template, or why there is none.
 
     Args:
         processor: folder or hub id; None: the one it was packed with.
-        model: for another tool's packs, as in `+model=NAME`.
     """
-    if not opened.manifest and not (model and processor):
-        return None, "no tokens: --as MODEL and --processor FOLDER say what these packs are for"
+    if not opened.manifest:
+        return None, "no tokens: the manifest is missing"
     try:
-        return load_template(opened.folder.path, processor_of(opened, processor), trust_remote_code, model), None
+        return load_template(opened.folder.path, processor_of(opened, processor), trust_remote_code), None
     except (OSError, ValueError, ImportError) as error:
         text = " ".join(str(error).split())
         return None, f"no tokens: {text[:300]}{'' if processor else ' (--processor FOLDER names another)'}"

@@ -7,6 +7,7 @@ address.
 """
 
 import argparse
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,6 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.foreign import verify_foreign
 from energon_pack.verify.lengths import measured_again, packed_with
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
@@ -63,8 +63,6 @@ class Options:
     map: str | None = None  # the step that may run on the records of the source, as `source.map` named it
     lengths: int = 0  # how many members are measured again
     model: str | None = None  # probe this class of models, or the model of this folder
-    packs_as: str | None = None  # a model as in `+model=NAME`, to measure another tool's packs
-    reader: str = "own"  # the loader that has to read another tool's packs: its `own` stack's, or `energon_pack`'s
     processor: str | None = None  # for `lengths` and `model`; None: the one it was packed with
     trust_remote_code: bool = False
     max_errors: int = 20  # defects of each check that are kept
@@ -88,16 +86,16 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")
     findings = Findings(options.max_errors)
-    if folder.has(f"{META_FOLDER}/{MANIFEST}"):
-        _verify_ours(folder, options, findings)
-    else:
-        _verify_foreign(folder, options, findings)
+    if not folder.has(f"{META_FOLDER}/{MANIFEST}"):
+        raise PackError(
+            f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}. Packs of another tool are a source:"
+            f" python -m energon_pack.try {shlex.quote(folder.path)} +model=NAME says what can be read"
+        )
+    _verify(folder, options, findings)
     return findings
 
 
-def _verify_ours(folder: DatasetFolder, options: Options, findings: Findings) -> None:
-    if options.packs_as is not None:
-        raise PackError(f"--as {options.packs_as}: {folder} says itself what it was packed for")
+def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None:
     stated = _stated(folder, findings)
     given = options.source
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
@@ -122,18 +120,6 @@ def _verify_ours(folder: DatasetFolder, options: Options, findings: Findings) ->
         findings.notes.append(str(checked))
 
 
-def _verify_foreign(folder: DatasetFolder, options: Options, findings: Findings) -> None:
-    unnamed = f"{folder} has no {META_FOLDER}/{MANIFEST}"
-    if options.source is not None or options.model:
-        raise PackError(f"{unnamed}: --source and --model are for what energon_pack packed")
-    if options.lengths and not (options.packs_as and options.processor):
-        raise PackError(f"{unnamed}: --lengths needs --as MODEL and --processor FOLDER to know what its packs are for")
-    with _working(len(folder.shards), options) as run:
-        shards = verify_foreign(folder, options.decode, options.reader == "own", findings, run)
-    if options.lengths:
-        _check_lengths(Stated(folder), shards, options.processor, options, findings)
-
-
 @contextmanager
 def _working(num_jobs: int, options: Options) -> Iterator[Run]:
     """Start processes for `num_jobs` jobs; a single job needs none."""
@@ -146,7 +132,7 @@ class Stated:
     """What a dataset's own files say of it, as far as they can be read."""
 
     folder: DatasetFolder
-    flavor: PackedFlavor | None = None  # None: another tool packed it
+    flavor: PackedFlavor
     manifest: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     plan: PlanFile | None = None
@@ -254,7 +240,7 @@ def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator
 def _check_lengths(
     stated: Stated, shards: list[VerifiedShard], processor: str | None, options: Options, findings: Findings
 ) -> None:
-    number, how = options.lengths, (processor, options.trust_remote_code, options.packs_as)
+    number, how = options.lengths, (processor, options.trust_remote_code)
     with Progress().stage("lengths", number, "members") as advance:
         for member, defects in measured_again(stated.folder, stated.flavor, shards, number, *how):
             findings.add("lengths", member, defects)
@@ -301,7 +287,7 @@ def _arguments() -> argparse.Namespace:
     tool = parser(
         "verify",
         "DIR",
-        "Check a packed dataset, ours or one of LLaVA-OneVision-2 or LoongForge.",
+        "Check a packed dataset.",
         examples=(
             "packed/demo-qwen2_5_vl-neat-8192",
             "packed/demo-qwen2_5_vl-neat-8192 --source --decode --lengths 100",
@@ -324,14 +310,6 @@ def _arguments() -> argparse.Namespace:
     processor = tool.add_argument_group("the processor of --lengths and --model")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    theirs = tool.add_argument_group("packs of other tools")
-    theirs.add_argument("--as", dest="packs_as", metavar="MODEL", help="for --lengths: as +model=MODEL of packing")
-    theirs.add_argument(
-        "--reader",
-        choices=("own", "energon_pack"),
-        default="own",
-        help="whose loader has to read them: that of their own stack (default), or this package's",
-    )
     how = tool.add_argument_group("how")
     how.add_argument("--max-errors", type=count, default=20, metavar="N", help="defects to show (default: 20)")
     how.add_argument("--num-workers", type=count, metavar="N", help="processes (default: all cores)")

@@ -25,23 +25,20 @@ _SEED = 0
 
 def measured_again(
     folder: DatasetFolder,
-    flavor: PackedFlavor | None,
+    flavor: PackedFlavor,
     shards: Sequence[VerifiedShard],
     number: int,
     processor: str | None,
     trust_remote_code: bool,
-    model: str | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
     """Measure `number` random members; yield the name of each, and what is wrong with its length.
 
     Args:
-        flavor: None: another tool packed them.
         processor: folder or hub id; None: see `load_template`.
-        model: for another tool's packs, as in `+model=NAME`.
     """
     warnings.filterwarnings("ignore", module="PIL")  # about odd EXIF and the like
     try:
-        template = load_template(folder.path, processor, trust_remote_code, model)
+        template = load_template(folder.path, processor, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         yield str(folder), [" ".join(str(error).split())]
         return

@@ -35,13 +35,11 @@ def parts(pack: Pack) -> Iterator[str]:
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
         return
-    shared, first = pack.num_shared, ["json", *[TOKENS] * pack.flavor.is_ours]
+    shared, first = pack.num_shared, ["json", TOKENS]
     named = [name for names, num in zip(pack.named, shared, strict=True) for name in names[num:]]
     yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
     yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)
     yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name not in first)
-    if not pack.flavor.is_ours:
-        return
     yield from (f"it has no part {name}" for name in first if name != "json" and name not in pack.parts)
     if Counter(there) == Counter([*first, *named]) and there != [*first, *named]:
         yield "the parts are not in the order of media_files, after the JSON and the tokens"
@@ -115,14 +113,14 @@ def placeholders(pack: Pack) -> Iterator[str]:
         try:
             messages = pack.flavor.messages(member)
             stored = parse_record({"messages": messages}, STORED).messages
-            if pack.flavor.is_ours and stored != messages:
+            if stored != messages:
                 yield f"member {index}: its messages are not in the form that packing writes"
                 continue
             kinds = pack.kinds[index] if index < len(pack.kinds) else []
             known = [kind for kind in kinds if kind]
             if len(known) == len(kinds):
                 _, order, were_missing = place_media(stored, known)
-                if pack.flavor.is_ours and (were_missing or order != sorted(order)):
+                if were_missing or order != sorted(order):
                     yield f"member {index}: its placeholders are not in the order of its media"
         except (KeyError, TypeError, ValueError):  # the member has no conversation
             yield f"member {index}: no_messages: it has no conversation"
@@ -234,11 +232,6 @@ def _difference(found: Sequence[Any], wanted: Sequence[Any]) -> str:
         return f"{len(found)} members, {len(wanted)} good rows in the plan"
     index = next(i for i, (ours, theirs) in enumerate(zip(found, wanted, strict=True)) if ours != theirs)
     return f"member {index} is {short(found[index])}, in the plan {short(wanted[index])}"
-
-
-def own_loader(pack: Pack) -> Iterator[str]:
-    """Check that the stack that wrote a pack can read it."""
-    return pack.flavor.unread(pack.fields)
 
 
 def samples_of(pack: Pack, members: Sequence[PlanRow] | None) -> Iterator[tuple[str, str | None]]:

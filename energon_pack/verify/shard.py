@@ -52,7 +52,7 @@ class VerifyJob:
 
     name: str
     folder: DatasetFolder  # lists this shard and its index
-    flavor: PackedFlavor | None  # None: another tool wrote it
+    flavor: PackedFlavor
     plan: PlanFile | None  # None: it can't be read
     packing: Mapping[str, Any]
     fingerprint: Any
@@ -64,7 +64,6 @@ class VerifyJob:
     max_defects: int
     shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
-    for_stack: bool = False  # check what the loader of the stack that packed it needs
 
 
 @dataclass
@@ -82,7 +81,6 @@ class VerifiedShard:
     num_supervised: int = 0
     media_types: Counter[str] = field(default_factory=Counter)
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
-    whose: Counter[str] = field(default_factory=Counter)  # packs of other tools, by tool
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
         """Count a pack.
@@ -104,8 +102,6 @@ class VerifiedShard:
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
-        if pack.flavor.whose:
-            self.whose[pack.flavor.whose] += 1
 
 
 def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> list[VerifiedShard]:
@@ -191,13 +187,13 @@ def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
 def packs_of(
     folder: DatasetFolder,
     name: str,
-    flavor: PackedFlavor | None = DEFAULT,
+    flavor: PackedFlavor = DEFAULT,
     places: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """Yield the packs of a shard: the file to read them from, each pack, and the defects of its JSON.
 
     Args:
-        flavor: need not be the packs' own where only `meta` is read; None: another tool wrote them.
+        flavor: need not be the packs' own where only `meta` is read.
         places: where the wanted packs begin and end; None: read all.
     """
     media = DatasetMedia(folder.path)
@@ -259,14 +255,9 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     where = f"{job.name}: {pack.files.key}"
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
-    if pack.flavor.meta:
-        findings.add("sums", where, checks.sums(pack))
+    findings.add("sums", where, checks.sums(pack))
     if "shared_lens" in pack.flavor.meta:
         findings.add("shared", where, checks.shared(pack))
-    if job.for_stack:
-        findings.add("own loader", where, checks.own_loader(pack))
-    if job.flavor is None:
-        return
     findings.add("capacity", where, checks.capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 

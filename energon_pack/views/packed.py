@@ -53,8 +53,6 @@ def pack_view(
     """
     if rows is not None and len(rows) != len(pack.ids):
         notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
-    if not pack.flavor.is_ours:
-        notes = [*notes, f"packed by another tool: {pack.flavor.whose}"]
     num_members = max(len(pack.ids), len(pack.members or ()))
     members = []
     for index in range(num_members):

@@ -20,6 +20,7 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, 
 from energon_pack.config import Flavor, GroupBy, OutputConfig, PackConfig
 from energon_pack.dataset.energon import sample_loader_py
 from energon_pack.errors import PackError
+from energon_pack.inspect.dataset import open_dataset
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors.base import PackedFlavor
@@ -28,16 +29,7 @@ from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
 from support.peer_classes import TheirCaptioning, TheirChatMix, TheirMixQA
 from support.peers import (
-    LOONGFORGE,
-    NAMES,
-    VIDEO,
-    Damage,
-    as_under_energon_7,
-    changed,
-    in_json,
     write_llava_onevision,
-    write_loongforge,
-    write_theirs,
 )
 from support.samples import chat, picture, video, write_source, write_tar
 
@@ -58,6 +50,12 @@ class Ours(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 # ------------------------------------------------------------------------------------------------ ours, read by them
+
+
+def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
+    """Through our loader: a dataset.yaml beside theirs."""
+    (folder / ".nv-meta" / "ours.yaml").write_text(yaml.safe_dump(typed(sample_class, flavor)))
+    return list(train(folder, dataset_config="ours.yaml"))
 
 
 def test_llava_onevision_reads_ours(config: Make, tmp_path: Path) -> None:
@@ -326,140 +324,15 @@ def change_yaml(path: Path, **values: Any) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **values}))
 
 
-# -------------------------------------------------------------------------------------------- theirs, read by us
-
-
-def read_typed(folder: Path, sample_class: str, flavor: str) -> list[Any]:
-    """Through our loader: a dataset.yaml beside theirs."""
-    (folder / ".nv-meta" / "ours.yaml").write_text(yaml.safe_dump(typed(sample_class, flavor)))
-    return list(train(folder, dataset_config="ours.yaml"))
-
-
-@pytest.fixture
-def llava(tmp_path: Path) -> Path:
-    return write_llava_onevision(tmp_path / "llava")
-
-
-def test_llava_onevisions_packs_are_verified(llava: Path) -> None:
-    good = found(llava, decode=True)
-    assert lines(good) == ""
-    assert "another tool packed it. Packs: 2 of LLaVA-OneVision-2's packed_captioning" in good.notes[0]
-    assert good.num_looked_at["decode"] == 4
-    assert not {"plan", "capacity", "sums", "totals", "source media"} & set(good.num_looked_at)
-    assert "checked for the loader of LLaVA-OneVision-2 " in good.notes[1]
-    assert "its packs state no lengths" in good.notes[2]
-    (llava / ".nv-meta" / "sample_loader.py").unlink()
-    assert lines(found(llava)) == "own loader: .nv-meta: sample_loader.py is missing, which dataset.yaml names"
-    assert lines(found(llava, reader="energon_pack")) == ""
-
-
-def test_loongforges_prompts_and_captions_are_verified(tmp_path: Path) -> None:
-    """Its `packed_multi_mix_qa` is not ours: a prompt and a caption a member."""
-    value = {
-        "texts": {"prompts": ["<image>q", "r"], "captions": ["a", "b"]},
-        "media_files": [["s000_jpg"], []],
-        "media_type": "image",
-        "_meta": {"pack_id": "image_pack_0", "sample_ids": ["x", "y"], "token_lens": [2, 3], "total_token_len": 5},
-    }
-    members = {"image_pack_0.json": json.dumps(value).encode(), "image_pack_0.s000_jpg": picture(10, 20)}
-    dataset_yaml = {**LOONGFORGE, "subflavors": {"sample_type": "packed_multi_mix_qa"}}
-    folder = write_theirs(tmp_path / "theirs", {"pretrain-000000.tar": members}, dataset_yaml)
-    good = found(folder, decode=True, reader="energon_pack")
-    assert lines(good) == ""
-    assert "1 of LoongForge's packed_multi_mix_qa" in good.notes[0]
-    assert "own loader: pretrain-000000.tar: image_pack_0: LoongForge's encoder gets 's000_jpg'" in lines(found(folder))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_loongforges_packs_are_verified(tmp_path: Path, name: str) -> None:
-    """For LoongForge itself too: where it names media without a dot, Energon hands its cooker bytes, and its encoder
-    (loongforge/data/multimodal/vlm_task_encoder.py, `_resize_image`) asks those for their height: no pack of images
-    that its own tool writes is ever trained on.
-    """
-    folder = write_loongforge(tmp_path / "theirs", NAMES[name])
-    good = found(folder, reader="energon_pack")
-    assert lines(good) == ""
-    assert "3 of LoongForge's packed_chat_mix" in good.notes[0]
-    assert good.notes[1] == "checked for energon_pack's loader, not for that of LoongForge (--reader own)"
-    assert good.num_looked_at["samples"] == 4
-    own = found(folder)
-    assert "checked for the loader of LoongForge (--reader energon_pack" in own.notes[1]
-    unread = {line.split(": ")[2] for line in lines(own).splitlines()}
-    assert {defect.split(": ")[0] for defect in lines(own).splitlines()} <= {"own loader"}
-    packs = {sample.__key__: sample for sample in train(folder, encoder=TheirEncoder())}
-    bytes_for = {
-        key
-        for key, pack in packs.items()
-        if any(isinstance(m, bytes) for of in pack.packed_images or pack.packed_videos or [] for m in of)
-    }
-    assert unread == bytes_for == (set() if name == "with dots" else {"image_pack_00000000", "video_pack_00000000"})
-
-
-def test_a_mixed_pack_is_none_for_loongforge(tmp_path: Path) -> None:
-    folder = write_loongforge(tmp_path / "theirs", NAMES["with dots"])
-    in_json("image_pack_00000000", lambda value: value.update(media_type="mix"))(folder)
-    assert "image_pack_00000000: media_type is mix, and LoongForge's cooker takes" in lines(found(folder))
-
-
-# ------------------------------------------------------------------------------------ what is wrong with theirs
-
-
-OF_LLAVA: list[tuple[Damage, list[str]]] = [
-    (changed("img0_1.jpg", None), ["parts: mine-000000.tar: ps_00000000: img0_1.jpg is named, but not there"]),
-    (changed("img0_1.jpg", b"x" * 50), ["kinds: ", "img0_1.jpg begins with"]),
-    (changed(".npy", None), ["img0_0.npy is named, but not there"]),
-    (in_json("ps_00000000", lambda v: v["captions"][0].pop()), ["json: ", "member 0 has 2 prompts and 1 captions"]),
-    (in_json("ps_00000000", lambda v: v.pop("prompts")), ["json: ", "no prompts"]),
-    (in_json("ps_00000000", lambda v: v.update(sample_count=2)), ["json: ", "sample_count is 2, it has 3 members"]),
-    (in_json("ps_00000000", lambda v: v["images"].pop()), ["json: ", "unequal lengths: images 2, prompts 3"]),
-    (in_json("ps_00000000", lambda v: v["prompts"][0].__setitem__(0, "<image>")), ["placeholder_mismatch"]),
-    (
-        as_under_energon_7,
-        [".info.json is missing", "energon prepare", "split.yaml has split_parts=None", ".tar.idx can't"],
-    ),
-    (lambda folder: (folder / "mine-000001.tar").unlink(), ["mine-000001.tar', which is not there"]),
-]
-OF_LOONGFORGE: list[tuple[Damage, list[str]]] = [
-    (changed("s001_jpeg", None), ["s001_jpeg is named, but not there"]),
-    (changed("s001_jpeg", VIDEO), ["s001_jpeg begins with", "mp4, not of the kind image"]),
-    (
-        in_json("image_pack_00000000", lambda v: v["_meta"]["token_lens"].pop()),
-        ["unequal lengths", "token_lens sum to"],
-    ),
-    (in_json("image_pack_00000000", lambda v: v["messages"][0].pop("messages")), ["member 0: no_messages"]),
-    (
-        in_json("image_pack_00000000", lambda v: v["_meta"]["sample_ids"].__setitem__(0, "p-0__1")),
-        ["p-0__1 is there twice"],
-    ),
-    (in_json("text_pack_00000000", lambda v: v.pop("messages")), ["of no form that is known"]),
-]
-
-
-@pytest.mark.parametrize(("damage", "words"), OF_LLAVA)
-def test_damage_in_llava_onevisions_is_named(llava: Path, damage: Damage, words: list[str]) -> None:
-    damage(llava)
-    text = lines(found(llava, decode=True))
-    assert [word for word in words if word not in text] == [], text
-
-
-@pytest.mark.parametrize(("damage", "words"), OF_LOONGFORGE)
-def test_damage_in_loongforges_is_named(tmp_path: Path, damage: Damage, words: list[str]) -> None:
-    folder = write_loongforge(tmp_path / "theirs", NAMES["without dots"])
-    damage(folder)
-    text = lines(found(folder))
-    assert [word for word in words if word not in text] == [], text
-
-
-def test_what_cannot_be_asked_of_theirs_is_said(llava: Path, tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = [{"source": []}, {"model": "x"}]
-    for options in asked:
-        with pytest.raises(PackError, match="--source and --model are for what energon_pack packed"):
-            found(llava, **options)
-    with pytest.raises(PackError, match="--lengths needs --as MODEL and --processor FOLDER"):
-        found(llava, lengths=3)
-    write_tar(tmp_path / "plain" / "x.tar", {"a.json": chat("a", "b"), "a.jpg": picture()})
-    with pytest.raises(PackError, match="no pack that LLaVA-OneVision-2 or LoongForge writes"):
-        found(tmp_path / "plain")
+def test_packs_of_other_tools_are_refused_where_packs_of_ours_are_looked_at(tmp_path: Path) -> None:
+    """By name, with the command that reads them."""
+    folder = write_llava_onevision(tmp_path / "llava")
+    with pytest.raises(PackError, match=rf"Packs of another tool are a source: .*energon_pack\.try {folder} \+model="):
+        found(folder)
+    with pytest.raises(
+        PackError, match=rf"--source {folder} \+model=MODEL \(packs of another tool are a source, too\)"
+    ):
+        open_dataset(folder)
 
 
 def test_our_dataset_without_its_manifest_is_not_taken_for_theirs(config: Make, tmp_path: Path) -> None:

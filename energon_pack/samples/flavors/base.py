@@ -130,10 +130,6 @@ class PackedFlavor(Flavor):
     optional: ClassVar[tuple[str, ...]] = ()
     #: fields of its `_meta`
     meta: ClassVar[Schema]
-    #: another tool that writes this layout, and the tool's name for the layout; "": this package writes it
-    whose: ClassVar[str] = ""
-    #: for another tool's layout: fields whose presence identifies its JSON
-    told_by: ClassVar[tuple[str, ...]] = ()
     #: a medium's file has the extension of its content
     names_content: ClassVar[bool] = True
     #: True: the times of images are written into the text; False: they stay fields, and patch positions are parts
@@ -144,10 +140,6 @@ class PackedFlavor(Flavor):
     rules: ClassVar[tuple[str, ...]] = ()
     #: fields that sample_loader.py fills in another stack's sample class; empty: this package's own class is filled
     gives: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def is_ours(self) -> bool:
-        return not self.whose
 
     @property
     def holder(self) -> str:
@@ -230,9 +222,6 @@ class PackedFlavor(Flavor):
 
         A missing image raises an `OSError` with its name only when its pixels or size are read. A missing video is
         empty. So the fault costs one member, not the pack.
-
-        Raises:
-            Skip: a member of another tool's pack is no conversation, or its placeholders do not match its media.
         """
 
     def measured(self, sample: Any, index: int) -> tuple[str, int | None]:
@@ -242,10 +231,6 @@ class PackedFlavor(Flavor):
 
     def defects(self, fields: Fields) -> Iterator[str]:
         """Yield the contradictions between fields that are valid one by one."""
-        return iter(())
-
-    def unread(self, fields: Fields) -> Iterator[str]:
-        """Yield the reasons why the other stack's own loader can't read a pack with such fields."""
         return iter(())
 
 

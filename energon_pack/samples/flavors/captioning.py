@@ -95,7 +95,7 @@ class PackedCaptioning(PackedFlavor):
         return IMAGE.kind if part.endswith(".jpg") else None
 
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
-        return _timed(member, positions, 0 if self.is_ours else len(member["images"]))
+        return _timed(member, positions, 0)
 
     def fields(self, member: Fields) -> Fields:
         fields: Fields = member["source_fields"]
@@ -145,14 +145,13 @@ class PackedCaptioning(PackedFlavor):
             if prompts != captions or not prompts:
                 yield f"member {number} has {prompts} prompts and {captions} captions"
             positions, num_images = member["patch_positions"], len(member["images"] or ())
-            if positions is not None and (self.is_ours or positions) and len(positions) != num_images:
+            if positions is not None and len(positions) != num_images:
                 yield f"member {number} has {num_images} images and {len(positions)} patch_positions"
-            if self.is_ours:
-                stems = _stems(number, num_images)
-                wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
-                arrays = zip(positions or (), stems, strict=False)
-                wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
-                yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
+            stems = _stems(number, num_images)
+            wrong = [n for n, stem in zip(member["images"] or (), stems, strict=True) if n != f"{stem}.jpg"]
+            arrays = zip(positions or (), stems, strict=False)
+            wrong += [name for name, stem in arrays if name not in ("", f"{stem}.npy")]
+            yield from (f"member {number} has a file named {short(name)}" for name in wrong[:1])
 
 
 def _stems(index: int, num_images: int) -> list[str]:

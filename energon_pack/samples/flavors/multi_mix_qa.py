@@ -122,7 +122,7 @@ class PackedMultiMixQA(PackedFlavor):
             )
 
     def defects(self, fields: Fields) -> Iterator[str]:
-        if self.is_ours and MEDIA.keys() <= fields.keys():
+        if MEDIA.keys() <= fields.keys():
             kinds = [kind for names in self.parts(fields) for name in names if (kind := self.kind(name))]
             if fields["media_type"] != media_type(kinds):
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
