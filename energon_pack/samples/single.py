@@ -41,7 +41,7 @@ def single(
     """
     packed = [name for name in names if not name.endswith(".npy")]
     new = media if media is not None else [(name, flavor.kind(name) or IMAGE.kind) for name in packed]
-    arrays = {i: array for i, name in enumerate(packed) if (array := flavor.positions_part(name)) in names}
+    arrays = {i: array for i, name in enumerate(packed) if (array := flavor.positions_part(name)) and array in names}
     called = {i: array if media is None else f"{i}.npy" for i, array in arrays.items()}
     if arrays:
         member = {**member, "patch_positions": [called.get(i, "") for i in range(len(new))]}

@@ -84,8 +84,10 @@ def _columns(value: Fields) -> Iterator[Member]:
 
 
 def _is_texts(value: Any) -> bool:
-    sides = [value.get("prompts"), value.get("captions")] if isinstance(value, dict) else []
-    return bool(sides) and all(isinstance(side, list) for side in sides) and len(sides[0]) == len(sides[1])
+    if not isinstance(value, dict):
+        return False
+    prompts, captions = value.get("prompts"), value.get("captions")
+    return isinstance(prompts, list) and isinstance(captions, list) and len(prompts) == len(captions)
 
 
 FORMS: tuple[ForeignForm, ...] = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.config import Flavor, MediaIn, PackConfig
+from energon_pack.config import Flavor, MediaIn, PackConfig, TrainOn
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import Share
 from energon_pack.sources.forms import find_source
@@ -187,7 +187,7 @@ def test_other_labels_without_a_copy_of_media(config: Make, ours: tuple[Path, Pa
     """References lie in the first shards; lengths are as they were, and fewer tokens are trained."""
     _, folder = ours
     run = config(folder, output__media=MediaIn.reference, output__name="again", packing__max_token_len=256)
-    run.labels.train_on = "last"
+    run.labels.train_on = TrainOn.last
     again = packed(run)
     before, after = ([row[:2] for row in lengths(dataset).values()] for dataset in (folder, again))
     assert sorted(length for length, _ in before) == sorted(length for length, _ in after)

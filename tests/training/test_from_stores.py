@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from energon_pack.config import PackConfig
+from energon_pack.dataset.manifest import read_manifest
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.packed_with import manifest_of
 from energon_pack.run.stores import energon_address
 from support.from_stores import batches, equal, lazy_batches
 from support.running import ROOT, command, need_torchvision
@@ -47,7 +47,7 @@ def test_energon_reads_the_same_batches_from_a_bucket(
     local = str(tmp_path / "out" / "packed")
     equal(batches(address, demo[1], 0), batches(local, demo[1], 0))
     compare("packs", address, local, demo[1], cwd=tmp_path)
-    assert manifest_of(address) == manifest_of(f"{bucket.address}/out/packed") == manifest_of(local)
+    assert read_manifest(address) == read_manifest(f"{bucket.address}/out/packed") == read_manifest(local)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_blend_may_name_datasets_in_buckets(
         "splits": {"train": {"blend": [{"path": address, "weight": 1}]}},
     }
     (tmp_path / "blend.yaml").write_text(yaml.safe_dump(blend))
-    assert manifest_of(str(tmp_path / "blend.yaml")) == manifest_of(address)
+    assert read_manifest(str(tmp_path / "blend.yaml")) == read_manifest(address)
 
 
 def test_packs_are_made_of_a_source_in_a_bucket_while_they_are_loaded(
@@ -100,4 +100,4 @@ def test_forked_workers_make_packs_of_a_source_in_a_bucket(
 
 def test_what_is_no_dataset_in_a_bucket_is_said(bucket: Bucket) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing is no dataset that energon_pack packed: there is no s3://"):
-        manifest_of(f"{bucket.address}/nothing")
+        read_manifest(f"{bucket.address}/nothing")
