@@ -48,22 +48,24 @@ def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     if not finding.may_be_rounding or model.dtype == torch.float64:
         return finding
     try:
-        in_double = _worst(copy.deepcopy(model).double(), _doubled(samples), mask)
+        in_double = _worst(copy.deepcopy(model).double(), samples, mask)
     except RuntimeError:
         return finding
     return finding if in_double.mixes else in_double
 
 
-def _doubled(samples: Samples) -> Samples:
+def _cast(samples: Samples, dtype: torch.dtype) -> Samples:
+    """Give media the model's dtype: flash attention takes only halves, and processors make float32."""
     if isinstance(samples, ProbeTree):
         return samples
     return [
-        replace(one, media={k: v.double() if v.is_floating_point() else v for k, v in one.media.items()})
+        replace(one, media={k: v.to(dtype) if v.is_floating_point() else v for k, v in one.media.items()})
         for one in samples
     ]
 
 
 def _worst(model: Any, samples: Samples, mask: str) -> Finding:
+    samples = _cast(samples, model.dtype)
     try:
         _train(model, True)
         trained = _tried(model, samples, mask)

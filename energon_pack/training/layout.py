@@ -147,9 +147,8 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
 
 def seq_idx(cu_seq_lens: Tensor) -> Tensor:
     """Return the document number of each token of one row, for gated delta nets and Mamba: int32 [1, S], from 0."""
-    return torch.repeat_interleave(
-        torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32), cu_seq_lens.diff().long()
-    ).unsqueeze(0)
+    numbers = torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32, device=cu_seq_lens.device)
+    return torch.repeat_interleave(numbers, cu_seq_lens.diff().long()).unsqueeze(0)
 
 
 # --------------------------------------------------------------------------------------------------------------- thd

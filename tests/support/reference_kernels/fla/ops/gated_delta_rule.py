@@ -30,7 +30,7 @@ def chunk_gated_delta_rule(
     out = []
     for t in range(q.shape[1]):
         if t in begins:
-            state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])  # [B, HV, K, V]
+            state = k.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])  # [B, HV, K, V]
         state = state * (g[:, t, :, None, None] if g.dim() == 3 else g[:, t, ..., None]).exp()
         error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
         state = state + torch.einsum("bhk,bhv,bh->bhkv", k[:, t], error, beta[:, t])
