@@ -207,7 +207,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of classes")
     parser.add_argument("--attention", nargs="+", default=ATTENTIONS, choices=ATTENTIONS)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with flash-attn itself, not its stand-in")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with flash-attn itself, not its stand-in"
+    )
     parser.add_argument("--results", type=Path, default=Path("classes.jsonl"), help="lines of JSON, read and added to")
     parser.add_argument("--save", type=Path, help="write the page there")
     return parser.parse_args()

@@ -19,7 +19,7 @@ from energon_pack.training.probe_tree import ProbeTree, tree_batch
 from energon_pack.training.tree_attention import KINDS
 
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
-#: Text in bfloat16 on an H100, flash-attn 2.8.3: 90 classes have at most 0.016, BlenderbotSmall, which mixes, has 0.031.
+#: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.
 _TOLERANCE, _SHORT_TEXT, _SHORT_MEDIA = 1e-4, 2e-2, 5e-2
 #: packs of members, or trees of them
 Samples = Sequence[Encoded] | ProbeTree
