@@ -12,7 +12,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from energon_pack.version import VERSION
+
+__version__ = VERSION
 
 #: by module: the public names that it defines
 _HOMES = {
