@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from energon_pack.samples.media.settings import SHARED_KEYS
+from energon_pack.samples.media.medium_settings import SHARED_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 

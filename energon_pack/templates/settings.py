@@ -178,13 +178,9 @@ class MediaConfig:
     video_cap: bool | None = None
 
     def check(self) -> None:
-        """Raise PackError if no frames would be taken, or a setting is missing or belongs to another choice."""
+        """Raise PackError if no frames would be taken."""
         if self.fps is not None and not self.fps > 0:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
-        if self != MediaConfig():
-            from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
-
-            check_media(self)
 
 
 @dataclass

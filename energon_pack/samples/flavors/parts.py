@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.run.plain_data import json_value
-from energon_pack.samples.media.audio import stream_format
+from energon_pack.samples.media.containers import stream_format
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.audio import probe_track
+from energon_pack.samples.media.containers import probe_track
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.settings import FRAMES, settings_of
+from energon_pack.samples.media.medium_settings import FRAMES
+from energon_pack.samples.media.settings import settings_of
 from energon_pack.samples.options import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 

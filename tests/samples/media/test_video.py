@@ -287,10 +287,11 @@ def test_ffmpeg_does_not_call_python() -> None:
 _DECODE = """
 import io, sys
 import av
-from energon_pack.samples.media.video import decode_frames, probe_video
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.video import decode_frames
 av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
 data = open(sys.argv[1], "rb").read()
-num_frames = probe_video(io.BytesIO(data))[2]
+num_frames = probe(io.BytesIO(data)).num_frames
 for _ in range(500):
     decode_frames(data, range(0, num_frames, 18))
 """
