@@ -13,7 +13,7 @@ PACKAGE = ROOT / "energon_pack"
 
 #: Rooms and faces: each may import what stands in a line above it, and none in its own. A newcomer reads downwards.
 ORDER = """
-errors flavors pages
+errors flavors pages version
 run
 steps
 samples
@@ -24,7 +24,7 @@ pooling
 dataset
 config
 reading packed_with
-loading packed_seq_params hydra_plugin
+loading dataset_encoder packed_seq_params hydra_plugin
 task_encoder webdataset
 views
 report
@@ -47,10 +47,12 @@ TRAINING = {
     "samples",
     "templates",
     "training",
+    "dataset_encoder",
     "loading",
     "reading",
     "dataset.inputs",
     "dataset.manifest",
+    "dataset.pack_members",
     "dataset.readable",
     "dataset.referenced",
     "sources.prepared",

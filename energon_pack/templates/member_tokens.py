@@ -4,11 +4,11 @@ import io
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.tokens import LengthError, MemberTokens
 from energon_pack.templates.sample import Sample

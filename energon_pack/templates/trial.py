@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata_of
+from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
+from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.videos import RATES

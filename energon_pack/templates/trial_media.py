@@ -3,7 +3,7 @@
 A processor is tried with the media, before its calls for many members are joined; a model is tried with the members.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -36,7 +36,7 @@ class TrialTemplate(Tokenizing, Protocol):
 
     rules: MediaRules
     spec: TemplateSpec
-    media_tokens: Mapping[str, str]
+    media_tokens: dict[str, str]
 
     def num_features(self, media: Sequence[Media]) -> list[int]: ...
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]: ...

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.input_rules import BLANK, PROBE, InputRules
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
+from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.training import noise
 from energon_pack.training.calls import TokenRow

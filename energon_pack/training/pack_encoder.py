@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs

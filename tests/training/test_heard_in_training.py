@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media import arguments
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores.address import place_of, tidy
+from energon_pack.run.address import place_of, tidy
 from energon_pack.run.stores.forked import is_forked
 from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
 from energon_pack.run.stores.requests import COUNTS, StoreError, said, tried

@@ -20,7 +20,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.options import NO_OPTIONS
+from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
