@@ -24,7 +24,7 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Form, Member, neat, thd
 from energon_pack.training.members import Encoded, MemberEncoder

@@ -16,7 +16,7 @@ from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.noise import content
 from energon_pack.training.own_rope import OwnRope, are_heard
