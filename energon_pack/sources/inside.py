@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-from energon_pack.run.plain_data import json_value
 from energon_pack.run.address import is_address
+from energon_pack.run.plain_data import json_value
 from energon_pack.sources.jsonl.lmdb_file import open_value
 from energon_pack.sources.named_bytes import bytes_at
 from energon_pack.sources.storage import File, InMemory, open_file
