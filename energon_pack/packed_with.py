@@ -10,7 +10,7 @@ from energon_pack.dataset.manifest import is_packed_here, processor_folder, read
 from energon_pack.errors import PackError
 from energon_pack.run.json_nodes import node_of, plain
 from energon_pack.run.stores import is_address
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO

@@ -11,12 +11,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.training.comparison import Way, compare
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.finding import Finding
-from energon_pack.training.inputs import attention_of, check_inputs, has_rope_rows
-from energon_pack.training.members import Encoded
+from energon_pack.training.inputs import KINDS, attention_of, check_inputs, has_rope_rows
 from energon_pack.training.probe import plain_inputs, probe_of, rows_of
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
-from energon_pack.training.tree_attention import KINDS
 
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
 #: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.

@@ -304,3 +304,8 @@ def boundaries_of(lengths: Tensor) -> Tensor:
     """Return where stretches of these lengths begin, and where the last one ends: int32 [n + 1]."""
     ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
     return ends.int()
+
+
+def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
+    """Say whether a member of some row shares tokens with the one before it."""
+    return any(member.shared_len for row in rows for member in row)

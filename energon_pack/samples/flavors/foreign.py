@@ -8,9 +8,9 @@ from energon_pack.errors import short
 from energon_pack.samples.flavors.base import Fields
 from energon_pack.samples.flavors.captioning import COLUMNS, PackedCaptioning, alternating
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import COUNT, MEDIA, META, Schema, is_count, is_list_of
 from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.parts import Parts
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Message

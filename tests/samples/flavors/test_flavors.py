@@ -14,7 +14,7 @@ from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.media.medium_settings import MediumSettings
 from energon_pack.sources.sample import ReadSample
 from support.samples import read
 
