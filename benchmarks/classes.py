@@ -2,6 +2,7 @@
 
     python benchmarks/classes.py --results classes.jsonl --save docs/classes.md      # all of them: half an hour
     python benchmarks/classes.py --only LlamaForCausalLM GptOssForCausalLM --attention sdpa
+    python benchmarks/classes.py --device cuda --attention sdpa flash_attention_2 --results gpu.jsonl   # real kernels
 
 Every class of transformers' mappings for causal language models and for image-text-to-text is made small, from its own
 default config, and proven as `energon_pack.training.proof` does it for a user's model: one member changed, the logits
@@ -20,7 +21,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 from class_members import members
 from class_models import Named, config_of, missing_layers, named, tf, with_layers
 from class_page import page
+from gpu_exact import true_fp32
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.members import Encoded
@@ -58,7 +60,7 @@ def main() -> None:
         missing = [name for name in arguments.attention if (one.name, name) not in known]
         if not missing or (arguments.only and one.name not in arguments.only):
             continue
-        for row in in_child(one, missing):
+        for row in in_child(one, missing, arguments.device):
             known[one.name, row["attention"]] = row
             with path.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
@@ -67,7 +69,7 @@ def main() -> None:
         arguments.save.write_text(page(list(known.values())))
 
 
-def rows_of(one: Named, attentions: Sequence[str]) -> Iterator[Row]:
+def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]:
     """One for each attention implementation."""
     about = {"name": one.name, "type": one.model_type, "sees": one.sees}
     make = getattr(tf, one.name)
@@ -82,12 +84,13 @@ def rows_of(one: Named, attentions: Sequence[str]) -> Iterator[Row]:
     about |= {"media": sorted(given[0].media), "no_media": why, "untried": untried}
     for name in attentions:
         start = time.perf_counter()
-        with emulated_flash() if name == FLASH else nullcontext():
-            row = {**about, "attention": name, **_verdict(prove(make, every, given, "auto", name))}
+        prove_by = partial(prove, make, mask="auto", attention=name, device=device)
+        with emulated_flash() if name == FLASH and device == "cpu" else true_fp32():
+            row = {**about, "attention": name, **_verdict(prove_by(every, given))}
             if given[0].media and row["verdict"] == "refused":
-                row["words"] = _verdict(prove(make, every, members(one, model, False), "auto", name))
+                row["words"] = _verdict(prove_by(every, members(one, model, False)))
             if every is not config and row["verdict"] == "refused":
-                row["default"] = _verdict(prove(make, config, given, "auto", name))
+                row["default"] = _verdict(prove_by(config, given))
         yield {**row, "seconds": round(time.perf_counter() - start, 1)}
 
 
@@ -148,11 +151,11 @@ def _distance(proof: Proof) -> float:
     return max(*proof.finding.shares, proof.finding.others or 0.0) if proof.finding else float("inf")
 
 
-def in_child(one: Named, attentions: Sequence[str]) -> list[Row]:
+def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:
     """A class in a process of its own, within a time and some memory."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(one, attentions, theirs))
+    child = context.Process(target=_child, args=(one, attentions, device, theirs))
     child.start()
     theirs.close()
     rows: list[Row] = []
@@ -170,13 +173,14 @@ def in_child(one: Named, attentions: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _child(one: Named, attentions: Sequence[str], rows: Any) -> None:
+def _child(one: Named, attentions: Sequence[str], device: str, rows: Any) -> None:
     signal.alarm(_SECONDS)  # its default action ends the process
-    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
+    if device == "cpu":  # CUDA reserves more addresses than there is memory
+        resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     # Compiling flex_attention takes half a minute a class; as PyTorch's reference it has the same masks.
     torch._dynamo.config.disable = True
     flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-    for row in rows_of(one, attentions):
+    for row in rows_of(one, attentions, device):
         rows.send(row)
         signal.alarm(_SECONDS)
 
@@ -203,6 +207,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="names of classes")
     parser.add_argument("--attention", nargs="+", default=ATTENTIONS, choices=ATTENTIONS)
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with flash-attn itself, not its stand-in"
+    )
     parser.add_argument("--results", type=Path, default=Path("classes.jsonl"), help="lines of JSON, read and added to")
     parser.add_argument("--save", type=Path, help="write the page there")
     return parser.parse_args()

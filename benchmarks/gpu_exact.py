@@ -28,7 +28,7 @@ def exactness(make: Any, config: Any, members: Sequence[Encoded], device: torch.
         config: of any size.
     """
     table = Table("members of a pack", "outputs", "loss", "gradients", "largest share", "goal, holds")
-    with _true_fp32():
+    with true_fp32():
         for attention, dtype in KINDS:
             if (attention, dtype) == ("sdpa", "bf16"):
                 proof = _in_bfloat16(make, config, members, attention, device)
@@ -56,7 +56,7 @@ def _in_bfloat16(make: Any, config: Any, members: Sequence[Encoded], attention: 
 
 
 @contextmanager
-def _true_fp32() -> Iterator[None]:
+def true_fp32() -> Iterator[None]:
     """Convolutions of fp32, such as those over patches, are of TF32 on a GPU by default: that is no leak."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False

@@ -26,7 +26,7 @@ from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose
 from energon_pack.templates.full import full_processor

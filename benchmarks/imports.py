@@ -20,7 +20,7 @@ from energon_pack.sources.demo import make_demo
 HERE = Path(__file__).resolve().parent.parent
 #: what no reader of packs should need
 FOREIGN = ("jinja2", "hydra", "omegaconf", "tokenizers", "pyarrow")
-_COLLATE = "from energon_pack import PackedDataset; packs = PackedDataset(path); packs.collate([packs[0]])"
+_COLLATE = "from energon_pack import PackedDataset; packs = PackedDataset(path); packs.collate([packs[0], packs[1]])"
 DOORS = {
     "a batch of images": _COLLATE,
     "the task encoder": "from energon_pack import PackedTaskEncoder; PackedTaskEncoder(path)",

@@ -33,7 +33,7 @@ from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import Conversation
-from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.tokens_part import FORMAT
 
 MEMBERS, SHARD_PACKS = 4, 4096
 TIMES = 7

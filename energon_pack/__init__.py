@@ -12,7 +12,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from energon_pack.version import VERSION
+
+__version__ = VERSION
 
 #: by module: the public names that it defines
 _HOMES = {
@@ -23,7 +25,8 @@ _HOMES = {
     "errors": "PackError SamplesLost",
     "flavors": "MultiMixQASample PackedCaptioningSample PackedMultiMixQASample",
     "lazy": "LazyPackedDataset",
-    "loading": "cookers make_part_filter make_sample_loader pack_encoder train_arguments",
+    "dataset_encoder": "pack_encoder",
+    "loading": "cookers make_part_filter make_sample_loader train_arguments",
     "on_disk": "PackedDataset",
     "online.ranks": "ranks_here",
     "pack": "pack",
@@ -31,9 +34,9 @@ _HOMES = {
     "packed_with": "load_template",
     "reading": "PackStream PacksInOrder positions_of",
     "samplers": "LengthGroupedSampler PackSampler",
-    "samples.flavors.base": "MemberInput",
     "samples.flavors.multi_mix_qa": "PackedMultiMixQA",
     "samples.media.medium": "Media MediaFormat Medium",
+    "samples.member": "MemberInput",
     "samples.options": "options_of",
     "sources.shard": "JsonlShard",
     "steps.journal": "Consumed Journal",
@@ -63,6 +66,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.config.compose import compose_config as compose_config
     from energon_pack.config.schema import PackConfig as PackConfig
     from energon_pack.dataset.manifest import read_manifest as read_manifest
+    from energon_pack.dataset_encoder import pack_encoder as pack_encoder
     from energon_pack.errors import PackError as PackError
     from energon_pack.errors import SamplesLost as SamplesLost
     from energon_pack.flavors import MultiMixQASample as MultiMixQASample
@@ -72,7 +76,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.loading import cookers as cookers
     from energon_pack.loading import make_part_filter as make_part_filter
     from energon_pack.loading import make_sample_loader as make_sample_loader
-    from energon_pack.loading import pack_encoder as pack_encoder
     from energon_pack.loading import train_arguments as train_arguments
     from energon_pack.on_disk import PackedDataset as PackedDataset
     from energon_pack.online.ranks import ranks_here as ranks_here
@@ -84,11 +87,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.reading import positions_of as positions_of
     from energon_pack.samplers import LengthGroupedSampler as LengthGroupedSampler
     from energon_pack.samplers import PackSampler as PackSampler
-    from energon_pack.samples.flavors.base import MemberInput as MemberInput
     from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
     from energon_pack.samples.media.medium import Media as Media
     from energon_pack.samples.media.medium import MediaFormat as MediaFormat
     from energon_pack.samples.media.medium import Medium as Medium
+    from energon_pack.samples.member import MemberInput as MemberInput
     from energon_pack.samples.options import options_of as options_of
     from energon_pack.sources.shard import JsonlShard as JsonlShard
     from energon_pack.steps.journal import Consumed as Consumed

@@ -22,7 +22,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from energon_pack import __version__
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
 from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
@@ -43,6 +42,7 @@ from energon_pack.run.console import complain, in_one_piece, say
 from energon_pack.run.stores import is_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.version import VERSION
 
 #: the environment variable with the keys of a sweep, for its jobs, wherever a launcher runs them
 _SWEPT = "ENERGON_PACK_SWEPT"
@@ -157,7 +157,7 @@ def main() -> NoReturn:
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
     OmegaConf.register_new_resolver("energon_pack_runs", _runs_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
-        print(f"energon-pack {__version__}")
+        print(f"energon-pack {VERSION}")
         sys.exit(0)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()

@@ -30,7 +30,7 @@ from energon_pack.plan.packs import PackPlan, costs_of_packs, split_of_packs, ta
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.doors import Numbered

@@ -6,12 +6,10 @@ whatever decoder a task encoder sets.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import (
     is_metadataset,
     is_packed_here,
@@ -22,25 +20,20 @@ from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED, flavor_written, load_pack
-from energon_pack.samples.flavors.base import Flavor, MemberInput, PackedFlavor, media_fields
-from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind, positions_of
-from energon_pack.samples.flavors.references import ReadMedia
-from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor
+from energon_pack.samples.flavors.parts import kind_of, media_by_kind, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
+from energon_pack.samples.parts import Parts
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
+from energon_pack.samples.references import ReadMedia
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
-from energon_pack.samples.tokens import MemberTokens
 from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
 from energon_pack.steps.topology import topology_of
-from energon_pack.templates.folder import local_folder
-from energon_pack.templates.quiet import errors_only
-
-if TYPE_CHECKING:
-    from energon_pack.training.pack_encoder import PackEncoder
 
 __all__ = [
     "Consumed",
@@ -50,7 +43,6 @@ __all__ = [
     "make_part_filter",
     "make_sample_loader",
     "options_of",
-    "pack_encoder",
     "train_arguments",
 ]
 
@@ -241,58 +233,3 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     found = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
     fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""
     raise ValueError(f"{found}, these are {ranks} × {workers}: {fits}{knob}")
-
-
-# --------------------------------------------------------------------------------------- the template of a dataset
-
-
-def pack_encoder(
-    path: str | Path,
-    processor: str | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> "PackEncoder":
-    """Return the encoder for the packs of a dataset; see `read_rules` for the other arguments and errors.
-
-    Args:
-        options: options of PackEncoder.
-    """
-    from energon_pack.training.pack_encoder import PackEncoder
-
-    return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
-
-
-def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
-    """Return the rules by which a packed dataset becomes a model's inputs.
-
-    Args:
-        processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
-
-    Raises:
-        ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
-    """
-    folder = None if processor is None else str(local_folder(processor))
-    rules = read_input_rules(dataset, folder)
-    tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
-    rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
-    if processor is not None:
-        _refuse_other_tokenizer(rules, str(dataset))
-    return rules
-
-
-def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
-    """Raise ValueError if the tokenizer in the rules' folder makes other ids than the dataset holds."""
-    with errors_only():
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
-    refuse_other_ids(
-        rules, dataset, rules.folder, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    )
-
-
-def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
-    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
-    from energon_pack.packed_with import tokenized
-
-    return tokenized(dataset, processor, trust_remote_code, member)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,23 @@ from torch.utils.data import Dataset
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import PACKS, is_metadataset, read_manifest
+from energon_pack.dataset.pack_members import members_in
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.readable import refuse_lost
+from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
-from energon_pack.loading import pack_encoder
 from energon_pack.online.ranks import ranks_here
-from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.json_nodes import node_of
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.flavors import flavor_written, inputs_of_pack
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.sources.prepared import read_prepared
 from energon_pack.steps.topology import topology_of
 from energon_pack.trainers.doors import Numbered
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack, Pack
+
+if TYPE_CHECKING:
+    from energon_pack.plan.settings import PackingConfig
 
 __all__ = ["PackedDataset"]
 
@@ -48,7 +49,7 @@ class Settings:
     """The settings of the packing on which an order of packs depends."""
 
     seed: int
-    packing: PackingConfig
+    packing: "PackingConfig"
 
 
 class PackedDataset(Numbered, Dataset[Pack]):
@@ -84,12 +85,9 @@ class PackedDataset(Numbered, Dataset[Pack]):
             raise PackError(f"{path} is a file: name the folder of one packed dataset")
         manifest = read_manifest(path)
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
-        content = manifest["content"]
-        #: the seed and the settings of the packing
-        self.config = Settings(int(content.get("seed", 0)), node_of(PackingConfig, content["packing"]))
         #: packs of each rank in a step
         self.micro_batches = topology_of(manifest).micro_batches
-        self._folder, self._flavor = DatasetFolder(path), flavor_written(manifest["flavor"])
+        self._folder, self._flavor = DatasetFolder(path), manifest["flavor"]
         self._numbers, self._sums, prefix = self._in_split(split, manifest)
         if not len(self._numbers):
             raise PackError(f"split={split}: {path} has no pack in it: output.splits.{split} of the packing fills it")
@@ -126,6 +124,15 @@ class PackedDataset(Numbered, Dataset[Pack]):
         """Lay packs out in a batch: `collate_fn` of a DataLoader."""
         return self.encoder.batch(packs)
 
+    @cached_property
+    def config(self) -> Settings:
+        """The settings of the packing on which an order of packs depends; samplers ask for them."""
+        from energon_pack.plan.settings import PackingConfig
+        from energon_pack.run.json_nodes import node_of
+
+        content = self.encoder.made["content"]
+        return Settings(int(content.get("seed", 0)), node_of(PackingConfig, content["packing"]))
+
     def have_epoch(self, epoch: int) -> None:
         """Do nothing: every epoch has the same packs."""
 
@@ -146,7 +153,7 @@ class PackedDataset(Numbered, Dataset[Pack]):
         return PackParts(self._folder)
 
     def _members(self, parts: dict[str, Any]) -> Iterator[MemberInput]:
-        return inputs_of_pack(parts, self._flavor, self._packs.media.read)
+        return members_in(parts, self._flavor, self._packs.media.read)
 
     def _in_split(self, split: str, manifest: Mapping[str, Any]) -> tuple[Ints, Sums, str]:
         """Return the numbers of a split's packs in the whole dataset, sums over their members, and the keys' beginning.

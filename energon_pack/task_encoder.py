@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SkipSample, WorkerConfig, edataclass, stateless
 
+from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError, check_buffer_size
-from energon_pack.loading import cookers, pack_encoder
+from energon_pack.loading import cookers
 from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, positions_of
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack

@@ -19,12 +19,12 @@ from typing import Any
 from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.manifest import read_manifest
+from energon_pack.dataset.pack_members import members_in
 from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
-from energon_pack.loading import pack_encoder
 from energon_pack.run.files import META_FOLDER
-from energon_pack.samples.flavors import flavor_written, inputs_of_pack
 from energon_pack.sources.prepared import Prepared, read_prepared
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -92,7 +92,7 @@ class Packs:
         self._excluded = prepared.excluded_keys if prepared else {}
         self._counts = prepared.shard_counts if prepared else {}
         self._names: dict[str, str] = {}
-        self._flavor = flavor_written(encoder.made["flavor"])
+        self._flavor: str = encoder.made["flavor"]
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[Pack]:
         """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
@@ -109,7 +109,7 @@ class Packs:
             seen[shard] += 1
             if key in self._excluded.get(shard, ()):
                 continue
-            pack = self.encoder.encode(key, inputs_of_pack(_Parts(parts), self._flavor, self._media.read))
+            pack = self.encoder.encode(key, members_in(_Parts(parts), self._flavor, self._media.read))
             if pack is not None:
                 yield pack
         for shard, count in seen.items():

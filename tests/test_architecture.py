@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ PACKAGE = ROOT / "energon_pack"
 
 #: Rooms and faces: each may import what stands in a line above it, and none in its own. A newcomer reads downwards.
 ORDER = """
-errors flavors pages
+errors flavors pages version
 run
 steps
 samples
@@ -24,7 +26,7 @@ pooling
 dataset
 config
 reading packed_with
-loading packed_seq_params hydra_plugin
+loading dataset_encoder packed_seq_params hydra_plugin
 task_encoder webdataset
 views
 report
@@ -38,37 +40,84 @@ unpack cli metadataset simulate inspect recipes
 order try
 __main__
 """
-#: What a training job may import: it is installed where nothing is packed.
-TRAINING = {
-    "errors",
-    "flavors",
-    "run",
-    "steps",
-    "samples",
-    "templates",
-    "training",
-    "loading",
-    "reading",
-    "dataset.inputs",
-    "dataset.manifest",
-    "dataset.readable",
-    "dataset.referenced",
-    "sources.prepared",
-    "packed_with",  # only for samples that are in no pack
-    "pooling.measuring",
+#: Below all: media, leaves that read bytes, processors, what a pack and its members are.
+BELOW = """
+errors version run steps
+samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
+samples.parts samples.references samples.member samples.pack_reader samples.input_rules
+sources.storage sources.stored sources.blockwise sources.tar sources.other_formats sources.prepared
+templates.folder templates.full templates.quiet templates.served templates.torchvision_shim templates.voxtral
+"""
+#: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
+READING = """
+on_disk webdataset dataset_encoder training trainers.doors online.ranks
+dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
+dataset.readable dataset.referenced
+"""
+ENERGON = "task_encoder loading reading packed_seq_params flavors samples"
+#: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
+ASKED_FOR = {
+    ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
+    ("dataset.pack_members", "samples.flavors"): "the flavour is another package's, or another tool packed",
+    ("dataset_encoder", "packed_with"): "another tool packed; or a sample is in no pack",
+    ("dataset.referenced", "sources.referenced"): "media lie in the source",
+    ("task_encoder", "packed_with"): "Energon packs while it reads",
+    ("task_encoder", "pooling.measuring"): "Energon packs while it reads",
+    ("on_disk", "plan.settings"): "a sampler makes steps even",
+    ("trainers.doors", "samplers"): "a trainer takes the packs as rows",
+    ("trainers.doors", "trainers.collator"): "a trainer takes the packs as rows",
+    ("trainers.doors", "trainers.loss"): "a trainer takes the packs as rows",
+    ("trainers.doors", "trainers.rows"): "a trainer takes the packs as rows",
 }
+#: Guard: proves a model. Of reading it imports what a batch is.
+GUARD = "errors version run samples.media samples.bytes samples.skip training"
+#: Modules of training that turn packs into batches: guard has none of them.
+ENCODERS = {f"training.{name}" for name in ("calls", "members", "model_classes", "noise", "pack_encoder", "pixels")} | {
+    "training.chosen_rope",
+    "training.found_rope",
+    "training.automodel_batch",
+}
+#: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
+MOST = {"a batch of images": (90, 8_200), "guard": (52, 6_000)}
 
 
-def imports(path: Path) -> set[str]:
-    """Modules of this package that a file imports, without the package's name."""
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Modules of this package that a file imports, also in functions and for types, without the package's name."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    inside = (name.partition(".")[2] for name in names if name.startswith("energon_pack."))
-    return {name for name in inside if name != "__version__"}
+            whole = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
+            names += [name if name.partition(".")[2] in MODULES else module for module, name in whole]
+    inside = {name.partition(".")[2] or "__init__" for name in names if name.partition(".")[0] == "energon_pack"}
+    return frozenset(inside - {name_of(path)})
+
+
+def reached(*roots: str, stops: Collection[tuple[str, str]] = ()) -> dict[str, str]:
+    """Return all modules that some modules import, themselves or through others, each with one that imports it."""
+    found = {root: "" for root in roots}
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        new = {other: name for other in imports(MODULES[name]) if other not in found and (name, other) not in stops}
+        found |= new
+        waiting += new
+    return found
+
+
+def outside(found: Mapping[str, str], allowed: str) -> list[str]:
+    """Say of each module that is in none of these rooms, and is none of these files, who imports it."""
+    rooms = tuple(f"{one}." for one in allowed.split())
+    return [f"{found[name]} imports {name}" for name in sorted(found) if not f"{name}.".startswith(rooms)]
 
 
 def room_of(path: Path) -> str:
@@ -99,16 +148,49 @@ def test_imports_follow_the_order() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__"} == height.keys()
 
 
-@pytest.mark.parametrize("room", ["training", "loading", "reading", "task_encoder", "packed_seq_params", "webdataset"])
-def test_training_imports_nothing_of_packing(room: str) -> None:
-    wrong = [
-        f"{path.relative_to(PACKAGE)} imports {name}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if room_of(path) == room
-        for name in sorted(imports(path))
-        if not any(f"{name}.".startswith(f"{allowed}.") for allowed in TRAINING)
-    ]
-    assert wrong == []
+def test_no_two_files_import_each_other() -> None:
+    """Neither at the top, nor in a function, nor for types: a ring of files can only be read and changed as one."""
+    ring = {name: imports(path) for name, path in MODULES.items() if name != "__init__"}
+    while ends := (ring.keys() - set().union(*ring.values())) | {n for n, own in ring.items() if not own & ring.keys()}:
+        ring = {name: others for name, others in ring.items() if name not in ends}
+    assert {name: sorted(others & ring.keys()) for name, others in ring.items()} == {}
+
+
+def test_no_file_imports_the_door() -> None:
+    """The door imports every public module for types: who imports it stands in a ring with all of them."""
+    assert [name for name, path in MODULES.items() if "__init__" in imports(path)] == []
+
+
+def test_what_is_below_all_imports_nothing_above() -> None:
+    assert outside(reached(*(name for name in MODULES if not outside({name: ""}, BELOW))), BELOW) == []
+
+
+def test_reading_imports_nothing_of_packing() -> None:
+    """A training job is installed where nothing is packed, and a person can read what it runs."""
+    roots = [name for name in MODULES if not outside({name: ""}, READING)]
+    assert outside(reached(*roots, stops=ASKED_FOR), BELOW + READING) == []
+    assert outside(reached(*ENERGON.split()[:4], stops=ASKED_FOR), BELOW + READING + ENERGON) == []
+    assert [pair for pair in ASKED_FOR if pair[1] not in imports(MODULES[pair[0]])] == []
+
+
+def test_guard_imports_of_reading_what_a_batch_is() -> None:
+    """It serves those who never use our packs."""
+    found = reached("training.guards")
+    assert outside(found, GUARD) == []
+    assert sorted(ENCODERS & found.keys()) == []
+    assert MODULES.keys() >= ENCODERS
+
+
+@pytest.mark.parametrize("door", MOST)
+def test_what_a_door_imports_does_not_grow(door: str, typed_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each figure is the one of today, rounded up to a hundred lines: it may fall."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("imports")
+    lines, foreign = benchmark.imported(ROOT, typed_demo / "packed/demo-qwen2_5_vl-neat-8192", benchmark.DOORS[door])
+    most_modules, most_lines = MOST[door]
+    assert len(lines) <= most_modules, sorted(lines)
+    assert sum(lines.values()) <= most_lines, sorted(lines)
+    assert {"hydra", "omegaconf", "pyarrow"}.isdisjoint(foreign)
 
 
 FACES = (
@@ -131,7 +213,6 @@ def test_a_public_face_says_what_is_public(face: str) -> None:
         ("energon_pack.cli", {"torch", "transformers", "pyarrow"}),
         ("energon_pack.lengths.measure", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
         ("energon_pack.dataset.shards", {"torch", "transformers", "hydra", "omegaconf", "megatron"}),
-        ("energon_pack.training.layout", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
         ("energon_pack.webdataset", {"transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),
         ("energon_pack.task_encoder", {"hydra", "omegaconf", "pyarrow"}),
         ("energon_pack.loading", {"torch", "transformers", "hydra", "omegaconf", "megatron", "pyarrow"}),

@@ -21,7 +21,7 @@ from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.loading import train_arguments
 from energon_pack.samplers import PackSampler
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack

@@ -20,7 +20,7 @@ from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig, Share
 from energon_pack.pooling.measuring import Measured, Measuring
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from energon_pack import __version__
 from energon_pack.config import Format, Overlong, PackConfig, plain
 from energon_pack.plan.settings import Share
 from energon_pack.samples.settings import without_unset
 from energon_pack.templates.settings import Expand
+from energon_pack.version import VERSION
 
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
@@ -81,7 +81,7 @@ def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[
     Args:
         source: path, size and version of each source shard.
     """
-    content = json.dumps([__version__, content_settings(config), key_prefix, source], sort_keys=True)
+    content = json.dumps([VERSION, content_settings(config), key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

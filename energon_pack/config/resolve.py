@@ -24,7 +24,7 @@ from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
 from energon_pack.sources.storage import path_in
-from energon_pack.templates.folder import named_processor, refuse_missing_folder
+from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import labels_of
 
 _MOST_FOLDERS = 32  # folders of the source that each worker checks
@@ -161,7 +161,7 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     if config.source.is_demo:
         path, processor = _demo(config, cache_dir)
     else:
-        processor = named_processor(config.model)
+        processor = config.model.named_processor()
         refuse_missing_folder(processor)
     copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
     with naming_place("cache_dir", cache_dir):

@@ -16,7 +16,7 @@ from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
 from energon_pack.sources.draws import parse_slice
-from energon_pack.templates.settings import Expand, Mask, Think, TrainOn
+from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
 #: Removed settings, and what to use instead.
 _GONE = {
@@ -122,6 +122,10 @@ def _check_values(config: PackConfig) -> None:
         refuse_password(f"{name}=", text)
     for node in (config.media, config.model, config.labels, packing, config.source, config.output, config.executor):
         node.check()
+    if config.media != MediaConfig():
+        from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
+
+        check_media(config.media)
     _check_parts(config)
     _check_share(config)
     if config.part is not None:

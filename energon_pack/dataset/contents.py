@@ -7,22 +7,18 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from energon_pack.dataset.beside import Beside, starts_behind
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.dataset.referenced import Beside, DatasetMedia, starts_behind
+from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
-from energon_pack.samples.flavors.references import (
-    Reference,
-    defects_of,
-    has_references,
-    references_of,
-    with_names,
-)
+from energon_pack.samples.flavors.references import defects_of, with_names
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
-from energon_pack.samples.flavors.trees import num_shared
+from energon_pack.samples.pack_reader import num_shared
 from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.references import Reference, has_references, references_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from energon_pack.dataset.manifest import PROCESSOR
+from energon_pack.run.address import energon_address, is_address, tidy
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.stores import energon_address, is_address, tidy
 from energon_pack.sources.storage import File, State, files_in, open_file, path_in, state_of
 
 _PIECE = 8 << 20

@@ -15,9 +15,9 @@ from typing import Any
 
 from energon_pack.dataset.manifest import PROCESSOR, folders_of, processor_folder, read_meta
 from energon_pack.errors import PackError
+from energon_pack.run.address import is_address
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.stores import is_address
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.samples.tokens_part import TokensDamaged

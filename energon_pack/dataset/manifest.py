@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_pack.run import stores
+from energon_pack.errors import short
+from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.run.stores import is_address
-from energon_pack.samples.flavors import why_unknown
+from energon_pack.samples.pack_reader import NAMES
+from energon_pack.samples.tokens_part import FORMAT
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -57,6 +58,27 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             " packs of one training are for one model"
         )
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
+
+
+def why_unknown(manifest: Mapping[str, Any]) -> str | None:
+    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
+    name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
+    if isinstance(name, str) and not _is_installed(name):
+        return f"it has the flavor {name!r}, which no installed package can read"
+    if type(number) is int and number < FORMAT:
+        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
+    if number != FORMAT:
+        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
+    return None
+
+
+def _is_installed(flavor: str) -> bool:
+    """Say whether packs of a flavour can be read: one of ours, or of an installed package."""
+    if flavor in NAMES:
+        return True
+    from energon_pack.samples.flavors import packed_flavor
+
+    return packed_flavor(flavor) is not None
 
 
 def folders_of(dataset: str | Path) -> list[str | Path]:
@@ -126,17 +148,21 @@ def read_meta(dataset: str | Path, name: str) -> bytes | None:
 
 def _read(path: str | Path) -> bytes | None:
     try:
-        return stores.read_whole(str(path)) if is_address(path) else Path(path).read_bytes()
+        if is_address(path):
+            from energon_pack.run import stores
+
+            return stores.read_whole(str(path))
+        return Path(path).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def _folder_of(path: str | Path) -> str | Path:
-    return stores.parent(str(path)) if is_address(path) else Path(path).parent
+    return parent(str(path)) if is_address(path) else Path(path).parent
 
 
 def _joined(folder: str | Path, name: str) -> str | Path:
     """Join a path of this machine, or an address, with a name; an address stays a string."""
     if is_address(folder) or is_address(name):
-        return stores.joined(str(folder), name)
+        return joined(str(folder), name)
     return Path(folder) / name

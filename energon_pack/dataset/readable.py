@@ -8,8 +8,8 @@ from typing import Any
 from energon_pack.dataset.pack_files import first_json
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
-from energon_pack.run.stores import is_address
-from energon_pack.samples.flavors.references import has_references, references_of
+from energon_pack.run.address import is_address
+from energon_pack.samples.references import has_references, references_of
 from energon_pack.sources.storage import open_file
 
 _AGAIN = "copy it again from where it is whole, or pack again"

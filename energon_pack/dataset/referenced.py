@@ -5,20 +5,20 @@ ENERGON_PACK_SOURCE, and report.json beside the packs, which names the place at 
 """
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import Bytes
-from energon_pack.samples.flavors.parts import Parts
-from energon_pack.samples.flavors.references import Reference
-from energon_pack.sources.referenced import AT_ONCE, SourceMedia
+from energon_pack.samples.parts import Parts
+from energon_pack.samples.references import Reference
 from energon_pack.sources.storage import open_file, path_in
+
+if TYPE_CHECKING:
+    from energon_pack.sources.referenced import SourceMedia
 
 SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
@@ -56,7 +56,9 @@ class DatasetMedia:
         self._dataset, self._root, self._whole = os.fspath(dataset), root, whole
 
     @cached_property
-    def _source(self) -> SourceMedia:
+    def _source(self) -> "SourceMedia":
+        from energon_pack.sources.referenced import SourceMedia  # most packs hold their media
+
         return SourceMedia(self._root or source_root(self._dataset))
 
     def opened(self, reference: Reference) -> Bytes:
@@ -64,7 +66,7 @@ class DatasetMedia:
         return self._source.opened(reference)
 
     def read_ahead(self, references: Sequence[Reference]) -> None:
-        """Read media of a pack at once, at most `AT_ONCE`; raises as `source_root`."""
+        """Read media of a pack at once, at most `sources.referenced.AT_ONCE`; raises as `source_root`."""
         self._source.read_ahead(references, self._whole)
 
     def read(self, references: Sequence[Reference], parts: Parts | None = None) -> list[bytes]:
@@ -99,37 +101,3 @@ def _folder_of(source: Any) -> str:
     """Return the folder of packs that Energon read a sample from: an order names tars of several folders."""
     path = source.dataset_path
     return str((path / source.shard_name).parent if "/" in (source.shard_name or "") else path)
-
-
-class Beside:
-    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to.
-
-    Args:
-        end: where the pack ends.
-    """
-
-    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
-        self._shard, self._references, self._media = shard, references, media
-        self._starts = starts_behind(end, references)
-        self.size = self._starts[-1]
-        self._last: tuple[int, Bytes] = -1, shard
-        self._ahead = -1  # number of the last group of media that were read together
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Read bytes like a file; raises like `opened` if they are in a medium."""
-        if offset < self._starts[0]:
-            return self._shard.read(offset, size)
-        index = bisect_right(self._starts, offset) - 1
-        if index == len(self._references):
-            return b""
-        if self._last[0] != index:
-            if index // AT_ONCE != self._ahead:
-                self._ahead = index // AT_ONCE
-                self._media.read_ahead(self._references[self._ahead * AT_ONCE :][:AT_ONCE])
-            self._last = index, self._media.opened(self._references[index])
-        return self._last[1].read(offset - self._starts[index], size)
-
-
-def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
-    """Return where each medium that a pack refers to begins behind the pack, and the end of the last one."""
-    return list(accumulate((reference.size for reference in references), initial=end))

@@ -28,10 +28,9 @@ from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
-from energon_pack.samples.flavors.schema import FORMAT
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens_part import TOKENS
+from energon_pack.samples.tokens_part import FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample

@@ -5,8 +5,8 @@ from zlib import crc32
 
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
-from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.flavors.references import Reference
+from energon_pack.samples.member import MemberInput
+from energon_pack.samples.references import Reference
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

@@ -8,7 +8,7 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
 from energon_pack.pages.html import Html, anchor, page, section, tag
 from energon_pack.samples.flavors import inputs_of_pack
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.views.html import members_table, pack_section
 from energon_pack.views.view import PackView
 
@@ -27,7 +27,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
     Args:
         view: of the pack, with its pictures.
         processor: to make batches with; None: see `load_template`.
-        how: `trust_remote_code` of `loading.pack_encoder`.
+        how: `trust_remote_code` of `dataset_encoder.pack_encoder`.
     """
     titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _layouts_of(found))]
     links = [part for title in titles for part in (tag("a", title, href=f"#{anchor(title)}"), " · ")][:-1]
@@ -63,8 +63,8 @@ def _layouts_of(found: Found) -> Sequence[str]:
 
 
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
-    """Make the batch of one pack; raises as `loading.pack_encoder` and `PackEncoder`."""
-    from energon_pack.loading import pack_encoder
+    """Make the batch of one pack; raises as `dataset_encoder.pack_encoder` and `PackEncoder`."""
+    from energon_pack.dataset_encoder import pack_encoder
     from energon_pack.templates.quiet import errors_only
 
     with errors_only():

@@ -19,14 +19,14 @@ from energon_pack.errors import PackError
 from energon_pack.online.rows import ItemRow
 from energon_pack.samples.conversation import place
 from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.image import medium_of
+from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.medium_settings import SETTING_KEYS
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.settings import SETTING_KEYS
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
 from energon_pack.samples.record import Record, parse_in_our_words, with_hearing
 from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name

@@ -14,7 +14,7 @@ import pyarrow as pa
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.online.rows import Rows, write_tables
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.reader import Reader

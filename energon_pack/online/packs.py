@@ -14,8 +14,8 @@ from energon_pack.online.samples import Samples
 from energon_pack.pooling.draws import Draw, Draws
 from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, Waiting
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Sample
 from energon_pack.training.pack_encoder import Pack, PackEncoder

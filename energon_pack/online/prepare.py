@@ -40,7 +40,6 @@ from energon_pack.sources.shard import Source
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
-from energon_pack.templates.folder import named_processor
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
@@ -162,7 +161,7 @@ def in_memory(config: PackConfig) -> Places:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = local_cache(config)
     refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
-    return Places(Source([], frozenset()), named_processor(config.model), cache, InFolder(cache), False)
+    return Places(Source([], frozenset()), config.model.named_processor(), cache, InFolder(cache), False)
 
 
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:

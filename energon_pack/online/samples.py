@@ -6,7 +6,7 @@ number ──look──► the conversation and its media by their headers: enou
 
 from typing import Protocol
 
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.templates.sample import Sample
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from energon_pack.dataset.sources import Sources
 from energon_pack.online.rows import ItemRow
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.shard import Shard
 

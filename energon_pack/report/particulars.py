@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack import __version__
 from energon_pack.config import ModelConfig, PackConfig, plain
 from energon_pack.errors import amount
 from energon_pack.pages.html import Html, clipped, details, join, section, table, tag
@@ -15,6 +14,7 @@ from energon_pack.report.figures import Figures
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
+from energon_pack.version import VERSION
 from energon_pack.views.html import pictures
 from energon_pack.views.view import Medium
 
@@ -119,7 +119,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     made.append(
         details("Every setting", tag("pre", clipped(json.dumps(values, indent=1, ensure_ascii=False), _CONFIG)))
     )
-    versions = {"energon_pack": __version__, "Python": sys.version.split()[0]}
+    versions = {"energon_pack": VERSION, "Python": sys.version.split()[0]}
     versions |= {name: version for name in _PACKAGES if (version := version_of(name))}
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:

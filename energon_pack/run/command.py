@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from energon_pack import __version__
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.run.bounds import hold_here
 from energon_pack.run.console import LogLine, complain
 from energon_pack.run.heavy_imports import collect_rarely
 from energon_pack.run.stores import is_address, losing_no_fault
+from energon_pack.version import VERSION
 
 EXIT_INTERRUPTED = 130
 #: The exit codes of every command; all pages of help show them from here.
@@ -70,7 +70,7 @@ def parser(
         epilog="\n".join(lines),
         formatter_class=_Page,
     )
-    tool.add_argument("-V", "--version", action="version", version=f"energon-pack {__version__}")
+    tool.add_argument("-V", "--version", action="version", version=f"energon-pack {VERSION}")
     return tool
 
 

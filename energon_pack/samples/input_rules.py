@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.run.files import write_whole
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import PackTokens

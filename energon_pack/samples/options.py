@@ -5,10 +5,10 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from energon_pack.samples.media.settings import SHARED_KEYS
+from energon_pack.samples.media.medium_settings import SHARED_KEYS
+from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
 
@@ -17,29 +17,6 @@ OPTION_KEYS = (
     "weight", "chat_template_kwargs", "media_settings", "label_settings", "use_audio_in_video", "token_range",
 )  # fmt: skip
 _NAMES = frozenset(OPTION_KEYS)
-
-
-@dataclass(frozen=True)
-class SampleOptions:
-    """The options of one sample."""
-
-    #: the factor of its loss
-    weight: float = 1.0
-    #: variables of the chat template; they override the run's variables
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: for each medium, in the order of their placeholders, the settings in its content part; empty: none
-    media: tuple[Mapping[str, Any] | None, ...] = ()
-    #: settings of all media: ms-swift's `chat_template_kwargs: {"max_pixels": …}`
-    all_media: Mapping[str, Any] = field(default_factory=dict)
-    #: settings of `labels` that override the run's
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    #: whether the sound of its videos is heard, too
-    use_audio_in_video: bool = False
-    #: of its tokens, the first that is part of it, and the first that no longer is; None: all are
-    token_range: tuple[int, int] | None = None
-
-
-NO_OPTIONS = SampleOptions()
 
 
 def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import hint, unknown_keys
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
-from energon_pack.samples.media.settings import SETTING_KEYS
+from energon_pack.samples.media.medium_settings import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred

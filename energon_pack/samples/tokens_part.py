@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+#: Version of the packs (`_meta.format`) and of `energon_pack.json`.
+FORMAT = 3
 #: the name of the part: neither webdataset nor Energon decodes it
 TOKENS = "tokens"
 MAGIC = b"EPK3"

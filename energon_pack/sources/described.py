@@ -18,11 +18,12 @@ from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.folder_shard import FolderShard
-from energon_pack.sources.inside import kind_of_table, split_name
+from energon_pack.sources.inside import split_name
 from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.packs import PackShard
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.storage import folder_of
+from energon_pack.sources.table_names import kind_of_table
 from energon_pack.sources.table_shard import TableShard
 
 _TABLES = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}

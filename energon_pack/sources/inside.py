@@ -1,32 +1,25 @@
 """Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
-import os
 from functools import partial
 from typing import Any
 
+from energon_pack.run.address import is_address
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.lmdb_file import open_value
 from energon_pack.sources.named_bytes import bytes_at
 from energon_pack.sources.storage import File, InMemory, open_file
+from energon_pack.sources.table_names import TABLES
 from energon_pack.sources.zip_file import open_member
 
 _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
-#: extensions of tables
-TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
 
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
     return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
-
-
-def kind_of_table(path: str) -> str:
-    """Return the extension of a table that decides how it is read."""
-    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
 def joined_name(file: str, key: str) -> str:

@@ -15,16 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.samples.flavors import flavor_written, why_unknown
+from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.references import has_references
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.references import has_references
 from energon_pack.samples.single import single
 from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.tokens_part import FORMAT
 from energon_pack.sources import wds
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.foreign import FORMS, Member, foreign_form
@@ -167,17 +168,19 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
     try:
         made = json_value(manifest)
-        why = why_unknown(made)
+        number, flavor = made.get("format"), flavor_written(made.get("flavor")).name
     except (ValueError, AttributeError) as error:
-        why = f"{_MANIFEST} can't be read: {error}"
-    if why:
-        raise PackError(f"{folder}: {why}")
+        raise PackError(f"{folder}: {_MANIFEST} can't be read: {error}") from None
+    if number != FORMAT:
+        raise PackError(
+            f"{folder}: its packs have the format {short(number)}, and {FORMAT} is read: pack its source again"
+        )
     for value, _ in looked:
         if has_references(value):
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
         if not any(name in value for name in ("messages", "prompts")):
             raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
-    return str(made["flavor"])
+    return flavor
 
 
 def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:

@@ -15,7 +15,6 @@ from energon_pack.errors import PackError
 from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.run.stores import StoreError
 from energon_pack.sources.storage import absolute, folder_of, read_whole
 
 _LARGEST, _SECONDS = 1 << 30, 60.0  # what the names of a split may take: bytes, seconds of the CPU
@@ -150,7 +149,7 @@ def _load(folder: str, names: tuple[str, ...]) -> dict[str, Any] | None:
             if data is None:
                 continue
             value = json_value(data) if name.endswith(".json") else yaml_value(data)
-        except StoreError:
+        except PackError:  # a store does not answer
             raise
         except (OSError, ValueError) as error:
             raise PackError(f"{path} can't be read: {' '.join(str(error).split())[:200]}") from None

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from zlib import crc32
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
+from energon_pack.run.address import is_address
 from energon_pack.samples.bytes import Bytes, Range
-from energon_pack.samples.flavors.references import Reference
+from energon_pack.samples.references import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import joined_name
 from energon_pack.sources.open_files import OpenFiles

@@ -14,12 +14,12 @@ from typing import Any, BinaryIO, NamedTuple
 from energon_pack.samples.bytes import Range, as_file
 from energon_pack.samples.conversation import Placed, place
 from energon_pack.samples.cut import Cut, fields_of_part, media_of_part, messages_of, of_kind
-from energon_pack.samples.flavors.base import MemberInput, media_fields
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
-from energon_pack.samples.options import SampleOptions, options_of
+from energon_pack.samples.member import MemberInput, SampleOptions, media_fields
+from energon_pack.samples.options import options_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, MediaPart, Message, Part, media_type, media_type_by_name

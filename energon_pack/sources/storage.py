@@ -4,7 +4,7 @@
                               └───open_file──► File: the same, and its bytes; a descriptor where the kernel can copy
 
 Only this module distinguishes storages: files of this machine, objects of stores by their addresses, and values that
-are read whole.
+are read whole. The client of stores is imported where a path is an address.
 """
 
 import glob
@@ -18,9 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from energon_pack.errors import PackError
-from energon_pack.run import stores
-from energon_pack.run.stores import is_address
-from energon_pack.sources import blockwise, stored
+from energon_pack.run.address import is_address, joined, parent, tidy
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -124,7 +122,9 @@ class StoredFile(File):
 
     def __init__(self, address: str, state: State):
         super().__init__(state)
-        self.blocks = blockwise.Blockwise(address, *state)
+        from energon_pack.sources.blockwise import Blockwise
+
+        self.blocks = Blockwise(address, *state)
 
     def read(self, offset: int, size: int) -> bytes:
         data = self.blocks.read(offset, size)
@@ -138,7 +138,10 @@ def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None
     Args:
         wanted: for each file its ranges, as offset and size.
     """
-    blockwise.read_ahead([(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)])
+    if objects := [(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)]:
+        from energon_pack.sources import blockwise
+
+        blockwise.read_ahead(objects)
 
 
 def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
@@ -153,7 +156,11 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
         StoreError: an object can't be read.
     """
     if is_address(path):
-        return StoredFile(str(path), expected or State(*stores.find(str(path))))
+        if expected is None:
+            from energon_pack.run import stores
+
+            expected = State(*stores.find(str(path)))
+        return StoredFile(str(path), expected)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
     state = _state(os.fstat(fd))
     if state is None:
@@ -168,7 +175,11 @@ def state_of(path: str) -> State | None:
     Raises:
         OSError: nothing is there, or its state can't be read.
     """
-    return State(*stored.state_of(path)) if is_address(path) else _state(os.stat(path))
+    if is_address(path):
+        from energon_pack.sources import stored
+
+        return State(*stored.state_of(path))
+    return _state(os.stat(path))
 
 
 def _state(status: os.stat_result) -> State | None:
@@ -201,17 +212,17 @@ def is_file(path: str) -> bool:
 
 def absolute(path: str) -> str:
     """Do `os.path.abspath`; an address is unchanged."""
-    return stores.tidy(path) if is_address(path) else os.path.abspath(path)
+    return tidy(path) if is_address(path) else os.path.abspath(path)
 
 
 def path_in(folder: str, name: str) -> str:
     """Do `os.path.join`, also for addresses."""
-    return stores.joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
+    return joined(folder, name) if is_address(folder) or is_address(name) else os.path.join(folder, name)
 
 
 def folder_of(path: str) -> str:
     """Do `os.path.dirname`; a bucket is its own folder."""
-    return stores.parent(path) if is_address(path) else os.path.dirname(path)
+    return parent(path) if is_address(path) else os.path.dirname(path)
 
 
 def real_path(path: str) -> str:
@@ -232,6 +243,8 @@ def _real_folder(folder: str, working: str) -> str:
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
     """Return the folder that an entry's names are relative to, and the folders and files it stands for."""
     if is_address(entry):
+        from energon_pack.sources import stored
+
         return stored.expand(entry)
     if os.path.isdir(entry):
         return entry, [entry], []
@@ -248,6 +261,8 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
 def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
     """Return files of a folder and its subfolders whose names match."""
     if is_address(folder):
+        from energon_pack.sources import stored
+
         return stored.walk(folder, pattern)
     paths = []
     seen = set()
@@ -265,6 +280,8 @@ def walk(folder: str, pattern: re.Pattern[str]) -> list[str]:
 def names_in(folder: str) -> list[str]:
     """Return the names in a folder; names of subfolders end with a slash."""
     if is_address(folder):
+        from energon_pack.run import stores
+
         return stores.names(folder)
     with os.scandir(folder or ".") as entries:
         return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
@@ -277,6 +294,8 @@ def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None
         below: subfolders to list, too. All other subfolders end with a slash, and are not listed.
     """
     if is_address(folder):
+        from energon_pack.sources import stored
+
         return {name: State(*found) if found else None for name, found in stored.files_in(folder, below).items()}
     found: dict[str, State | None] = {}
     for inner in ("", *below):

@@ -20,7 +20,7 @@ from energon_pack.sources.draws import parse_slice
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.templates.folder import local_folder, named_processor
+from energon_pack.templates.folder import local_folder
 from energon_pack.templates.settings import TemplateSettings
 
 
@@ -51,7 +51,7 @@ def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method
     """Return the method that measures samples, and the model of their cost in training."""
     with run.timed("processor"):
         folder = local_folder(
-            places.processor or named_processor(config.model), config.model.revision
+            places.processor or config.model.named_processor(), config.model.revision
         )  # a hub id is looked up once
         model = replace(config.model, processor=os.fspath(folder))
         settings = TemplateSettings(model, config.media, config.labels.of_text)

@@ -21,7 +21,7 @@ from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import has_media, named_processor, state_of
+from energon_pack.templates.folder import has_media, state_of
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
@@ -50,7 +50,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
     model, media = settings.model, settings.media
     model.check()
     family = FAMILIES[model.template]
-    where = f"model.processor={named_processor(model)}"
+    where = f"model.processor={model.named_processor()}"
     # A copy: transformers writes into the settings it is given.
     # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
     kwargs: dict[str, Any] = copy.deepcopy(model.all_processor_kwargs | {"trust_remote_code": model.trust_remote_code})
@@ -267,10 +267,10 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelC
     except PackError as error:
         if model.template in ASKED:
             raise
-        raise PackError(f"{error} ({named_processor(model)} is a {class_of(Path(processor.folder))})") from None
+        raise PackError(f"{error} ({model.named_processor()} is a {class_of(Path(processor.folder))})") from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise PackError(
-            f"model.processor={named_processor(model)}: its settings make no sense to model.template={model.template}:"
+            f"model.processor={model.named_processor()}: its settings make no sense to model.template={model.template}:"
             f" {one_line(error)}"
         ) from None
     return rules

@@ -12,7 +12,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
-from energon_pack.templates.folder import has_media, named_processor
+from energon_pack.templates.folder import has_media
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.quiet import errors_only
@@ -117,7 +117,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     Raises:
         PackError: no rules are exact, or the processor belongs to another family.
     """
-    name, where = settings.model.template, f"model.processor={named_processor(settings.model)}"
+    name, where = settings.model.template, f"model.processor={settings.model.named_processor()}"
     refuse_damaged(folder)
     if name == "text":
         return build(settings, folder), Choice(name)

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.templates.settings import ModelConfig
 
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 
@@ -55,18 +54,6 @@ def _why_not(error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return "the hub can't be reached, and the cache of the hub on this machine does not have it"
     return one_line(error)
-
-
-def named_processor(model: ModelConfig) -> str:
-    """Return the folder or hub id of a model's processor.
-
-    Raises:
-        PackError: the model has none.
-    """
-    processor = model.processor or model.hub_id
-    if processor is None:
-        raise PackError(f"+model={model.name} needs model.processor, a folder or a hub id")
-    return processor
 
 
 def settings_files(folder: Path) -> list[Path]:

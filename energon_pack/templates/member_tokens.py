@@ -2,22 +2,28 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.tokens import LengthError, MemberTokens
 from energon_pack.templates.sample import Sample
 
-if TYPE_CHECKING:
-    from energon_pack.templates.template import Template
+
+class Tokenizing(Protocol):
+    """What tokenizes samples: a `Template`."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def member_tokens(self, samples: Sequence[Sample]) -> list[MemberTokens]: ...
 
 
-def tokens_of(template: "Template", member: MemberInput) -> MemberTokens:
+def tokens_of(template: Tokenizing, member: MemberInput) -> MemberTokens:
     """Render and tokenize a member that was in no pack.
 
     Raises:

@@ -16,7 +16,7 @@ from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.media.medium_settings import MediumSettings
 from energon_pack.samples.media.steps import stepped
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step

@@ -16,7 +16,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.settings import MediumSettings
+from energon_pack.samples.media.medium_settings import MediumSettings
 from energon_pack.samples.media.steps import stepped
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE, Step

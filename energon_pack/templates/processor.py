@@ -24,7 +24,7 @@ from energon_pack.templates.chat.jinja import writes_date
 from energon_pack.templates.choose import Choice, Tried, choose
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import local_folder, named_processor, settings_files
+from energon_pack.templates.folder import local_folder, settings_files
 from energon_pack.templates.identity import NO_SHORTCUT, RULES_VERSION, Identity, TemplateSpec, hash_of
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
@@ -185,7 +185,7 @@ def folder_of(folder: str) -> Path:
 def _folder(model: ModelConfig) -> Path:
     if model.template not in FAMILIES and model.template not in AUTO:
         raise PackError(f"model.template={model.template} is unknown; there are: auto, {', '.join(FAMILIES)}")
-    return local_folder(named_processor(model), model.revision)
+    return local_folder(model.named_processor(), model.revision)
 
 
 def _saved(settings: TemplateSettings, cache_dir: Path, folder: Path) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import NO_OPTIONS, SampleOptions
+from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.frame_lists import as_videos
 

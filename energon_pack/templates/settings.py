@@ -134,6 +134,17 @@ class ModelConfig:
         pixels = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
+    def named_processor(self) -> str:
+        """Return the folder or hub id of the processor.
+
+        Raises:
+            PackError: the model has none.
+        """
+        processor = self.processor or self.hub_id
+        if processor is None:
+            raise PackError(f"+model={self.name} needs model.processor, a folder or a hub id")
+        return processor
+
     def check(self) -> None:
         """Raise PackError if no number of pixels is possible, or the date is invalid."""
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -178,13 +189,9 @@ class MediaConfig:
     video_cap: bool | None = None
 
     def check(self) -> None:
-        """Raise PackError if no frames would be taken, or a setting is missing or belongs to another choice."""
+        """Raise PackError if no frames would be taken."""
         if self.fps is not None and not self.fps > 0:
             raise PackError(f"media.fps={self.fps}: must be more than 0")
-        if self != MediaConfig():
-            from energon_pack.templates.preprocess import check_media  # imports NumPy and Pillow, so only when needed
-
-            check_media(self)
 
 
 @dataclass

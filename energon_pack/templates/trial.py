@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 from energon_pack.errors import one_line
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata_of
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
+from energon_pack.samples.media.asked import metadata_of
+from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
@@ -150,7 +151,7 @@ class Trial:
             outcome.num_refused += 1
             outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
             return
-        what = ", ".join(map(str, one.sample.media)) or "a text"
+        what = ", ".join(map(said, one.sample.media)) or "a text"
         if isinstance(truth, str) or made != truth:
             outcome.difference = f"of {what} it makes {told_apart(made, truth)}"
             return
@@ -222,7 +223,9 @@ def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
                 medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(RATES)))
             made = [_expanded(template, medium) for template in (rules, shapes)]
             if made[0] != made[1]:
-                return f"of {medium} it makes another text, or more or fewer features, than the processor's own call"
+                return (
+                    f"of {said(medium)} it makes another text, or more or fewer features, than the processor's own call"
+                )
     return ""
 
 

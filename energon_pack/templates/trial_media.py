@@ -6,7 +6,7 @@ A processor is tried with the media, before its calls for many members are joine
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -14,11 +14,11 @@ from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, 
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.templates.families.rules import MediaRules
+from energon_pack.templates.identity import TemplateSpec
+from energon_pack.templates.member_tokens import Tokenizing
 from energon_pack.templates.sample import Sample
-
-if TYPE_CHECKING:
-    from energon_pack.templates.template import Template
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
 _IMAGES = ([(96, 64)], [(300, 700)], [(1000, 600), (120, 80)])
@@ -31,7 +31,18 @@ _SOUNDS = ([0.7], [2.3], [1.1, 0.4])
 _SHORT, _LONG = 1.2, 2.7
 
 
-def trial_of(template: "Template") -> list[Trial]:
+class TrialTemplate(Tokenizing, Protocol):
+    """What a trial asks: a `Template`."""
+
+    rules: MediaRules
+    spec: TemplateSpec
+    media_tokens: dict[str, str]
+
+    def num_features(self, media: Sequence[Media]) -> list[int]: ...
+    def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]: ...
+
+
+def trial_of(template: TrialTemplate) -> list[Trial]:
     """Return the members of a trial, for each kind of media that a template takes."""
     kinds = [kind for kind in KINDS if kind in template.media_tokens]
     trial = [*_probes(template, kinds)]
@@ -48,7 +59,7 @@ def trial_of(template: "Template") -> list[Trial]:
     return trial
 
 
-def _probes(template: "Template", kinds: Sequence[str]) -> Iterator[Trial]:
+def _probes(template: TrialTemplate, kinds: Sequence[str]) -> Iterator[Trial]:
     """Yield members for a model: of text, and with a medium of each kind."""
     each: list[tuple[str, list[Media]]] = [("", [])]
     for kind in kinds:
@@ -65,7 +76,7 @@ def _probes(template: "Template", kinds: Sequence[str]) -> Iterator[Trial]:
             yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
-def _of_media(template: "Template", purpose: str, kind: str, media: Sequence[Media]) -> Trial | None:
+def _of_media(template: TrialTemplate, purpose: str, kind: str, media: Sequence[Media]) -> Trial | None:
     try:
         seen = template.seen(media, template.num_features(media))
     except Skip:  # a size that the rules of media refuse
@@ -73,7 +84,7 @@ def _of_media(template: "Template", purpose: str, kind: str, media: Sequence[Med
     return Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))
 
 
-def _sizes(template: "Template", kind: str) -> list[list[Media]]:
+def _sizes(template: TrialTemplate, kind: str) -> list[list[Media]]:
     """Return media of one kind, in several sizes and numbers."""
     if kind == IMAGE.kind:
         return [[Media(kind, *size) for size in sizes] for sizes in _IMAGES]
@@ -85,17 +96,17 @@ def _sizes(template: "Template", kind: str) -> list[list[Media]]:
     return [[KINDS[kind].drawn(rng) for _ in range(number)] for number in (1, 1, 2)]
 
 
-def _clip(template: "Template", num_frames: int, width: int, height: int) -> Media:
+def _clip(template: TrialTemplate, num_frames: int, width: int, height: int) -> Media:
     """Return a video; with `media.num_frames` every video has that many frames."""
     number = template.spec.media.num_frames or num_frames
     return Media(VIDEO.kind, width, height, "mp4", number, _FPS, tuple(range(number)))
 
 
-def _sound(template: "Template", seconds: float) -> Media:
+def _sound(template: TrialTemplate, seconds: float) -> Media:
     rate = template.rules.rate
     return Media(AUDIO.kind, num_samples=round(seconds * rate), rate=rate)
 
 
-def _heard(template: "Template", video: Media, seconds: float) -> Media:
+def _heard(template: TrialTemplate, video: Media, seconds: float) -> Media:
     sound = _sound(template, seconds)
     return replace(video, num_samples=sound.num_samples, rate=sound.rate)

@@ -1,17 +1,18 @@
-"""The methods that give packs to trainers with loaders of their own."""
+"""The methods that give packs to trainers with loaders of their own; your own loop needs none of their modules."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_pack.errors import PackError
 from energon_pack.online.ranks import ranks_here
 from energon_pack.run.seeded import Ints
-from energon_pack.samplers import PackSampler
-from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.loss import TokenMean
 from energon_pack.training.pack_encoder import PackEncoder
+
+if TYPE_CHECKING:
+    from energon_pack.trainers.collator import Collator
+    from energon_pack.trainers.loss import TokenMean
 
 _MISSING = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
 
@@ -21,7 +22,7 @@ class ForTrainers:
 
     encoder: PackEncoder
 
-    def collator(self, model: Any, weights: bool = False) -> Collator:
+    def collator(self, model: Any, weights: bool = False) -> "Collator":
         """Return the trainer's `data_collator`, which builds batches: the inputs of `model.forward`.
 
         Args:
@@ -29,13 +30,17 @@ class ForTrainers:
             weights: batches also have the weights of tokens (`loss_weight`, and weights of samples and turns). The
                 trainer must then be `weighted`.
         """
+        from energon_pack.trainers.collator import Collator
+
         return Collator(self, model, weights)  # type: ignore[arg-type]
 
-    def loss_func(self) -> TokenMean:
+    def loss_func(self) -> "TokenMean":
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
+        from energon_pack.trainers.loss import TokenMean
+
         return TokenMean(shifted=self.encoder.labels_shifted)
 
 
@@ -74,6 +79,8 @@ class Numbered(ForTrainers):
             PackError: `datasets` is not installed.
             ValueError: there are fewer packs than one step takes.
         """
+        from energon_pack.samplers import PackSampler
+
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
         rows = _rows()

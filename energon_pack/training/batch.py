@@ -13,9 +13,8 @@ from torch import Tensor
 from energon_pack.training.inputs import NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.outline import Outline, outline_of
-from energon_pack.training.pixels import MEDIA_KEYS
-from energon_pack.training.tree_inputs import attention_inputs
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -115,6 +114,8 @@ class PackedBatch(dict[str, Any]):
                 )
             for name in _OF_PACKS:
                 del inputs[name]
+            from energon_pack.training.tree_inputs import attention_inputs
+
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
         mask = self.mask if self.mask != "auto" else outline.proven if outline else None

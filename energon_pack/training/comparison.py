@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.finding import Finding, difference, largest, size_of, variation
 from energon_pack.training.gradients import Gradients, compare_gradients, gradients_of
-from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Placed, Probe, leaves_of
 from energon_pack.training.probe_loss import ProbeLoss, logits_of
 from energon_pack.training.routing import Routing, routed

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.samples.media.kinds import KINDS
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.first_batch import FirstBatch
 from energon_pack.training.inputs import (
     PROVEN,
@@ -29,11 +30,9 @@ from energon_pack.training.inputs import (
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.made_trial import Subject
 from energon_pack.training.makeup import replaced_in
-from energon_pack.training.members import Encoded
-from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.proof import Proof, kept_proofs, way_out
-from energon_pack.training.tree_inputs import form_of, refuse
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -151,7 +150,11 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
     for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
         handle.remove()
     limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]
-    masks = {proofs[-1].mask} | ({form_of(model)} if trees else set())
+    masks = {proofs[-1].mask}
+    if trees:
+        from energon_pack.training.tree_inputs import form_of
+
+        masks |= {form_of(model)}
     longest = min(limits, default=None)
     first = FirstBatch(Subject(model, media, members, tree, longest)) if first_batch and not is_trusted else None
     _HANDLES[model] = handles = _hooks(model, attention, masks, trees is not None, media, tried, longest, first)
@@ -172,6 +175,8 @@ def _shown_trees(
         MixingError: it does not train on them as on samples alone, and is not trusted.
     """
     kind = class_of(model)
+    from energon_pack.training.tree_inputs import refuse
+
     refuse(model)
     proofs = kept_proofs(model, tree, "", attention, longest, device)
     if (proof := proofs[-1]).is_exact:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.tree_attention import TREE, TREE_FLEX
-
+#: names of this package's attention for trees among transformers' implementations
+TREE, TREE_FLEX = "energon_pack_tree", "energon_pack_tree_flex"
+#: the kinds of `use_tree_attention` by these names
+KINDS = {TREE: "varlen", TREE_FLEX: "flex"}
 #: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 _rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()

@@ -147,9 +147,8 @@ def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
 
 def seq_idx(cu_seq_lens: Tensor) -> Tensor:
     """Return the document number of each token of one row, for gated delta nets and Mamba: int32 [1, S], from 0."""
-    return torch.repeat_interleave(
-        torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32), cu_seq_lens.diff().long()
-    ).unsqueeze(0)
+    numbers = torch.arange(len(cu_seq_lens) - 1, dtype=torch.int32, device=cu_seq_lens.device)
+    return torch.repeat_interleave(numbers, cu_seq_lens.diff().long()).unsqueeze(0)
 
 
 # --------------------------------------------------------------------------------------------------------------- thd
@@ -305,3 +304,8 @@ def boundaries_of(lengths: Tensor) -> Tensor:
     """Return where stretches of these lengths begin, and where the last one ends: int32 [n + 1]."""
     ends: Tensor = pad_tensor(lengths.cumsum(0), (1, 0))
     return ends.int()
+
+
+def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
+    """Say whether a member of some row shares tokens with the one before it."""
+    return any(member.shared_len for row in rows for member in row)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.inputs import PROVEN
 from energon_pack.training.layout import IGNORE, Form, Member
-from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Probe, probe_of, twins_of
 from energon_pack.training.trial_inputs import members_of, special_ids
 from energon_pack.training.watch import tokens_of

@@ -13,11 +13,11 @@ from torch.nn import Module
 
 from energon_pack.training.as_it_was import silent
 from energon_pack.training.comparison import Way, compare
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.gradients import CheckpointError
 from energon_pack.training.inputs import forks_of, has_rope_rows, text_row
 from energon_pack.training.made_rows import made_inputs, made_rows, switches_of
-from energon_pack.training.members import Encoded
 from energon_pack.training.place import Run
 from energon_pack.training.probe import Probe, plain_inputs
 from energon_pack.training.probe_tree import ProbeTree, tree_batch

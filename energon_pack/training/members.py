@@ -4,7 +4,7 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -14,15 +14,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.input_rules import BLANK, PROBE, InputRules
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
+from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.training import noise
 from energon_pack.training.calls import TokenRow
-from energon_pack.training.joining import Join, join
+from energon_pack.training.encoded import Encoded as Encoded
+from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.own_rope import OwnRope, RowsError
 from energon_pack.training.pixels import Pixels
@@ -31,20 +32,6 @@ from energon_pack.training.rope import Rope, rope_positions
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A member, ready to be laid out."""
-
-    sample_id: str
-    tokens: Member
-    media: dict[str, Tensor] = field(default_factory=dict)
-    #: media that it adds to its pack: without media that it shares with the member before it
-    num_images: int = 0
-    num_videos: int = 0
-    #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
-    joins: Mapping[str, Join] = field(default_factory=dict)
 
 
 class MemberEncoder:

@@ -11,26 +11,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from energon_pack.samples.flavors.base import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.members import Encoded, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError
-from energon_pack.training.pixels import MEDIA_KEYS
-from energon_pack.training.probe_tree import ProbeTree, probe_tree
-from energon_pack.training.trees import has_trees, neat_trees, refuse_unlike
 from energon_pack.training.worker_memory import keep_pages_in_worker
+
+if TYPE_CHECKING:
+    from energon_pack.training.probe_tree import ProbeTree
 
 _log = logging.getLogger(__name__)
 
@@ -216,10 +217,13 @@ class PackEncoder:
             raise BadPack(str(error)) from error.__cause__
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
-        try:
-            refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
-        except ValueError as error:
-            raise BadPack(f"{key}: {error}") from None
+        if layouts.has_trees([[one.tokens for one in encoded]]):
+            from energon_pack.training.trees import refuse_unlike
+
+            try:
+                refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
+            except ValueError as error:
+                raise BadPack(f"{key}: {error}") from None
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
@@ -264,8 +268,10 @@ class PackEncoder:
         """Return members to try a model with: see `guard`."""
         return self.members.probe_members(several_sounds=self._max_audios != 1)
 
-    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
+    def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none."""
+        from energon_pack.training.probe_tree import probe_tree
+
         return probe_tree(members, self.members.joined) if self.has_trees else None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -278,7 +284,11 @@ class PackEncoder:
         return width is not None and -(-len(member.tokens) // multiple) * multiple > width
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
-        make = neat_trees if has_trees(packs) else layouts.neat
+        make = layouts.neat
+        if layouts.has_trees(packs):
+            from energon_pack.training.trees import neat_trees
+
+            make = neat_trees
         batch = PackedBatch(make(packs, self._form))
         if self._is_hybrid:
             refuse_rows(len(packs))

@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.layout import IGNORE, loss_weights
-from energon_pack.training.members import Encoded
 from energon_pack.training.probe import Probe
 from energon_pack.training.watch import Seen
 

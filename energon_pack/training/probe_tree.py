@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded
 from energon_pack.training.probe import PAD_TAIL, Placed, Probe, add_media
-from energon_pack.training.trees import neat_trees, paths
 
 _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
 
@@ -89,6 +88,8 @@ def tree_batch(tree: ProbeTree, rope: bool) -> Probe:
     Args:
         rope: with M-RoPE rows.
     """
+    from energon_pack.training.trees import neat_trees, paths
+
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
     batch = PackedBatch(neat_trees([tokens], Form(rope=rope, width=width, weights=_WEIGHTS)))

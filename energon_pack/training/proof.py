@@ -23,12 +23,12 @@ from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.class_trial import Samples, samples_of, try_class
 from energon_pack.training.finding import Finding
+from energon_pack.training.inputs import KINDS, TREE
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tree_attention import KINDS, TREE
 from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.as_it_was import silence
-from energon_pack.training.members import Encoded
+from energon_pack.training.encoded import Encoded
+from energon_pack.training.inputs import KINDS
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.sizes import parts
 from energon_pack.training.token_sizes import with_small_sizes
-from energon_pack.training.tree_attention import KINDS, use_tree_attention
 
 #: logits kept for each token: all 150,000 would take gigabytes, and show the same
 _NUM_LOGITS = 256
@@ -69,6 +69,8 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 def _made(make: Any, config: Any, attention: str | None) -> Any:
     if attention in KINDS:  # of the text part alone
         model = _made(make, config, None)
+        from energon_pack.training.tree_attention import use_tree_attention
+
         use_tree_attention(model, KINDS[attention])
         return model
     chosen = {"attn_implementation": attention} if attention else {}

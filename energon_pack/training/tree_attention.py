@@ -14,12 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from energon_pack.training.inputs import KINDS, TREE, TREE_FLEX
 from energon_pack.training.wrapped import unwrapped
-
-#: names of attention implementations in transformers
-TREE, TREE_FLEX = "energon_pack_tree", "energon_pack_tree_flex"
-#: the kinds of `use_tree_attention` by these names
-KINDS = {TREE: "varlen", TREE_FLEX: "flex"}
 
 
 class TreePlan(NamedTuple):

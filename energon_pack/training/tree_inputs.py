@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MixingError, attention_of
+from energon_pack.training.inputs import TREE, TREE_FLEX, MixingError, attention_of
 from energon_pack.training.masks import Sight, TreeRows, blocks_of, cuts_of, reads_prefix_whole, sight_of, tree_masks
-from energon_pack.training.tree_attention import TREE, TREE_FLEX, TreePlan, register
+from energon_pack.training.tree_attention import TreePlan, register
 from energon_pack.training.wrapped import class_of
 
 #: kinds of layers that attend; all others carry a state along the row

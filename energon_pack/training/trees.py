@@ -25,12 +25,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Batch, Form, Member, boundaries_of, loss_weights, m_rope, neat
-
-
-def has_trees(rows: Sequence[Sequence[Member]]) -> bool:
-    """Say whether a member of some row shares tokens with the one before it."""
-    return any(member.shared_len for row in rows for member in row)
+from energon_pack.training.layout import (
+    IGNORE,
+    Batch,
+    Form,
+    Member,
+    boundaries_of,
+    has_trees,
+    loss_weights,
+    m_rope,
+    neat,
+)
 
 
 def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.training.inputs import forks_of, text_row
-from energon_pack.training.pixels import MEDIA_KEYS
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.sizes import parts
 from energon_pack.training.watch import tokens_of
 

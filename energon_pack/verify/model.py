@@ -14,9 +14,9 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.inputs import MixingError

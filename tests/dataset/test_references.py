@@ -21,14 +21,16 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
+from energon_pack.dataset.beside import Beside
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost
-from energon_pack.dataset.referenced import Beside, DatasetMedia, source_root
+from energon_pack.dataset.referenced import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
-from energon_pack.samples.flavors.references import Reference, with_names
+from energon_pack.samples.flavors.references import with_names
+from energon_pack.samples.references import Reference
 from energon_pack.sources.referenced import SourceMedia
 from energon_pack.sources.shard import Shard, Source, TarShard
 from energon_pack.unpack import unpack

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.streaming import StreamingPackedDataset
 from energon_pack.templates.member_tokens import sample_of

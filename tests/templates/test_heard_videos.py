@@ -16,7 +16,7 @@ from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose

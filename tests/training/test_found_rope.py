@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.member import MemberInput
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Form, Member, neat, thd
 from energon_pack.training.members import Encoded, MemberEncoder

@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media import arguments
 from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.noise import content
 from energon_pack.training.own_rope import OwnRope, are_heard

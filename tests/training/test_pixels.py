@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.samples.flavors.base import MemberInput
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor import load_template

@@ -20,7 +20,7 @@ from train_tiny import tiny_model
 
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.samplers import PackSampler
-from energon_pack.samples.flavors.base import MemberInput
+from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, thd

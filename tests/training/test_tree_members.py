@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.flavors.base import MemberInput, Shared
 from energon_pack.samples.media.arguments import Prepared
+from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
-from energon_pack.training.found_rope import rope_of
+from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.pack_encoder import BadPack, PackEncoder, Unread
 from energon_pack.training.pixels import Pixels

@@ -186,7 +186,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     model = make_model(name)
     tree = tiny_tree(name, model)
     assert not try_class(model, tree).mixes
-    monkeypatch.setattr("energon_pack.training.probe_tree.neat_trees", fault)
+    monkeypatch.setattr("energon_pack.training.trees.neat_trees", fault)
     monkeypatch.setattr("energon_pack.training.class_trial.check_inputs", lambda *_: None)
     finding = try_class(model, tree)
     print(fault.__name__, finding)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, neat
-from energon_pack.training.trees import has_trees, magi_ranges, merge, neat_trees, refuse_unlike
+from energon_pack.training.layout import IGNORE, Form, Member, has_trees, loss_weights, neat
+from energon_pack.training.trees import magi_ranges, merge, neat_trees, refuse_unlike
 
 
 def member(ids: list[int], trained: list[int], shared: int = 0, factor: float = 1.0) -> Member:

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from energon_pack.samples.flavors.base import MemberInput
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.runs import without_first

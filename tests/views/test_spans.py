@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample

@@ -14,10 +14,10 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from energon_pack import __version__
 from energon_pack.errors import printable
 from energon_pack.run.executors import Folder
 from energon_pack.run.user_cache import version_of
+from energon_pack.version import VERSION
 
 #: Packages on which lengths or bytes of packs may depend.
 _PACKAGES = ("transformers", "tokenizers", "pyarrow", "pillow", "av")
@@ -97,7 +97,7 @@ def packages() -> dict[str, str | None]:
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    own = f"{__version__} (code {code.hexdigest()[:8]})"
+    own = f"{VERSION} (code {code.hexdigest()[:8]})"
     return {"energon-pack": own, **{name: version_of(name) for name in _PACKAGES}}
 
 

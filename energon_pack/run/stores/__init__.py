@@ -1,6 +1,6 @@
 """Object stores: addresses as users and Energon write them, and requests that are tried again and counted."""
 
-from energon_pack.run.stores.address import (
+from energon_pack.run.address import (
     bucket_of,
     energon_address,
     is_address,
@@ -11,7 +11,6 @@ from energon_pack.run.stores.address import (
     tidy,
 )
 from energon_pack.run.stores.client import (
-    Found,
     delete,
     entries,
     find,
@@ -24,6 +23,7 @@ from energon_pack.run.stores.client import (
     read_whole,
     read_with_version,
 )
+from energon_pack.run.stores.objects import Found
 from energon_pack.run.stores.requests import COUNTS, StoreError, losing_no_fault
 
 __all__ = [

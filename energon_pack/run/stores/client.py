@@ -5,21 +5,19 @@ address ──place_of──► profile, key ──► obstore, if it is install
 
 import errno
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores.address import place_of, tidy
+from energon_pack.run.address import place_of, tidy
 from energon_pack.run.stores.forked import is_forked
+from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
 from energon_pack.run.stores.requests import COUNTS, StoreError, said, tried
 from energon_pack.run.user_cache import version_of
 
-#: The size of a part of an object that is written in parts; a store accepts 10,000 parts.
-PART_BYTES = 16 << 20
 _MOST_LOOKS = 100  # how often an object is read that changes meanwhile
 _DELETED_AT_ONCE = 1000
 #: type of a storage provider → our extra, and the package in it that is needed to open the store
@@ -33,58 +31,6 @@ _KNOBS = {
     "gs": "Google's default credentials say with which keys",
 }
 _OF_PROFILES = "the file of MSC_CONFIG, or ~/.msc_config.yaml, describes profiles"
-
-
-class Found(NamedTuple):
-    """Size and version of an object, which tell whether it has changed."""
-
-    size: int
-    version: str
-
-
-class Objects(ABC):
-    """The objects of a profile, by their keys. Methods raise FileNotFoundError and the errors that `tried` expects."""
-
-    @abstractmethod
-    def find(self, key: str) -> Found:
-        """Return the present size and version."""
-
-    @abstractmethod
-    def read(self, key: str, start: int, end: int) -> tuple[memoryview, str | None]:
-        """Return bytes, and the version they belong to if the store reports it."""
-
-    @abstractmethod
-    def entries(self, prefix: str) -> Iterator[tuple[str, Found]]:
-        """Yield the whole keys of all objects below a prefix, which is a folder."""
-
-    @abstractmethod
-    def names(self, prefix: str) -> Iterator[str]:
-        """Yield the keys directly in a folder; those of folders end in a slash."""
-
-    @abstractmethod
-    def put(self, key: str, data: bytes) -> None:
-        """Write an object: either whole, or not at all."""
-
-    def put_if(self, key: str, data: bytes, version: str | None) -> bool:
-        """Write an object if it still has this version; None: if it does not exist. Say whether it was written.
-
-        A store without conditional writes is asked for the version first; a write between the two requests is lost.
-        """
-        try:
-            now = self.find(key).version
-        except FileNotFoundError:
-            now = None
-        if now == version:
-            self.put(key, data)
-        return now == version
-
-    @abstractmethod
-    def put_file(self, key: str, path: Path) -> None:
-        """Write an object from a file, in parts if it is large."""
-
-    @abstractmethod
-    def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; missing ones are no error."""
 
 
 def meet(address: str) -> None:

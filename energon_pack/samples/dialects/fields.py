@@ -7,14 +7,12 @@
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from energon_pack.samples.dialects.dialect import Dialect
 from energon_pack.samples.dialects.pairs import asked_and_answered, turn
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
-
-if TYPE_CHECKING:
-    from energon_pack.samples.dialects.table import Dialect
 
 
 def question_and_answer(value: Mapping[str, Any]) -> tuple[list[Message], set[str]] | None:
@@ -33,7 +31,7 @@ def question_and_answer(value: Mapping[str, Any]) -> tuple[list[Message], set[st
     return asked_and_answered(value[question], answers[0]), used
 
 
-def alpaca(value: Mapping[str, Any], dialect: "Dialect") -> list[Message]:
+def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make turns of a question and an answer, after the turns of `history`."""
     asks, answers = dialect.needs
     asked = [_text(value, key, dialect) for key in (asks, "input") if key == asks or key in dialect.reads]
@@ -58,7 +56,7 @@ def history_turns(history: Any) -> list[Message]:
     ]
 
 
-def prompt_and_completion(value: Mapping[str, Any], dialect: "Dialect") -> list[Any]:
+def prompt_and_completion(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Join a prompt and a completion: both are texts, or both are turns."""
     prompt, completion = value["prompt"], value["completion"]
     if prompt and isinstance(prompt, list) and isinstance(completion, list):
@@ -66,7 +64,7 @@ def prompt_and_completion(value: Mapping[str, Any], dialect: "Dialect") -> list[
     return asked_and_answered(_text(value, "prompt", dialect), _text(value, "completion", dialect))
 
 
-def listed_pairs(value: Mapping[str, Any], dialect: "Dialect") -> list[Message]:
+def listed_pairs(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
     """Make a turn of each question and of each answer of two lists of texts of one length."""
     sides = [value[key] for key in dialect.needs]
     for key, side in zip(dialect.needs, sides, strict=True):
@@ -78,7 +76,7 @@ def listed_pairs(value: Mapping[str, Any], dialect: "Dialect") -> list[Message]:
     return [message for pair in zip(*sides, strict=True) for message in asked_and_answered(*pair)]
 
 
-def turns_as_written(value: Mapping[str, Any], dialect: "Dialect") -> list[Any]:
+def turns_as_written(value: Mapping[str, Any], dialect: Dialect) -> list[Any]:
     """Return the turns of a field that holds turns or pairs."""
     turns = value[dialect.needs[0]]
     if not isinstance(turns, list) or not all(isinstance(message, dict) for message in turns):
@@ -86,7 +84,7 @@ def turns_as_written(value: Mapping[str, Any], dialect: "Dialect") -> list[Any]:
     return turns
 
 
-def _history(history: Any, dialect: "Dialect") -> list[Message]:
+def _history(history: Any, dialect: Dialect) -> list[Message]:
     pairs = history or []
     is_pair = isinstance(pairs, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs
@@ -96,7 +94,7 @@ def _history(history: Any, dialect: "Dialect") -> list[Message]:
     return history_turns(pairs)
 
 
-def _text(value: Mapping[str, Any], key: str, dialect: "Dialect") -> str:
+def _text(value: Mapping[str, Any], key: str, dialect: Dialect) -> str:
     text = value.get(key)
     if not text and key not in dialect.needs:
         return ""
@@ -105,7 +103,7 @@ def _text(value: Mapping[str, Any], key: str, dialect: "Dialect") -> str:
     return text
 
 
-def _other(dialect: "Dialect", key: str, value: Any) -> Skip:
+def _other(dialect: Dialect, key: str, value: Any) -> Skip:
     return Skip(
         Reason.BAD_MESSAGE, f"read as {dialect.name!r}, and its {key} is empty or of another form: {str(value)[:80]!r}"
     )

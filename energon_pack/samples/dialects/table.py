@@ -4,28 +4,15 @@ A dialect is recognised by its fields alone: all of them are there, and none is 
 fits; two that fit are an error of the sample, never a choice. To add a dialect, add a row to `DIALECTS`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from energon_pack.samples.dialects.dialect import Dialect
 from energon_pack.samples.dialects.fields import alpaca, listed_pairs, prompt_and_completion, turns_as_written
 from energon_pack.samples.skip import Reason, Skip
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
 TURN_FIELDS = ("conversation", "dialog", "dialogue", "turns")
-
-
-class Dialect(NamedTuple):
-    """A way to write a conversation."""
-
-    name: str
-    #: the fields by which it is recognised
-    needs: tuple[str, ...]
-    #: makes turns of these fields' values; raises Skip for values of other types
-    turns: Callable[[Mapping[str, Any], "Dialect"], list[Any]]
-    #: optional fields that it reads
-    reads: tuple[str, ...] = ()
-    #: it also is what `source.sample_type=vqa` looks for
-    is_vqa: bool = False
 
 
 class Written(NamedTuple):

@@ -1,22 +1,24 @@
 """Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
-from energon_pack.samples.flavors.base import Fields, Flavor, MemberInput, PackedFlavor
+from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import RULES
 from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
-from energon_pack.samples.flavors.parts import Parts, json_of
-from energon_pack.samples.flavors.references import ReadMedia, all_parts
-from energon_pack.samples.flavors.schema import FORMAT
+from energon_pack.samples.flavors.references import all_parts
 from energon_pack.samples.flavors.trees import PackedTrees
+from energon_pack.samples.member import MemberInput
+from energon_pack.samples.pack_reader import meta_of, refuse_other_len, tokens_in
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.tokens_part import TOKENS, PackTokens, TokensDamaged
+from energon_pack.samples.parts import Parts, json_of
+from energon_pack.samples.references import ReadMedia
+from energon_pack.samples.tokens_part import TOKENS, PackTokens
 
 UNPACKED = MultiMixQA()
 DEFAULT = PackedMultiMixQA()
@@ -64,22 +66,6 @@ def flavor_written(name: object) -> PackedFlavor:
     return flavor
 
 
-class UnknownFormat(PackError):
-    """Packs, or a dataset, of a form that another version of this package reads."""
-
-
-def why_unknown(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
-    name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
-    if isinstance(name, str) and packed_flavor(name) is None:
-        return f"it has the flavor {name!r}, which no installed package can read"
-    if type(number) is int and number < FORMAT:
-        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
-    if number != FORMAT:
-        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
-    return None
-
-
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """Make the fields of a flavour's sample class from the parts of a pack; raises Skip as its `load` does.
 
@@ -90,9 +76,8 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
     """
     value = json_of(parts["json"])
-    _refuse_unknown(value, str(parts.get("__key__")))
-    if TOKENS not in parts:
-        raise UnknownFormat(f"{value['_meta'].get('pack_id')} has no part {TOKENS}: pack again")
+    meta = meta_of(value, str(parts.get("__key__")))
+    tokens_in(parts, meta)
     return {**flavor.load(*all_parts(parts, value, flavor, read)), TOKENS: parts[TOKENS]}
 
 
@@ -118,25 +103,8 @@ def inputs_of_sample(flavor: Flavor, sample: Any) -> Iterator[MemberInput]:
         yield from flavor.inputs(sample)
         return
     for member, tokens in zip(flavor.inputs(sample), members_of(PackTokens.from_bytes(data)), strict=True):
-        if member.token_len not in (None, len(tokens)):
-            raise TokensDamaged(
-                f"{member.sample_id} has {len(tokens)} tokens in its pack, and {member.token_len} by _meta.token_lens"
-            )
+        refuse_other_len(member.sample_id, member.token_len, tokens)
         yield replace(member, tokens=tokens)
-
-
-def _refuse_unknown(value: Fields, key: str) -> None:
-    meta = value.get("_meta", {})
-    if "fingerprint" not in meta:
-        raise UnknownFormat(
-            f"{key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
-            " source.path=THEIRS +model=NAME packs its members"
-        )
-    if (number := meta.get("format")) != FORMAT:
-        raise UnknownFormat(
-            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
-            " again, or install a later one"
-        )
 
 
 def flavor_of_sample(sample: Any) -> Flavor | None:

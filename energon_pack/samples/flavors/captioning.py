@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
-from energon_pack.samples.flavors.base import Conversation, Fields, MemberInput, PackedFlavor, sample_value
-from energon_pack.samples.flavors.parts import Parts, medium_of, positions_of
+from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
+from energon_pack.samples.flavors.parts import positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
+from energon_pack.samples.member import NO_OPTIONS, MemberInput
+from energon_pack.samples.options import option_fields, options_of
+from energon_pack.samples.pack_reader import captioning_name
+from energon_pack.samples.parts import Parts, medium_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 
@@ -46,7 +49,7 @@ class PackedCaptioning(PackedFlavor):
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
         """Name images `img3_0.jpg`, whatever their format is: LLaVA-OneVision-2's loader wants such names."""
-        return [f"img{index}_{number}.jpg" for number in range(len(media))]
+        return [captioning_name(index, number) for number in range(len(media))]
 
     def positions_part(self, image: str) -> str | None:
         return f"{image.removesuffix('.jpg')}.npy"

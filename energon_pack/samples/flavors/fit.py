@@ -11,7 +11,8 @@ from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.media.asked import lists_of_frames
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
+from energon_pack.samples.member import NO_OPTIONS
+from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.placeholders import PLACEHOLDERS
 from energon_pack.samples.sample import MediaPart, Message
 from energon_pack.samples.weights import turn_weight

@@ -11,15 +11,15 @@ from energon_pack.samples.flavors.base import (
     Conversation,
     Fields,
     Flavor,
-    MemberInput,
     PackedFlavor,
-    media_fields,
     sample_value,
 )
-from energon_pack.samples.flavors.parts import Parts, kind_of, media_by_kind
+from energon_pack.samples.flavors.parts import kind_of, media_by_kind
 from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
-from energon_pack.samples.options import NO_OPTIONS, option_fields, options_of
+from energon_pack.samples.member import NO_OPTIONS, MemberInput, media_fields
+from energon_pack.samples.options import option_fields, options_of
+from energon_pack.samples.parts import Parts
 from energon_pack.samples.sample import media_type
 
 _NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg

@@ -1,26 +1,15 @@
-"""Reads the parts of an Energon sample, which are bytes or already decoded."""
+"""Tells the kinds of the parts of an Energon sample, which are bytes or already decoded."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from energon_pack.run.plain_data import json_value
-from energon_pack.samples.media.audio import stream_format
+from energon_pack.samples.media.containers import stream_format
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.kinds import IMAGE, KINDS
-
-Parts = Mapping[str, Any]
-
-
-def json_of(part: Any) -> Any:
-    return json_value(part) if isinstance(part, (bytes, str)) else part
-
-
-def medium_of(parts: Parts, name: str, kind: str) -> Any:
-    """Return a medium of a pack in the form that training gets: see `Medium.loaded`."""
-    return KINDS[kind].loaded(parts.get(name), f"{parts.get('__key__')}.{name}")
+from energon_pack.samples.parts import Parts, medium_of
 
 
 def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, list[Any]]:

@@ -1,34 +1,13 @@
-"""Packs without copies of media: their JSON says where each medium lies in the source, with its checksum.
-
-    {"media_refs": [[["a.tar", 1536, 48211]]], "_meta": {"media_parts": [[["s000.i00.jpg", 48211, 230973]]], …}, …}
-
-`media_refs` replaces the field that names media, so that a reader that knows only copies fails at once. After the names
-are put back, the pack is read like a pack with copies. Pure.
-"""
+"""Writes and checks the JSON of packs without copies of media: see `samples.references`. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
-from energon_pack.samples.flavors.parts import Parts
 from energon_pack.samples.flavors.schema import is_count, is_list_of
-
-REFS, PARTS = "media_refs", "media_parts"
-
-
-class Reference(NamedTuple):
-    """The place in the source where a pack's medium lies, or an array beside a medium."""
-
-    name: str  # name that the part has in a pack with copies
-    place: tuple[str | int, ...]  # (shard, offset, size), (path of a file), or (path of an LMDB, key)
-    size: int
-    checksum: int  # `sources.referenced.checksum` of its bytes when it was packed
-    sample: str  # id of the member that it belongs to
-
-
-#: Takes the parts that a pack itself has, and reads its other parts from the source.
-ReadMedia = Callable[[Sequence[Reference], Parts], list[bytes]]
+from energon_pack.samples.parts import Parts
+from energon_pack.samples.references import PARTS, REFS, ReadMedia, Reference, has_references, read_missing
 
 
 def _is_place(value: Any) -> bool:
@@ -46,11 +25,6 @@ def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
         return isinstance(items, list) and all(map(is_it, items))
 
     return lambda value: isinstance(value, list) and all(map(are_all, value))
-
-
-def has_references(value: Fields) -> bool:
-    """Tell whether the media of a pack lie in its source."""
-    return REFS in value
 
 
 def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
@@ -73,16 +47,6 @@ def with_names(value: Fields, flavor: PackedFlavor) -> dict[str, Any]:
         flavor.media_field if name == REFS else name: flavor.media_names(names) if name == REFS else item
         for name, item in value.items()
     }
-
-
-def references_of(value: Fields) -> list[list[Reference]]:
-    """Return the references of each member, in the order of writing."""
-    meta = value["_meta"]
-    members = zip(value[REFS], meta[PARTS], meta["sample_ids"], strict=True)
-    return [
-        [Reference(name, tuple(place), size, checksum, sample) for place, (name, size, checksum) in pairs]
-        for pairs, sample in ((zip(refs, parts, strict=True), sample) for refs, parts, sample in members)
-    ]
 
 
 def defects_of(value: Fields) -> Iterator[str]:
@@ -109,7 +73,4 @@ def all_parts(parts: Parts, value: Fields, flavor: PackedFlavor, read: ReadMedia
     """Read the missing parts from the source; return parts and JSON as in a pack with copies."""
     if not has_references(value):
         return parts, value
-    named = {part.name: part for member in references_of(value) for part in member}  # members may share media
-    missing = [part for name, part in named.items() if name not in parts]
-    found = zip(missing, read(missing, parts), strict=True)
-    return {**parts, **{part.name: data for part, data in found}}, with_names(value, flavor)
+    return {**parts, **read_missing(parts, value, read)}, with_names(value, flavor)

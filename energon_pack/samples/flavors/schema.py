@@ -5,9 +5,7 @@ from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-
-#: Version of the packs (`_meta.format`) and of `energon_pack.json`.
-FORMAT = 3
+from energon_pack.samples.tokens_part import FORMAT
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from energon_pack.samples.flavors.base import Fields, MemberInput, Shared
+from energon_pack.samples.flavors.base import Fields
 from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
-from energon_pack.samples.flavors.parts import Parts, kind_of
+from energon_pack.samples.flavors.parts import kind_of
 from energon_pack.samples.flavors.schema import COUNTS, META, Schema
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.member import MemberInput, Shared
+from energon_pack.samples.pack_reader import num_shared
+from energon_pack.samples.parts import Parts
 
 
 class PackedTrees(PackedMultiMixQA):
@@ -40,18 +43,3 @@ class PackedTrees(PackedMultiMixQA):
         shared = zip(sample.shared_lens, sample.shared_images, sample.shared_videos, strict=True)
         for member, counts in zip(super().inputs(sample), shared, strict=True):
             yield replace(member, shared=Shared(*counts))
-
-
-def num_shared(names: list[list[str]], shared_lens: list[int]) -> Iterator[int]:
-    """Yield how many of its first media each member shares with the member before it.
-
-    Args:
-        names: the names of each member's parts.
-    """
-    before: list[str] = []
-    for of_member, shared_len in zip(names, shared_lens, strict=True):
-        num = 0
-        while shared_len and num < min(len(before), len(of_member)) and before[num] == of_member[num]:
-            num += 1
-        yield num
-        before = of_member

@@ -4,9 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.media.asked import num_in_source
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
-from energon_pack.samples.media.medium import Media
 
 
 class Clip(NamedTuple):
@@ -68,16 +66,6 @@ def media_arguments(
     if nests_images and len(images) > 1:
         arguments[IMAGE.argument] = [images]
     return arguments | {f"{name}_kwargs": values for name, values in own.items() if values}
-
-
-def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants.
-
-    Args:
-        frames: the frames that were chosen; None: the processor chooses.
-    """
-    indices = range(video.num_frames) if frames is None else frames
-    return metadata(num_in_source(video), video.fps, indices)
 
 
 def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:

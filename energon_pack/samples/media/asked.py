@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.audio import probe_track
+from energon_pack.samples.media.arguments import metadata
+from energon_pack.samples.media.containers import probe_track
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.settings import FRAMES, settings_of
-from energon_pack.samples.options import SampleOptions
+from energon_pack.samples.media.medium_settings import FRAMES
+from energon_pack.samples.media.settings import settings_of
+from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 
 _FPS = 2.0  # frames a second of a list of frames without a rate, as in qwen_vl_utils
@@ -149,3 +151,13 @@ def _with_listed(video: Media, frames: Any) -> Media:
     if video.settings is not None and (video.settings.counts_frames or video.settings.is_range):
         raise Skip(Reason.BAD_MESSAGE, "video_frames lists the frames of a video whose settings choose others")
     return replace(video, frames=tuple(frames))
+
+
+def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return the metadata of a video that a processor wants.
+
+    Args:
+        frames: the frames that were chosen; None: the processor chooses.
+    """
+    indices = range(video.num_frames) if frames is None else frames
+    return metadata(num_in_source(video), video.fps, indices)

@@ -13,17 +13,11 @@ _KINDS = {name: format.kind for format in FORMATS for name in (format.extension,
 MEDIA_NAMES = tuple(_KINDS)
 #: extensions that mark a file as a video
 VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == VIDEO.kind)
-_IN_PILLOW = {name: format.extension for format in FORMATS for name in format.in_pillow}
 
 
 def format_of(head: bytes) -> MediaFormat | None:
     """Return the format of a file that begins with these 16 bytes; None: unknown."""
     return next((format for format in FORMATS if format.magic.match(head)), None)
-
-
-def extension_of(name: str) -> str:
-    """Return the usual extension of an image format, by its name in Pillow."""
-    return _IN_PILLOW.get(name, name.lower())
 
 
 def kind_by_name(part: str) -> str | None:

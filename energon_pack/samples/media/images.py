@@ -22,19 +22,19 @@ class Image(Medium):
     fields = ("width", "height")
     has_picture, colour = True, "yellow"
     formats = (
-        MediaFormat("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",), in_pillow=("JPEG", "MPO")),
+        MediaFormat("image", "jpg", begins(rb"\xff\xd8\xff"), also=("jpeg",)),
         MediaFormat("image", "png", begins(rb"\x89PNG\r\n\x1a\n")),
         MediaFormat("image", "gif", begins(rb"GIF8[79]a")),
         MediaFormat("image", "webp", begins(rb"RIFF....WEBP")),
         MediaFormat("image", "bmp", begins(rb"BM")),
-        MediaFormat("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",), in_pillow=("TIFF",)),
+        MediaFormat("image", "tif", begins(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), also=("tiff",)),
         MediaFormat("image", "avif", begins(rb"....ftyp(avi[fs]|mif1|msf1)")),
     )
     example = Media("image", 640, 480)
 
     def probe(self, file: BinaryIO, container: MediaFormat | None = None) -> Media:
         """Also know formats that only Pillow knows; raises UnidentifiedImageError if it is no image."""
-        from energon_pack.samples.media.image import probe_image
+        from energon_pack.samples.media.image_probe import probe_image
 
         return probe_image(file)
 

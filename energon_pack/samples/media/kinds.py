@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.images import Image
-from energon_pack.samples.media.medium import Medium
+from energon_pack.samples.media.medium import Media, Medium
 from energon_pack.samples.media.sounds import Sound
 from energon_pack.samples.media.videos import Video
 
@@ -73,3 +73,8 @@ PART_TYPES = {name: medium.kind for medium in KINDS.values() for name in medium.
 BY_LETTER = {medium.letter: medium.kind for medium in KINDS.values()}
 #: the keys of a record that name its media
 MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
+
+
+def said(medium: Media) -> str:
+    """Say what a medium is, for messages."""
+    return KINDS[medium.kind].said(medium)

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from energon_pack.samples.media.image import PLAIN, Look, medium_of, opened, png_chunks, to_rgb
+from energon_pack.samples.media.image import PLAIN, Look, opened, to_rgb
 from energon_pack.samples.media.medium import Media
 
 
@@ -28,8 +28,10 @@ class LazyImage(Image.Image):
 
     @property
     def medium(self) -> Media:
-        """Return its size, from the header."""
+        """Return its size, from the header; who only decodes it needs no reader of headers."""
         if self._medium is None:
+            from energon_pack.samples.media.image_probe import medium_of, png_chunks
+
             with self._named():
                 image, file = self._opened(), io.BytesIO(self._data) if isinstance(self._data, bytes) else None
                 self._medium = medium_of(image, None if file is None else png_chunks(image, file))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-    from energon_pack.samples.media.settings import MediumSettings
+    from energon_pack.samples.media.medium_settings import MediumSettings
 
 
 class MediaFormat(NamedTuple):
@@ -23,7 +23,6 @@ class MediaFormat(NamedTuple):
     extension: str  # the usual extension, without a dot
     magic: re.Pattern[bytes]  # matches the first 16 bytes of a file
     also: tuple[str, ...] = ()  # other extensions
-    in_pillow: tuple[str, ...] = ()  # Pillow's name for it, if that is not the usual extension
     #: checks that a video ends where its first bytes say; None: FFmpeg itself notices a cut file
     is_whole: Callable[[BinaryIO], bool] | None = None
 
@@ -64,12 +63,6 @@ class Media:
     def is_seen(self) -> bool:
         """Whether it is only pixels; members of a pack may share such media."""
         return self.kind in ("image", "video") and not self.num_samples
-
-    def __str__(self) -> str:
-        """Say what it is, for messages."""
-        from energon_pack.samples.media.kinds import KINDS
-
-        return KINDS[self.kind].said(self)
 
 
 class Medium(ABC):

@@ -6,7 +6,7 @@ from PIL import UnidentifiedImageError
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.media.audio import stream_format
+from energon_pack.samples.media.containers import stream_format
 from energon_pack.samples.media.headers import plain_image
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.medium import Media

@@ -35,7 +35,7 @@ class Sound(Medium):
     example = Media("audio", num_samples=48_000, rate=_RATE)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        from energon_pack.samples.media.audio import probe_audio
+        from energon_pack.samples.media.sound_probe import probe_audio
 
         num_samples, rate = probe_audio(file, container)
         return Media(self.kind, extension=container.extension, num_samples=num_samples, rate=rate)

@@ -1,4 +1,4 @@
-"""Reads videos with PyAV: size, rate and number of frames from the header for measuring, pixels for training.
+"""Decodes videos with PyAV.
 
 Frames are turned and mirrored as their display matrix asks players to. Pixels that are not square stay as they are
 stored, and interlaced lines as they are woven, as in torchcodec and decord.
@@ -10,17 +10,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from energon_pack.samples.media.formats import format_of
-from energon_pack.samples.media.sound_headers import plainly_upright
-from energon_pack.samples.media.streams import UndecodableError, film, opened, probing
+from energon_pack.samples.media.streams import UndecodableError, film, opened
 from energon_pack.samples.skip import Reason, Skip
 
-_HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
 _ASKEW = 0.02  # of a side: a display matrix is rounded
 #: the direction on the screen of the stored rows, then of the columns → the operation that makes the picture upright
 _TURNS = {
@@ -33,56 +30,6 @@ _TURNS = {
     (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
     (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
 }
-
-
-def probe_video(file: BinaryIO) -> tuple[int, int, int, float]:
-    """Return upright width and height, number of frames and frames a second of a video.
-
-    No frame is decoded, but the first of a video that may be turned.
-
-    Raises:
-        Skip: `unreadable_media` if it is cut short or holds no film; `unsupported_media` without PyAV, or if players
-            turn it by another angle than a right one.
-    """
-    file.seek(0)
-    container_format = format_of(file.read(16))
-    if container_format and container_format.is_whole and not container_format.is_whole(file):
-        raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
-    with probing("video"), opened(file) as container:
-        stream = film(container)
-        num_frames = _num_shown(container, stream)
-        rate = stream.average_rate or stream.guessed_rate
-        width, height = stream.codec_context.width, stream.codec_context.height
-    if not (width and height and num_frames and rate):
-        raise Skip(
-            Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
-        )
-    if not (container_format and plainly_upright(file, container_format.extension)):
-        with probing("video"), opened(file) as container:
-            width, height = _upright(next(container.decode(film(container)))).size
-    return width, height, num_frames, float(rate)
-
-
-def _num_shown(container: Any, stream: Any) -> int:
-    """Count the frames of a video that a player shows, without decoding any.
-
-    The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
-
-    Raises:
-        ValueError: some of its packets are damaged.
-    """
-    if stream.frames and not container.format.name.startswith("mov"):
-        return int(stream.frames)
-    if stream.frames and hasattr(stream, "index_entries"):  # an older PyAV does not tell
-        entries = stream.index_entries
-        seconds, rate = stream.duration and stream.duration * stream.time_base, stream.average_rate
-        if seconds and rate and len(entries) == stream.frames and abs(seconds * rate - stream.frames) < _HIDDEN:
-            return int(stream.frames)  # the duration covers all frames: none is hidden
-        return sum(not entry.is_discard for entry in entries)
-    packets = [packet for packet in container.demux(stream) if packet.size]
-    if damaged := sum(packet.is_corrupt for packet in packets):
-        raise ValueError(f"{damaged} of {len(packets)} packets are damaged")
-    return sum(not packet.is_discard for packet in packets)
 
 
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
@@ -103,7 +50,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
         with _shown(av, data) as shown:
             for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
                 if index in wanted:
-                    frames[index] = _upright(frame)
+                    frames[index] = upright(frame)
     except av.FFmpegError as error:
         raise UndecodableError(
             f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
@@ -140,7 +87,7 @@ def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
         yield container.decode(stream)
 
 
-def _upright(frame: Any) -> Image.Image:
+def upright(frame: Any) -> Image.Image:
     """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch.
 
     Raises:

@@ -36,9 +36,9 @@ class Video(Medium):
     example = Media("video", 320, 240, "mp4", 30, 10.0)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        from energon_pack.samples.media.video import probe_video
+        from energon_pack.samples.media.video_probe import probe_video
 
-        width, height, num_frames, fps = probe_video(file)
+        width, height, num_frames, fps = probe_video(file, container)
         return Media(self.kind, width, height, container.extension, num_frames, fps)
 
     def said(self, medium: Media) -> str:

@@ -15,7 +15,7 @@ from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
-from energon_pack.samples.media.settings import RATE_KEYS
+from energon_pack.samples.media.medium_settings import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
 from energon_pack.samples.sample import Message

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments, metadata_of
+from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
+from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 

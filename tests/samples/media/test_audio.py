@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.samples.media.audio import decode_audio, probe_audio, resampled_length
+from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.formats import FORMATS
+from energon_pack.samples.media.kinds import said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.sound_headers import plain_sound
+from energon_pack.samples.media.sound_probe import probe_audio
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.skip import Skip
 from support.samples import sound, video
@@ -83,7 +85,7 @@ def test_as_many_samples_as_training_decodes(
 def test_a_wav_by_head() -> None:
     assert probe(io.BytesIO(sound(22_051, 22_050, 2))) == Media("audio", 0, 0, "wav", num_samples=22_051, rate=22_050)
     assert resampled_length(22_051, 22_050, 16_000) == 16_001  # 16,000.7
-    assert str(Media("audio", num_samples=8000, rate=16_000)) == "a sound of 8,000 samples at 16,000 a second"
+    assert said(Media("audio", num_samples=8000, rate=16_000)) == "a sound of 8,000 samples at 16,000 a second"
 
 
 def test_channels_are_heard_alike() -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.samples.media.audio import decode_audio, probe_track
+from energon_pack.samples.media.audio import decode_audio
+from energon_pack.samples.media.containers import probe_track
 from energon_pack.samples.media.formats import SOUNDS_LIKE
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound

@@ -20,7 +20,7 @@ from energon_pack.pack import pack
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.options import NO_OPTIONS
+from energon_pack.samples.member import NO_OPTIONS
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.llava import LlavaOneVision
@@ -287,10 +287,11 @@ def test_ffmpeg_does_not_call_python() -> None:
 _DECODE = """
 import io, sys
 import av
-from energon_pack.samples.media.video import decode_frames, probe_video
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.video import decode_frames
 av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
 data = open(sys.argv[1], "rb").read()
-num_frames = probe_video(io.BytesIO(data))[2]
+num_frames = probe(io.BytesIO(data)).num_frames
 for _ in range(500):
     decode_frames(data, range(0, num_frames, 18))
 """

@@ -13,7 +13,8 @@ from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.formats import kind_by_name
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.options import SampleOptions, options_of
+from energon_pack.samples.member import SampleOptions
+from energon_pack.samples.options import options_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line

@@ -22,6 +22,8 @@ def chunk_gated_delta_rule(
 
     g is the log of the decay: [B, T, HV], or one for each key dimension, [B, T, HV, K].
     """
+    dtype = v.dtype
+    q, k, v, g, beta = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (q, k, v, g, beta))
     if use_qk_l2norm_in_kernel:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -30,9 +32,9 @@ def chunk_gated_delta_rule(
     out = []
     for t in range(q.shape[1]):
         if t in begins:
-            state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])  # [B, HV, K, V]
+            state = k.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])  # [B, HV, K, V]
         state = state * (g[:, t, :, None, None] if g.dim() == 3 else g[:, t, ..., None]).exp()
         error = v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state)
         state = state + torch.einsum("bhk,bhv,bh->bhkv", k[:, t], error, beta[:, t])
         out.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
-    return torch.stack(out, 1).to(v.dtype), None
+    return torch.stack(out, 1).to(dtype), None

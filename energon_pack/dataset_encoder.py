@@ -1,0 +1,65 @@
+"""The encoder for the packs of a dataset, by what the dataset itself holds."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.manifest import read_manifest
+from energon_pack.samples.input_rules import InputRules
+from energon_pack.samples.member import MemberInput
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.templates.folder import local_folder
+from energon_pack.templates.quiet import errors_only
+from energon_pack.training.pack_encoder import PackEncoder
+
+
+def pack_encoder(
+    path: str | Path,
+    processor: str | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> PackEncoder:
+    """Return the encoder for the packs of a dataset; see `read_rules` for the other arguments and errors.
+
+    Args:
+        options: options of PackEncoder.
+    """
+    return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
+
+
+def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
+    """Return the rules by which a packed dataset becomes a model's inputs.
+
+    Args:
+        processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
+
+    Raises:
+        ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
+    """
+    folder = None if processor is None else str(local_folder(processor))
+    rules = read_input_rules(dataset, folder)
+    tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
+    rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
+    if processor is not None:
+        _refuse_other_tokenizer(rules, str(dataset))
+    return rules
+
+
+def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
+    """Raise ValueError if the tokenizer in the rules' folder makes other ids than the dataset holds."""
+    with errors_only():
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(rules.folder, **rules.kwargs)
+    refuse_other_ids(
+        rules, dataset, rules.folder, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    )
+
+
+def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:
+    """Tokenize a sample that is in no pack, as the packs of a dataset were."""
+    from energon_pack.packed_with import tokenized
+
+    return tokenized(dataset, processor, trust_remote_code, member)

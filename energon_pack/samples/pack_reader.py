@@ -1,0 +1,131 @@
+"""Read the members of a pack of ours: their tokens and media. All else in the JSON is for people and other stacks.
+
+    _meta.sample_ids ─┐
+    names of media  ──┼──► MemberInput, for each member
+    <pack>.tokens   ──┘
+
+Pure, but for media that lie in the source.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from energon_pack.errors import PackError, short
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.member import MemberInput, Shared, media_fields
+from energon_pack.samples.pack_tokens import members_of
+from energon_pack.samples.parts import Parts, medium_of
+from energon_pack.samples.references import PARTS, ReadMedia, has_references, read_missing
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged
+
+#: the flavours whose names of media are known here
+NAMES = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
+
+
+class UnknownFormat(PackError):
+    """Packs, or a dataset, of a form that another version of this package reads."""
+
+
+def pack_members(parts: Parts, value: Mapping[str, Any], read: ReadMedia) -> Iterator[MemberInput]:
+    """Yield the members of a pack of one of `NAMES`.
+
+    Args:
+        value: its JSON.
+        read: reads the media from the source if the pack holds no copies.
+
+    Raises:
+        UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
+        TokensDamaged: its tokens are cut, or a member has not so many as the JSON says.
+        KeyError, TypeError, ValueError: its JSON and its tokens are not of the same members.
+    """
+    meta = meta_of(value, str(parts.get("__key__")))
+    all_tokens = members_of(tokens_in(parts, meta))
+    media = {**parts, **read_missing(parts, value, read)} if has_references(value) else parts
+    names = _media_names(value)
+    shared = num_shared(names, [tokens.shared_len for tokens in all_tokens])
+    columns = zip(meta["sample_ids"], meta["token_lens"], all_tokens, names, shared, strict=True)
+    for sample_id, token_len, tokens, own, num in columns:
+        refuse_other_len(sample_id, token_len, tokens)
+        kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
+        some = [*zip(own, [*kinds, *[IMAGE.kind] * len(own)], strict=False)]  # the encoder compares their numbers
+        by_kind = {kind: [medium_of(media, name, its) for name, its in some if its == kind] for kind in KINDS}
+        before = kinds[:num]
+        yield MemberInput(
+            sample_id,
+            [],
+            **media_fields(by_kind),
+            token_len=token_len,
+            shared=Shared(tokens.shared_len, before.count(IMAGE.kind), before.count(VIDEO.kind)),
+            tokens=tokens,
+        )
+
+
+def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return `_meta` of a pack's JSON; raise UnknownFormat if this package did not write it."""
+    meta: Mapping[str, Any] = value.get("_meta", {})
+    if "fingerprint" not in meta:
+        raise UnknownFormat(
+            f"{key} has no fingerprint of energon_pack: it is damaged, or another tool packed it: energon-pack"
+            " source.path=THEIRS +model=NAME packs its members"
+        )
+    return meta
+
+
+def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
+    """Return the tokens of a pack; raises as `pack_members`.
+
+    Args:
+        meta: `_meta` of its JSON.
+    """
+    refuse_other_format(meta)
+    if TOKENS not in parts:
+        raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
+    return PackTokens.from_bytes(parts[TOKENS])
+
+
+def refuse_other_format(meta: Mapping[str, Any]) -> None:
+    """Raise UnknownFormat if another version of this package wrote a pack."""
+    if (number := meta.get("format")) != FORMAT:
+        raise UnknownFormat(
+            f"{meta.get('pack_id')}: its format is {short(number)}, this version of energon-pack reads {FORMAT}: pack"
+            " again, or install a later one"
+        )
+
+
+def refuse_other_len(sample_id: str, token_len: int | None, tokens: MemberTokens) -> None:
+    """Raise TokensDamaged if a member has not so many tokens as the JSON of its pack says."""
+    if token_len not in (None, len(tokens)):
+        raise TokensDamaged(f"{sample_id} has {len(tokens)} tokens in its pack, and {token_len} by _meta.token_lens")
+
+
+def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
+    """Return the names of each member's media in the pack."""
+    if has_references(value):
+        names = [[name for name, *_ in of_member] for of_member in value["_meta"][PARTS]]
+        return [[name for name in own if not name.endswith(".npy")] for own in names]  # of an image's patches
+    if "media_files" in value:
+        files: list[list[str]] = value["media_files"]
+        return files
+    images = enumerate(value["images"])
+    return [[captioning_name(index, number) for number in range(len(own))] for index, own in images]
+
+
+def captioning_name(index: int, number: int) -> str:
+    """Return the name of an image's part in `packed_captioning`, by its member's number and its own."""
+    return f"img{index}_{number}.jpg"
+
+
+def num_shared(names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
+    """Yield how many of its first media each member shares with the member before it.
+
+    Args:
+        names: the names of each member's parts.
+    """
+    before: list[str] = []
+    for of_member, shared_len in zip(names, shared_lens, strict=True):
+        num = 0
+        while shared_len and num < min(len(before), len(of_member)) and before[num] == of_member[num]:
+            num += 1
+        yield num
+        before = of_member

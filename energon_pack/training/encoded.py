@@ -1,0 +1,23 @@
+"""A member as the model would see it alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from energon_pack.training.joining import Join
+from energon_pack.training.layout import Member
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A member, ready to be laid out."""
+
+    sample_id: str
+    tokens: Member
+    media: dict[str, Tensor] = field(default_factory=dict)
+    #: media that it adds to its pack: without media that it shares with the member before it
+    num_images: int = 0
+    num_videos: int = 0
+    #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
+    joins: Mapping[str, Join] = field(default_factory=dict)
