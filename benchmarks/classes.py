@@ -153,7 +153,7 @@ def _distance(proof: Proof) -> float:
 
 def in_child(one: Named, attentions: Sequence[str], device: str) -> list[Row]:
     """A class in a process of its own, within a time and some memory."""
-    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+    context: Any = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(one, attentions, device, theirs))
     child.start()

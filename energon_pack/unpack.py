@@ -24,7 +24,7 @@ from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
-from energon_pack.dataset.manifest import MANIFEST, why_unknown
+from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.order_parts import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
@@ -35,7 +35,7 @@ from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores import lies_in
-from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.references import Reference
 from energon_pack.samples.single import single

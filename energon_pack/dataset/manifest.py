@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from energon_pack.errors import short
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.samples.pack_reader import NAMES
-from energon_pack.samples.tokens_part import FORMAT
+from energon_pack.samples.pack_reader import NAMES, why_other_format
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
@@ -45,7 +43,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
                 f" source: energon-pack source.path={shlex.quote(str(path))} +model=NAME packs their members"
             )
         manifest: dict[str, Any] = json_value(data)
-        if why := why_unknown(manifest):
+        if why := _why_unknown(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
     found = {folder: read_manifest(folder) for folder in packed_datasets(path)}
@@ -60,25 +58,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
-def why_unknown(manifest: Mapping[str, Any]) -> str | None:
-    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
-    name, number = manifest.get("flavor"), manifest.get("format", FORMAT)
-    if isinstance(name, str) and not _is_installed(name):
-        return f"it has the flavor {name!r}, which no installed package can read"
-    if type(number) is int and number < FORMAT:
-        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
-    if number != FORMAT:
-        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
-    return None
+def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
+    if manifest.get("flavor") in NAMES:
+        return why_other_format(manifest)
+    from energon_pack.samples.flavors import why_unknown  # of another package
 
-
-def _is_installed(flavor: str) -> bool:
-    """Say whether packs of a flavour can be read: one of ours, or of an installed package."""
-    if flavor in NAMES:
-        return True
-    from energon_pack.samples.flavors import packed_flavor
-
-    return packed_flavor(flavor) is not None
+    return why_unknown(manifest)
 
 
 def folders_of(dataset: str | Path) -> list[str | Path]:

@@ -84,6 +84,16 @@ def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
     return PackTokens.from_bytes(parts[TOKENS])
 
 
+def why_other_format(manifest: Mapping[str, Any]) -> str | None:
+    """Say why this version can't read a dataset with this energon_pack.json by its format; None: it can."""
+    number = manifest.get("format", FORMAT)
+    if type(number) is int and number < FORMAT:
+        return f"it has the format {number}, without the tokens of its packs, which {FORMAT} has: pack again"
+    if number != FORMAT:
+        return f"it has the format {short(number)}, this version of energon-pack reads {FORMAT}: install a later one"
+    return None
+
+
 def refuse_other_format(meta: Mapping[str, Any]) -> None:
     """Raise UnknownFormat if another version of this package wrote a pack."""
     if (number := meta.get("format")) != FORMAT:

@@ -12,12 +12,12 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, PACKS, PROCESSOR, REPORT, why_unknown
+from energon_pack.dataset.manifest import MANIFEST, PACKS, PROCESSOR, REPORT
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import packed_flavor
+from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.input_rules import INPUTS, TRIAL

@@ -1,6 +1,6 @@
 """Lists all flavours. To add one, write its class in a file here and add an entry below."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMix
 from energon_pack.samples.flavors.references import all_parts
 from energon_pack.samples.flavors.trees import PackedTrees
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.pack_reader import meta_of, refuse_other_len, tokens_in
+from energon_pack.samples.pack_reader import meta_of, refuse_other_len, tokens_in, why_other_format
 from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import Parts, json_of
 from energon_pack.samples.references import ReadMedia
@@ -64,6 +64,14 @@ def flavor_written(name: object) -> PackedFlavor:
         known = ", ".join([*PACKED, TREES.name])
         raise PackError(f"flavor {name!r} is not of {known}: install the package that has it in energon_pack.flavors")
     return flavor
+
+
+def why_unknown(manifest: Mapping[str, Any]) -> str | None:
+    """Say why this version can't read a dataset with this energon_pack.json; None: it can."""
+    name = manifest.get("flavor")
+    if isinstance(name, str) and packed_flavor(name) is None:
+        return f"it has the flavor {name!r}, which no installed package can read"
+    return why_other_format(manifest)
 
 
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
