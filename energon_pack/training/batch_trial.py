@@ -22,6 +22,7 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.hooks import Check
 from energon_pack.training.inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
+from energon_pack.training.made_rows import switches_of
 from energon_pack.training.made_trial import MadeTrial, try_made
 from energon_pack.training.probe import Placed, Probe, leaves_of
 from energon_pack.training.trial import Pending
@@ -103,7 +104,7 @@ class Batches:
 
     def beside(self, pending: Pending) -> MadeTrial:
         """Compare the members of the pending batch with each of them alone."""
-        inputs = without_loss(pending.inputs)
+        inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
         samples = _samples(pending.inputs, self.read(pending.inputs).spans, self.given)
         placed = _placed(samples)
         if not any(one.in_loss for one in placed):
@@ -131,6 +132,11 @@ def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> Non
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
         return
+    if labels.shape != inputs["input_ids"].shape:
+        raise MixingError(
+            f"labels {list(labels.shape)} for input_ids {list(inputs['input_ids'].shape)}: those of some tokens alone"
+            " (logits_to_keep) do not tell whose they are; pass all"
+        )
     labels = labels.cpu()
     places = [(one.row, one.end - 1 if is_shifted else one.start) for one in members.spans if is_shifted or one.start]
     if trained := [place for place in places if int(labels[place]) != IGNORE]:

@@ -26,7 +26,7 @@ from energon_pack.training.probe_tree import ProbeTree, tree_batch
 from energon_pack.training.routing import is_routed
 from energon_pack.training.sharding import is_sharded, parameters_of
 from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending
-from energon_pack.training.trial_inputs import Run, Span, TrialInputs, trial_inputs
+from energon_pack.training.trial_inputs import Run, Span, TrialInputs, trial_inputs, without_loss
 from energon_pack.training.watch import see
 
 
@@ -92,12 +92,12 @@ def try_made(
     """
     part, way = pending.part, _way(pending, plain)
     last = probe.placed[-1]
-    alone = way.plain(last.sample)
+    alone = without_loss(way.plain(last.sample))
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(_finding(way, probe, inputs), in_training=part.training)
     span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
-    return MadeTrial(finding, is_random, ((inputs, [span]), (alone, [Span(0, 0, len(last.places))])))
+    return MadeTrial(finding, is_random, ((without_loss(inputs), [span]), (alone, [Span(0, 0, len(last.places))])))
 
 
 def _probe(subject: Packs, pending: Pending) -> Probe:

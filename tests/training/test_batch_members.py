@@ -196,6 +196,12 @@ def test_labels_that_train_the_first_token_of_a_member_are_refused() -> None:
         guard(model, batches=[collated(shift_labels=GOOD["input_ids"])])
 
 
+def test_labels_of_some_tokens_alone_are_refused() -> None:
+    """ms-swift cuts labels to the logits that it keeps: by their places they would be read as another member's."""
+    with pytest.raises(MixingError, match=r"labels \[1, 20\] for input_ids \[1, 30\]: those of some tokens alone"):
+        guard(make_model("llama"), batches=[collated(labels=GOOD["labels"][:, 10:], logits_to_keep=20)])
+
+
 def test_batches_that_show_nothing_are_refused() -> None:
     model = make_model("llama")
     one = collated(position_ids=torch.arange(30)[None])
