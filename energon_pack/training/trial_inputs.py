@@ -190,13 +190,16 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
 
 
 def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Change the first image, clip or sound, and the last one: each belongs to one member."""
+    """Change the first image, clip or sound, and the last one, where there are two: each belongs to one member."""
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
     names = [name for name in seen if "pixel" in name or is_content(name)]
-    return [
-        {**inputs, name: _with_other(seen[name], _place(name, seen[name], media, is_last))}
+    changed = [
+        _with_other(seen[name], _place(name, seen[name], media, is_last))
         for is_last, name in zip((False, True), (*names[:1], *names[-1:]), strict=False)
     ]
+    if names[:1] == names[-1:] and changed and torch.equal(*changed):
+        del changed[-1]
+    return [{**inputs, name: value} for name, value in zip((*names[:1], *names[-1:]), changed, strict=False)]
 
 
 def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
