@@ -12,8 +12,8 @@ from torch.nn import Module, functional
 _softmax = functional.softmax
 
 
-def _soft(values: Tensor, *arguments: Any, dtype: torch.dtype | None = None, **more: Any) -> Tensor:
-    return _softmax(values, *arguments, dtype=torch.float64 if dtype is torch.float32 else dtype, **more)
+def _soft(values: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    return _softmax(values, dim, dtype=torch.float64 if dtype is torch.float32 else dtype)
 
 
 @contextmanager
