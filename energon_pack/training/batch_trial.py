@@ -70,7 +70,7 @@ class Batches:
             raise ValueError(f"{len(batches)} batches, and members= of {len(members or ())}: give each batch its rows")
         self.tries_all, are_packed = True, False
         for number, batch in enumerate(batches):
-            self.given, self.name = members and members[number], f"batch {number}"
+            self.given, self.name = None if members is None else members[number], f"batch {number}"
             inputs = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             are_packed |= (read := self.read(inputs)).are_packed
             check(self.model, inputs)

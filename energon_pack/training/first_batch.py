@@ -106,11 +106,8 @@ class FirstBatch:
         if mixes:
             from energon_pack.training.refusal import refusal
 
-            raise MixingError(
-                refusal(name, self._subject.name, trial, place)
-                + self._subject.way_out(inputs)
-                + self._subject.all_the_same
-            )
+            said = refusal(name, self._subject.name, trial, place)
+            raise MixingError(f"{said}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
         self._remember(kind, asked is not None, name)
         yield None
 
