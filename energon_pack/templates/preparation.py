@@ -119,10 +119,9 @@ class Preparation:
             width, height, num_samples = prepared.width, prepared.height, prepared.num_samples
             return SeenMedium(medium.kind, 0, num_features, width, height, num_samples=num_samples)
         (width, height), steps = self._steps(medium, len(frames))
-        is_list = medium.settings is not None and medium.settings.sample_fps is not None
         return SeenMedium(
             medium.kind,
-            num_parts if is_list else 0,
+            num_parts if medium.is_list else 0,
             num_features,
             width,
             height,
@@ -139,7 +138,7 @@ class Preparation:
         if medium.is_turned and not self.looks[medium.kind].is_upright:
             size = size[::-1]
         if medium.kind == VIDEO.kind:
-            *before, last = self._frame_sizes(*size, num_frames, settings)
+            *before, last = self._frame_sizes(*size, num_frames, medium)
             steps = [*(Step(RESIZE, *each) for each in before), Step(RESIZE_FRAME, *last)]
         elif settings is not None and settings.pixels:
             steps = [Step(RESIZE, *utils_image_size(settings, *size, self._factor_for(settings)))]
@@ -149,16 +148,14 @@ class Preparation:
         sizes = [size, *(step[1:] for step in steps)]
         return size, [step for step, now in zip(steps, sizes, strict=False) if step.operation == OWN or now != step[1:]]
 
-    def _frame_sizes(
-        self, width: int, height: int, num_frames: int, settings: MediumSettings | None
-    ) -> list[tuple[int, int]]:
+    def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        own = settings if settings is not None and settings.pixels else None
+        own = medium.settings if medium.settings is not None and medium.settings.pixels else None
         if own is None and not isinstance(self._video, QwenVLUtilsVideo):
             return [(width, height) if self._video is None else self._video.size(width, height, num_frames)]
         factor = self.factor if own is None else self._factor_for(own)
         own, sizes = own or MediumSettings(), []
-        if settings is not None and settings.sample_fps is not None:  # a list of frames
+        if medium.is_list:
             width, height = utils_image_size(own, width, height, 2 * factor)
             sizes, num_frames = [(width, height)], num_frames + num_frames % 2
         return [*sizes, utils_frame_size(own, width, height, num_frames, factor)]

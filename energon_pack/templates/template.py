@@ -241,7 +241,9 @@ class Template(Preparation):
         if not any(video.is_heard for video in videos):
             return
         if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
-            what = f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video"
+            what = (
+                f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video{self.rules.why_deaf}"
+            )
             raise Skip(Reason.UNSUPPORTED_MEDIA, what)
         if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike
             what = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"

@@ -48,14 +48,15 @@ def trial_of(template: TrialTemplate) -> list[Trial]:
     trial = [*_probes(template, kinds)]
     for kind in kinds:
         sizes = _sizes(template, kind)
-        trial += [one for media in sizes if (one := _of_media(template, SIZES, kind, media))]
-        trial += [one for _ in range(2) if (one := _of_media(template, TWINS, kind, sizes[0]))]
+        for media in sizes:
+            trial += _of_media(template, SIZES, kind, media)
+        trial += _of_media(template, TWINS, kind, sizes[0]) * 2
     if template.rules.hears_videos:
         first, second = (_clip(template, *size) for size in _CLIPS[:2])
         for media in ([_heard(template, first, 1.3)], [_sound(template, 0.6), _heard(template, second, 2.9)]):
-            trial += [one for one in [_of_media(template, HEARD, HEARD, media)] if one]
+            trial += _of_media(template, HEARD, HEARD, media)
     if IMAGE.kind in kinds:
-        trial += [one for one in [_of_media(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])] if one]
+        trial += _of_media(template, BLANK, IMAGE.kind, [Media(IMAGE.kind, 64, 64)])
     return trial
 
 
@@ -76,12 +77,13 @@ def _probes(template: TrialTemplate, kinds: Sequence[str]) -> Iterator[Trial]:
             yield Trial(PROBE, kind, *template.member_tokens([Sample(messages, media)]))
 
 
-def _of_media(template: TrialTemplate, purpose: str, kind: str, media: Sequence[Media]) -> Trial | None:
+def _of_media(template: TrialTemplate, purpose: str, kind: str, media: Sequence[Media]) -> list[Trial]:
+    """Return the member of these media; none where the rules of media refuse a size."""
     try:
         seen = template.seen(media, template.num_features(media))
-    except Skip:  # a size that the rules of media refuse
-        return None
-    return Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))
+    except Skip:
+        return []
+    return [Trial(purpose, kind, MemberTokens(np.zeros(0, np.int64), [], media=seen))]
 
 
 def _sizes(template: TrialTemplate, kind: str) -> list[list[Media]]:

@@ -1,12 +1,13 @@
 """A member as the model would see it alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from energon_pack.training.joining import Join
-from energon_pack.training.layout import Member
+from energon_pack.training.layout import IGNORE, Member
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,9 @@ class Encoded:
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
     joins: Mapping[str, Join] = field(default_factory=dict)
+
+
+def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
+    """Return a text of some ids [L], trained from the second one on; its further `rows` are 0."""
+    zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
+    return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,22 +14,22 @@ from energon_pack.training.as_it_was import as_it_was, full_precision, silent
 from energon_pack.training.code_in_use import CodeInUse
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
-from energon_pack.training.made_trial import MadeTrial, Subject, try_made
-from energon_pack.training.place import first_place
+from energon_pack.training.made_trial import MadeTrial
 from energon_pack.training.sharding import ended, is_sharded
 from energon_pack.training.trial import SUMS, Pending, Steps, Trial, changes
-from energon_pack.training.trial_inputs import TrialInputs, trial_inputs
+from energon_pack.training.trial_inputs import TrialInputs
 from energon_pack.training.wrapped import class_of
 
+if TYPE_CHECKING:
+    from energon_pack.training.subject import Subject
+
 _log = logging.getLogger(__name__)
-#: batches of a kind until its second trial; until the third so many times as many
-_WAITS = 16
 
 
 class FirstBatch:
     """The trials of one guarded model."""
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: "Subject"):
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._code = CodeInUse(subject.model)
@@ -70,29 +70,27 @@ class FirstBatch:
     def _steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
         if not self._tried:
             self._is_sharded = is_sharded(self._model)
-        kind = kind_of(part, inputs, self._code.now())
+        kind = kind_of(part, inputs, self._code.now(), self._subject.longest_of(inputs))
         known = next((one for one in self._tried if one.kind.covers(kind)), None)
         if known is not None:
             known.left -= 1
-        lacks_others = known is not None and not known.has_others and self._asked(inputs) is not None
-        is_tried, is_better = self._agreed(known is not None and known.left >= 0, lacks_others)
+        lacks_others = known is not None and not known.has_others and self._subject.changed(inputs) is not None
+        is_waiting = known is not None and known.left >= 0 and not self._subject.tries_all
+        is_tried, is_better = self._agreed(is_waiting, lacks_others)
         return None if is_tried and not is_better else self._try(part, inputs, kind)
-
-    def _asked(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
-        return trial_inputs(inputs, self._model.config, self._subject.media)
 
     def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
         """Try the model. Raises MixingError if members see each other, or if it can't be tried."""
         start, name = time.perf_counter(), class_of(self._model).__name__
         own = {k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()}
-        asked = self._asked(own)
+        asked = self._subject.changed(own)
         asked = None if self._is_any(asked is None) else asked
         place = None
         try:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
                 pending = Pending(part, call, own, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
-                beside = try_made(self._subject, pending)
+                beside = self._subject.beside(pending)
                 trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
                     place = self._place(pending, asked, trial, beside)
@@ -102,11 +100,14 @@ class FirstBatch:
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
                 f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {said}"
-                " (guard(…, first_batch=False) trains it all the same)"
+                f"{self._subject.all_the_same}"
             ) from error
         self.trials.append(trial)
         if mixes:
-            raise MixingError(_refusal(name, trial, place))
+            from energon_pack.training.refusal import refusal
+
+            said = refusal(name, self._subject.name, trial, place)
+            raise MixingError(f"{said}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
         self._remember(kind, asked is not None, name)
         yield None
 
@@ -115,6 +116,8 @@ class FirstBatch:
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
+        from energon_pack.training.place import first_place
+
         pending.begin(0)
         with silent(pending.part):
             return first_place(pending.part, pending.call, asked.runs if asked and is_moved else beside.runs, SUMS)
@@ -123,15 +126,17 @@ class FirstBatch:
         """Note a trial that passed; what shows nothing is said once, and tried again later."""
         trial = self.trials[-1]
         if (known := next((one for one in self._tried if one.kind.runs_as(kind)), None)) is not None:
-            known.again(kind, has_others, _WAITS)
+            known.again(kind, has_others)
         else:
             self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-            self._tried.append(Tried(kind, has_others, _WAITS, _WAITS))
+            self._tried.append(Tried(kind, has_others))
         if trial.is_shown:
-            _log.info("%s keeps the members of its first batch apart: %s (%.2g s)", name, trial, trial.seconds)
+            batch = self._subject.name
+            _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)
         elif not self._is_warned:
             self._is_warned = True
-            _log.warning("%s is not shown to keep members apart: %s in its first batch", name, trial.unshown)
+            batch = self._subject.name
+            _log.warning("%s is not shown to keep members apart: %s in %s", name, trial.unshown, batch)
 
     def _is_any(self, flag: bool) -> bool:
         """Say whether it is so on any of the ranks that run the model together."""
@@ -144,30 +149,3 @@ class FirstBatch:
         every = torch.tensor(flags, dtype=torch.int32, device=next(self._model.parameters()).device)
         dist.all_reduce(every, dist.ReduceOp.MIN)
         return every.bool().tolist()
-
-
-#: where outputs are those of the members alone
-_LOSS = (
-    "Outputs agree, the loss does not: output_router_logits adds one over the routers of the whole row, and a"
-    " loss_function may predict more than the next token (model.config.output_router_logits=False). "
-)
-_BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has no mask, or a hook mixes gradients. "
-
-
-def _refusal(name: str, trial: Trial, place: str | None) -> str:
-    """Say what mixes, where it first shows, and what to do."""
-    if trial.is_random:
-        return (
-            f"{name} draws random numbers in train() beside dropout, so that it can't be compared with its members"
-            " alone; NEFTune's noise goes by the length of the row: leave it out (neftune_noise_alpha=None;"
-            " guard(…, first_batch=False) trains it all the same)"
-        )
-    shows = f"It first shows in {place}. " if place else ""
-    is_quiet = trial.mixes and not trial.moved_others and trial.alone.has_outputs
-    beside = "" if not is_quiet else _BACKWARD if trial.alone.has_loss else _LOSS
-    return (
-        f"{name} mixes the members of its first batch{'' if trial.mixes else ' on another rank'}: {trial}. {shows}"
-        f"{beside}"
-        "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave that"
-        " out, or train on unpacked samples (guard(…, first_batch=False) trains it all the same)"
-    )

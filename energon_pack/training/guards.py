@@ -2,21 +2,20 @@
 
 import inspect
 import logging
-import threading
 import weakref
-from collections.abc import Collection, Sequence
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.training.encoded import Encoded
+from energon_pack.training.class_trial import Samples
+from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.first_batch import FirstBatch
+from energon_pack.training.hooks import Check, hook
 from energon_pack.training.inputs import (
     PROVEN,
     MixingError,
@@ -27,15 +26,17 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.made_trial import Subject
+from energon_pack.training.made_trial import Packs
 from energon_pack.training.makeup import replaced_in
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree
-from energon_pack.training.proof import Proof, kept_proofs, way_out
+from energon_pack.training.proof import Proof, kept_proofs
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
+
+if TYPE_CHECKING:
+    from energon_pack.training.batch_members import GivenRows
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -96,7 +97,14 @@ class Guard:
             PROVEN.pop(self._model, None)
 
 
-def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, first_batch: bool = True) -> Guard:
+def guard(
+    model: Any,
+    encoder: Encoder | None = None,
+    trust: str | None = None,
+    first_batch: bool = True,
+    batches: Sequence[Mapping[str, Any]] | None = None,
+    members: "Sequence[GivenRows] | None" = None,
+) -> Guard:
     """Test that a model keeps members of packs apart, then check every forward of it and of its parts.
 
     A model that is guarded already is guarded anew.
@@ -110,16 +118,26 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
         encoder: the encoder of the packs; its processor makes the media for the test. None: the packs are text only.
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
+        batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
+            The model itself is tried with them now, and with each later batch of another kind. Their members are read
+            from `cu_seq_lens…`, positions that start anew, or an attention mask that numbers them.
+        members: of each of the `batches` the rows, of each row the lengths of its members, where no input says them.
+            In place of a length: its `tokens` and, by name, the member's rows of each media input.
 
     Raises:
+        ValueError: `batches` with what is of packs.
         MixingError: the test failed; it says what was tried, and what keeps members apart instead. The model's first
             forward may raise it, too.
     """
     model = _unwrapped(model)
+    if batches is not None or members is not None:
+        if encoder is not None or trust is not None or not first_batch:
+            raise ValueError("guard(model, batches=…) takes no encoder, trust or first_batch: those are of packs")
+        return _guard_batches(model, batches or (), members)
     kind = class_of(model)
     attention = attention_of(model)
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
-    members = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
+    samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
     is_trusted = trust == kind.__name__
     if not first_batch and not is_trusted and (replaced := replaced_in(model)):
@@ -127,66 +145,88 @@ def guard(model: Any, encoder: Encoder | None = None, trust: str | None = None, 
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
             f" first_batch=True tries the model itself (trust={kind.__name__!r} trains it all the same)"
         )
-    proofs = kept_proofs(model, members, mask, attention, longest, device)
-    images = [member for member in members if not member.num_videos]
-    if all(proof.finding is None for proof in proofs) and len(images) < len(members):  # GLM-4.1V takes one or the other
+    proofs = kept_proofs(model, samples, mask, attention, longest, device)
+    images = [member for member in samples if not member.num_videos]
+    if all(proof.finding is None for proof in proofs) and len(images) < len(samples):  # GLM-4.1V takes one or the other
         fewer = kept_proofs(model, images, mask, attention, longest, device)
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", kind.__name__, proofs[-1].error)
-            proofs, members = fewer, images
-    if not proofs[-1].is_exact:
-        said = f"{kind.__name__} is not shown to keep members of packs apart: {'; '.join(map(str, proofs))}"
-        if not is_trusted:
-            out = way_out(kind, model.config, members, attention, longest, proofs)
-            raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
-        _log.warning("%s; trained all the same: trust=%s", said, trust)
+            proofs, samples = fewer, images
+    _refuse_unshown(
+        model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
+    )
     if not first_batch:
         _log.warning("%s itself is not tried, its class alone: first_batch=False", kind.__name__)
-    tree = encoder.probe_tree(members) if isinstance(encoder, TreeEncoder) else None
-    trees = _shown_trees(model, tree, attention, longest, device, is_trusted) if tree else None
+    tree = encoder.probe_tree(samples) if isinstance(encoder, TreeEncoder) else None
+    trees, masks = None, {proofs[-1].mask}
+    if tree is not None:
+        from energon_pack.training.tree_inputs import form_of, refuse
+
+        refuse(model)
+        of_trees = kept_proofs(model, tree, "", attention, longest, device)
+        lacks = "is not shown to train on trees as on their samples alone"
+        _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
+        trees, masks = of_trees[-1], masks | {form_of(model)}
     PROVEN[model] = proofs[-1].mask
-    tried = frozenset(name for member in members for name in member.media)
+    tried = frozenset(name for member in samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
-    for handle in _HANDLES.pop(model, ()):  # two guards would each refuse the other's test runs
-        handle.remove()
+    _end_earlier(model)
     limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]
-    masks = {proofs[-1].mask}
-    if trees:
-        from energon_pack.training.tree_inputs import form_of
-
-        masks |= {form_of(model)}
     longest = min(limits, default=None)
-    first = FirstBatch(Subject(model, media, members, tree, longest)) if first_batch and not is_trusted else None
-    _HANDLES[model] = handles = _hooks(model, attention, masks, trees is not None, media, tried, longest, first)
-    return Guard(proofs, trees, first.trials if first else (), handles, model)
+    first = FirstBatch(Packs(model, media, samples, tree, longest)) if first_batch and not is_trusted else None
+    check = _check_of_packs(model, masks, trees is not None, media, tried, longest, first)
+    _HANDLES[model], _ = hook(model, check)
+    return Guard(proofs, trees, first.trials if first else (), _HANDLES[model], model)
 
 
-def _shown_trees(
-    model: Any,
-    tree: ProbeTree,
-    attention: str | None,
-    longest: int | None,
-    device: torch.device,
-    is_trusted: bool,
-) -> Proof:
-    """Test the class with trees.
+def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
+    """Try a model with batches of any collator now, and with each later one that is of another kind.
 
     Raises:
-        MixingError: it does not train on them as on samples alone, and is not trusted.
+        ValueError: there are no batches, or other numbers of them and of their members.
+        MixingError: see `guard`.
     """
-    kind = class_of(model)
-    from energon_pack.training.tree_inputs import refuse
+    from energon_pack.training.batch_trial import Batches
 
-    refuse(model)
-    proofs = kept_proofs(model, tree, "", attention, longest, device)
-    if (proof := proofs[-1]).is_exact:
-        return proof
-    said = f"{kind.__name__} is not shown to train on trees as on their samples alone: {proof}"
+    _end_earlier(model)
+    first = FirstBatch(subject := Batches(model))
+    handles, check = hook(model, first.check)
+    guarded, goes_on = Guard((), None, first.trials, handles, model), False
+    try:
+        goes_on = subject.try_all(check, batches, members)
+    finally:
+        if not goes_on:
+            guarded.remove()
+    _HANDLES[model] = handles
+    return guarded
+
+
+def _end_earlier(model: Module) -> None:
+    """Remove the hooks of an earlier guard: each would refuse the other's test runs."""
+    for handle in _HANDLES.pop(model, ()):
+        handle.remove()
+
+
+def _refuse_unshown(
+    model: Any,
+    lacks: str,
+    proofs: Sequence[Proof],
+    samples: Samples,
+    attention: str | None,
+    longest: int | None,
+    is_trusted: bool,
+) -> None:
+    """Raise MixingError with what the class lacks if it was not shown; warn if it is trusted."""
+    if proofs[-1].is_exact:
+        return
+    kind = class_of(model)
+    said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        out = way_out(kind, model.config, tree, attention, longest, proofs)
+        from energon_pack.training.way_out import way_out
+
+        out = way_out(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
-    return proof
 
 
 def _unwrapped(model: Any) -> Any:
@@ -210,44 +250,19 @@ def _unwrapped(model: Any) -> Any:
     return inner
 
 
-class _Calls(threading.local):
-    """The calls of guarded parts in one thread."""
-
-    def __init__(self) -> None:
-        #: parts whose forward is running, the outermost first
-        self.running: list[Module] = []
-        #: whether the model runs a test
-        self.is_trial = False
-
-
-def _hooks(
+def _check_of_packs(
     model: Module,
-    attention: str | None,
     masks: Collection[str],
     has_trees: bool,
     media: frozenset[str],
     tried: frozenset[str],
     longest: int | None,
     first: FirstBatch | None,
-) -> list[RemovableHandle]:
-    """Hook every part that takes positions; of nested calls only the outermost is checked."""
-    calls = _Calls()
-    rope_rows = has_rope_rows(model)
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+) -> Check:
+    """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
+    attention, rope_rows = attention_of(model), has_rope_rows(model)
 
-    def check(names: Sequence[str], part: Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if calls.is_trial:
-            return
-        if any(part is one for one in calls.running):  # no part runs inside itself: an interrupt ended the earlier call
-            calls.running.clear()
-        calls.running.append(part)
-        if len(calls.running) > 1:
-            return
-        if (now := attention_of(model)) != attention:
-            raise MixingError(f"attention is {now} now, and was {attention} when the model was tried: guard it again")
-        if any(norm.training for norm in norms):
-            raise MixingError("batch norm takes its statistics from all members while it is trained: call its eval()")
-        inputs = {**dict(zip(names, args, strict=False)), **keywords}
+    def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
         given = mask_of(inputs)
         if given not in masks:
@@ -268,25 +283,9 @@ def _hooks(
         if rope_rows and inputs["position_ids"].dim() != 3:
             raise MixingError(f"{type(model).__name__} takes M-RoPE rows [4, B, S]: model_inputs(model) makes them")
         if first is not None:
-            calls.is_trial = True
-            try:
-                first.check(part, inputs)
-            finally:
-                calls.is_trial = False
+            first.check(part, inputs)
 
-    def leave(*_: Any) -> None:
-        if not calls.is_trial:
-            del calls.running[-1:]
-
-    handles = []
-    for module in model.modules():
-        takes = inspect.signature(module.forward).parameters
-        names, takes_any = [*takes], any(one.kind is one.VAR_KEYWORD for one in takes.values())
-        takes_positions = "position_ids" in names or (module is model and takes_any)
-        if takes_positions and {"input_ids", "inputs_embeds"} & {*names}:
-            handles.append(module.register_forward_pre_hook(partial(check, names), with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-    return handles
+    return check
 
 
 def _length_of(inputs: dict[str, Any], longest: int) -> int:
@@ -310,9 +309,6 @@ def _media_of(model: Module) -> set[str]:
 def _texts(vocabulary: int) -> list[Encoded]:
     """Return members of random words, for models that train on text."""
     generator = torch.Generator().manual_seed(0)
-    members = []
-    for number, length in enumerate((19, 24, 16)):
-        ids = torch.randint(min(10, vocabulary // 2), vocabulary, (length,), generator=generator)
-        labels = torch.cat([torch.full((1,), IGNORE), ids[1:]])
-        members.append(Encoded(str(number), Member(ids, labels, torch.zeros_like(ids))))
-    return members
+    first = min(10, vocabulary // 2)
+    lengths = (19, 24, 16)
+    return [text_of(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]

@@ -8,8 +8,11 @@ import torch
 from torch.nn import Module
 
 from energon_pack.training.code_in_use import Code, is_same
-from energon_pack.training.inputs import mask_of, text_row
+from energon_pack.training.inputs import mask_of
 from energon_pack.training.watch import tokens_of
+
+#: batches of a kind until its second trial; until the third so many times as many
+_WAITS = 16
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,19 @@ class Kind:
         return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
 
 
-def kind_of(part: Module, inputs: Mapping[str, Any], code: Code) -> Kind:
+def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int) -> Kind:
     """Return the kind of a pending forward.
 
     Args:
         part: what was called.
         inputs: by name.
         code: that the model runs now.
+        longest: tokens of the longest member.
     """
-    rows, width = tokens_of(inputs).shape[:2]
-    positions = inputs["position_ids"]
-    device = positions.device.type
+    tokens = tokens_of(inputs)
+    (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     names = frozenset(name for name, value in inputs.items() if value is not None)
-    longest = int(text_row(inputs, positions).max()) + 1
     form = (names, mask_of(inputs), rows > 1, cast)
     return Kind(code, type(part), form, part.training, torch.is_grad_enabled(), width, longest)
 
@@ -70,12 +72,12 @@ class Tried:
     #: whether the batch had members that could see each other
     has_others: bool
     #: batches until it is tried once more, and how many of them are left: a gate may open, a flag may be set
-    waits: int
-    left: int
+    waits: int = _WAITS
+    left: int = _WAITS
 
-    def again(self, kind: Kind, has_others: bool, growth: int) -> None:
-        """Note another trial; after one that was due, the next one waits `growth` times as long."""
+    def again(self, kind: Kind, has_others: bool) -> None:
+        """Note another trial; after one that was due, the next one waits so many times as long."""
         self.kind = self.kind.with_sizes_of(kind)
         self.has_others |= has_others
-        self.waits *= growth if self.left < 0 else 1
+        self.waits *= _WAITS if self.left < 0 else 1
         self.left = self.waits

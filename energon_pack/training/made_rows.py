@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from energon_pack.training.encoded import Encoded
+from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.inputs import PROVEN
-from energon_pack.training.layout import IGNORE, Form, Member
+from energon_pack.training.layout import Form
 from energon_pack.training.probe import Probe, probe_of, twins_of
 from energon_pack.training.trial_inputs import members_of, special_ids
 from energon_pack.training.watch import tokens_of
@@ -79,6 +79,4 @@ class _Texts:
 
     def _text(self, length: int) -> Encoded:
         ids = self._words[torch.randint(len(self._words), (length,), generator=self._random)]
-        zeros = torch.zeros_like(ids)
-        labels = torch.cat([torch.full((1,), IGNORE), ids[1:]])
-        return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(self._rows, zeros)))
+        return text_of(ids, self._rows)

@@ -1,7 +1,10 @@
-"""Compare made samples with each of them alone in the model that is trained, in the midst of a forward of its."""
+"""Compare made samples with each of them alone in the model that is trained, in the midst of a forward of its.
+
+The samples may also be those of a batch that another collator made.
+"""
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,19 +21,18 @@ from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.gradients import CheckpointError
 from energon_pack.training.inputs import forks_of, has_rope_rows, text_row
 from energon_pack.training.made_rows import made_inputs, made_rows, switches_of
-from energon_pack.training.place import Run
 from energon_pack.training.probe import Probe, plain_inputs
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
 from energon_pack.training.routing import is_routed
 from energon_pack.training.sharding import is_sharded, parameters_of
 from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending
-from energon_pack.training.trial_inputs import Span
+from energon_pack.training.trial_inputs import Run, Span, TrialInputs, trial_inputs, without_loss
 from energon_pack.training.watch import see
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A guarded model, and what was made to try it."""
+class Packs:
+    """A guarded model, and what was made to try it with batches of packs."""
 
     model: Any
     #: names of inputs that are media
@@ -41,11 +43,36 @@ class Subject:
     tree: ProbeTree | None
     #: tokens of a row up to which its class keeps members apart; None: any
     longest: int | None
+    name = "its first batch"
+    tries_all = False
+    all_the_same = " (guard(…, first_batch=False) trains it all the same)"
+
+    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+        """Return the tokens of the longest member."""
+        return int(text_row(inputs, inputs["position_ids"]).max()) + 1
+
+    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the inputs in which members are changed; None: there are no two members with words."""
+        return trial_inputs(inputs, self.model.config, self.media)
+
+    def beside(self, pending: Pending) -> "MadeTrial":
+        """Compare made samples in rows like those of the pending batch with each sample alone."""
+        probe = _probe(self, pending)
+        inputs = in_place(made_inputs(self.model, pending.inputs, probe), pending.inputs, self.media)
+        device = pending.inputs["position_ids"].device
+        return try_made(pending, probe, inputs, lambda sample: plain_inputs(pending.part, sample, device))
+
+    def way_out(self, _: Mapping[str, Any]) -> str:
+        """Say that the class keeps members apart."""
+        return (
+            "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
+            " that out, or train on unpacked samples"
+        )
 
 
 @dataclass(frozen=True)
 class MadeTrial:
-    """The results with made samples."""
+    """The results with samples, made or of the batch."""
 
     finding: Finding
     #: whether random numbers beside dropout move outputs
@@ -54,34 +81,37 @@ class MadeTrial:
     runs: tuple[Run, Run]
 
 
-def try_made(subject: Subject, pending: Pending) -> MadeTrial:
-    """Compare made samples in rows like those of the pending batch with each sample alone."""
-    part = pending.part
-    probe = _probe(subject, pending)
-    inputs = in_place(made_inputs(subject.model, pending.inputs, probe), pending.inputs, subject.media)
-    way = _way(pending)
+def try_made(
+    pending: Pending, probe: Probe, inputs: Mapping[str, Any], plain: Callable[[Encoded], dict[str, Any]]
+) -> MadeTrial:
+    """Compare the samples of a batch with each of them alone.
+
+    Args:
+        inputs: of the batch, without labels.
+        plain: makes the inputs of a sample alone.
+    """
+    part, way = pending.part, _way(pending, plain)
     last = probe.placed[-1]
-    alone = way.plain(last.sample)
+    alone = without_loss(way.plain(last.sample))
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(_finding(way, probe, inputs), in_training=part.training)
     span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
-    return MadeTrial(finding, is_random, ((inputs, [span]), (alone, [Span(0, 0, len(last.places))])))
+    return MadeTrial(finding, is_random, ((without_loss(inputs), [span]), (alone, [Span(0, 0, len(last.places))])))
 
 
-def _probe(subject: Subject, pending: Pending) -> Probe:
+def _probe(subject: Packs, pending: Pending) -> Probe:
     has_trees = bool(forks_of(text_row(pending.inputs, pending.inputs["position_ids"])))
     if subject.tree is not None and pending.is_any(has_trees):
         return tree_batch(subject.tree, has_rope_rows(subject.model))
     return made_rows(subject.model, pending.inputs, _fitting(subject, pending), subject.longest)
 
 
-def _way(pending: Pending) -> Way:
+def _way(pending: Pending, plain: Callable[[Encoded], dict[str, Any]]) -> Way:
     part, inputs = pending.part, pending.inputs
-    device = inputs["position_ids"].device
     return Way(
         part,
-        lambda sample: switches_of(inputs) | plain_inputs(part, sample, device),
+        lambda sample: switches_of(inputs) | plain(sample),
         pending.call,
         (SUMS, LOW_PRECISION),
         follow=torch.is_grad_enabled(),
@@ -101,7 +131,7 @@ def _finding(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
             return compare(replace(way, weights=(), is_frozen=True), probe, inputs)
 
 
-def _fitting(subject: Subject, pending: Pending) -> list[Encoded]:
+def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:
     """Return the members with no other media than some rank's batch has, and the called part takes."""
     taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
     fitting = []

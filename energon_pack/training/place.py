@@ -9,11 +9,9 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import difference, variation
-from energon_pack.training.trial_inputs import Span
+from energon_pack.training.trial_inputs import Run, Span
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
-#: inputs of a run, and the members to look at
-Run = tuple[Mapping[str, Any], Sequence[Span]]
 _Values = list[Tensor] | None
 
 

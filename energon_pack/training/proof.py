@@ -23,22 +23,18 @@ from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.class_trial import Samples, samples_of, try_class
 from energon_pack.training.finding import Finding
-from energon_pack.training.inputs import KINDS, TREE
+from energon_pack.training.inputs import KINDS
 from energon_pack.training.makeup import code_of, kinds_of
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.sizes import parts
 from energon_pack.training.small_model import small_model
-from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of
 
 #: raise it when the same input would give another proof
 _VERSION = 5
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
-#: attention implementations to try where another one fails, and those for trees
-_ATTENTIONS = ("sdpa", "eager")
-_OF_TREES = (TREE, *_ATTENTIONS)
 _PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
 
@@ -109,7 +105,7 @@ def prove(
         return model
 
     proofs: list[Proof] = []
-    for name in _masks_for(make, config, samples) if mask == "auto" else (mask,):
+    for name in masks_for(make, config, samples) if mask == "auto" else (mask,):
         proofs.append(_attempt(Proof(make.__name__, attention or "default", name), small, samples, longest))
         if proofs[-1].is_exact:
             break
@@ -129,7 +125,7 @@ def _attempt(proof: Proof, small: Callable[[int | None], Any], samples: Samples,
     return replace(proof, seconds=round(time.perf_counter() - start, 2))
 
 
-def _masks_for(make: Any, config: Any, samples: Samples) -> Sequence[str]:
+def masks_for(make: Any, config: Any, samples: Samples) -> Sequence[str]:
     if isinstance(samples, ProbeTree):
         return ("",)
     return ("prefix4d",) if reads_prefix_whole(make, config) else _MASKS
@@ -176,46 +172,6 @@ def _parsed(values: Any) -> list[Proof]:
     if not proofs:
         raise ValueError("it holds nothing")
     return proofs
-
-
-def way_out(
-    make: Any,
-    config: Any,
-    samples: Samples,
-    attention: str | None,
-    longest: int | None,
-    tried: Sequence[Proof],
-) -> str:
-    """Name a mask or an attention implementation that keeps members apart, after probing it."""
-    masks, seen = {proof.mask for proof in tried}, [*tried]
-    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
-    config = copy.deepcopy(config)
-    config._attn_implementation = None  # a name that is given reaches all parts
-    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
-        for mask in _masks_for(make, config, samples):
-            if name == attention and mask in masks and not is_partly_set:
-                continue
-            proof = prove(make, config, samples, mask, name, longest)[-1]
-            seen.append(proof)
-            if proof.is_exact:
-                settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                settings += [_setting(name)] if name != attention or is_partly_set else []
-                return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
-    if isinstance(samples, ProbeTree):
-        return "nothing tried here keeps them apart: pack with packing.share=none"
-    members = [*samples]
-    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
-    if len(sounds) > 1:
-        fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
-        if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
-            return f"packing.max_audios=1 and a pack a batch keep them apart: there is one sound ({proof.finding})"
-    if not any(proof.finding for proof in seen):
-        return "nothing could be tried here: does the encoder's processor go with this model?"
-    return "nothing tried here keeps them apart: train this class on unpacked samples"
-
-
-def _setting(attention: str | None) -> str:
-    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"
 
 
 def _key(

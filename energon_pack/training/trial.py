@@ -143,9 +143,8 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)
     tolerance = SUMS if routing is None or routing.has_choices else None
-    media = asked.other_media
-    if pending.is_any(bool(media)):  # then all ranks run alike
-        media = media or [asked.as_is] * 2
+    num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
+    media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
     moved = []
     for what, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))

@@ -42,6 +42,10 @@ class Span:
         return values[self.row, self.start : self.end]
 
 
+#: inputs of a run, and the members to look at
+Run = tuple[Mapping[str, Any], Sequence[Span]]
+
+
 @dataclass(frozen=True)
 class TrialInputs:
     """The inputs of the test runs with one batch."""
@@ -72,11 +76,22 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
     Returns:
         None if there are no two members with words.
     """
-    as_is = {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
-    members = members_of(as_is)
-    starts = text_row(as_is, as_is["position_ids"])
+    members, starts = members_of(inputs), text_row(inputs, inputs["position_ids"])
     rows = [[member for member in members if member.row == row] for row in sorted({one.row for one in members})]
     ends = [member for row in rows for member in _ends_of_branches(row, starts)]
+    has_trees = bool(forks_of(starts))  # branches see the pixels of their root
+    return inputs_with_changes(inputs, config, frozenset() if has_trees else media, members, ends)
+
+
+def inputs_with_changes(
+    inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[Span], ends: Sequence[Span]
+) -> TrialInputs | None:
+    """As `trial_inputs`, for a batch whose members are known.
+
+    Args:
+        ends: the members on which no other one builds.
+    """
+    as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
     worded = [member for member in ends if is_word is None or member.of(is_word).any()]
     changed = worded[: max(1, len(worded) - 1) : 2]  # the last one, which may see all others, stays
@@ -84,8 +99,12 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
     if not changed or len(members) == len(changed) or other_words is None:
         return None
     given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
-    has_trees = bool(forks_of(starts))  # branches see the pixels of their root
-    return TrialInputs(as_is, members, changed, other_words, [] if has_trees else _with_other_media(as_is, given))
+    return TrialInputs(as_is, members, changed, other_words, _with_other_media(as_is, given))
+
+
+def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with which a model makes all logits, and no loss."""
+    return {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
 
 
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
@@ -171,13 +190,16 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
 
 
 def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Change the first image, clip or sound, and the last one: each belongs to one member."""
+    """Change the first image, clip or sound, and the last one, where there are two: each belongs to one member."""
     seen = {name: value for name, value in media.items() if value.is_floating_point() and value.numel()}
     names = [name for name in seen if "pixel" in name or is_content(name)]
-    return [
-        {**inputs, name: _with_other(seen[name], _place(name, seen[name], media, is_last))}
+    changed = [
+        _with_other(seen[name], _place(name, seen[name], media, is_last))
         for is_last, name in zip((False, True), (*names[:1], *names[-1:]), strict=False)
     ]
+    if names[:1] == names[-1:] and changed and torch.equal(*changed):
+        del changed[-1]
+    return [{**inputs, name: value} for name, value in zip((*names[:1], *names[-1:]), changed, strict=False)]
 
 
 def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:

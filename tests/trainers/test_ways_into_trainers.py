@@ -1,30 +1,18 @@
 """Wrong ways into each trainer's real code: each is refused, or noticed, before training, in one line."""
 
-import json
-import os
 import re
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.running import ROOT, need_torchvision
-from support.trainers.environments import python_of
+from support.running import need_torchvision
 from support.trainers.sets import TrainedOn, lazy_settings, media
-from support.trainers.stacks import RECIPES, STACKS, Settings
+from support.trainers.stacks import STACKS, Settings, said_to
 
 pytestmark = pytest.mark.slow
 
-#: what is imported once, before each way forks
-MODULES = {
-    "trl": "trl",
-    "trainer": "transformers",
-    "swift": "swift.pipelines.train.sft",
-    "llamafactory": "llamafactory.train.tuner",
-    "axolotl": "axolotl.train",
-}
 ALL = tuple(STACKS)
 RIGHT = "^✓ "
 SHUFFLED = "^✓ .*shuffled by the trainer"
@@ -101,30 +89,17 @@ def made(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPath
 
 def say(name: str, ways: dict[str, Way], made: TrainedOn, folder: Path) -> dict[str, str]:
     """What each way is told in a stack's environment."""
-    stack = STACKS[name]
-    try:
-        python = python_of(stack.environment)
-    except OSError as error:
-        pytest.skip(str(error))
     given: dict[str, Any] = {}
     for number, (key, way) in enumerate(ways.items()):
         own = folder / str(number)
         own.mkdir()
         settings = {"max_steps": 20} | ({"ddp_backend": "gloo"} if way.ranks > 1 else {}) | way.settings
-        words = [str(word) for word in stack.words(made.packs, made.model, own, settings)]
+        words = [str(word) for word in STACKS[name].words(made.packs, made.model, own, settings)]
         given[key] = {"words": words, "folder": str(own), "ranks": way.ranks, "hooks": way.hooks}
-    (folder / "ways.json").write_text(json.dumps(given))
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
-    variables |= dict(stack.variables)
-    variables |= {"HOME": str(folder), "PYTHONPATH": f"{ROOT}:{RECIPES}:{ROOT / 'tests'}", "LAZY": lazy_settings(made)}
-    script = ROOT / "tests" / "support" / "trainers" / "tried.py"
-    command = [python, "-W", "ignore", script, folder / "said.json", MODULES[name], folder / "ways.json"]
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, str] = json.loads((folder / "said.json").read_text())
-    return said
+    try:
+        return said_to(name, given, folder, LAZY=lazy_settings(made))
+    except OSError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("name", STACKS)

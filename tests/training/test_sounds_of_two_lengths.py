@@ -7,7 +7,8 @@ import pytest
 
 from energon_pack.templates.build import build
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.proof import kept_proofs, prove, way_out
+from energon_pack.training.proof import kept_proofs, prove
+from energon_pack.training.way_out import way_out
 from support import processors
 from support.hearing import HEARING, text_config
 from support.models import of_model

@@ -12,6 +12,7 @@ IDS = torch.tensor([[11, 12, 13, 14, 15, 9, 9, 16, 17, 18, 2, 0, 0]])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 0, 1]])
 CONFIG = SimpleNamespace(image_token_id=9, eos_token_id=[2], hidden_size=16)
 MEDIA = frozenset(("pixel_values",))
+MEDIA_NAMES = frozenset(("pixel_values", "image_grid_thw"))
 
 
 def asked(**more: Any) -> Any:
@@ -45,11 +46,19 @@ def test_pixels_of_the_first_and_the_last_picture() -> None:
     """They have as many patches as their grids give. What the last ones let through was never looked at."""
     patches, grid = torch.zeros(6, 2), torch.tensor([[1, 2, 2], [1, 1, 2]])
     given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": patches, "image_grid_thw": grid}
-    found = trial_inputs(given, SimpleNamespace(), frozenset(("pixel_values", "image_grid_thw")))
+    found = trial_inputs(given, SimpleNamespace(), MEDIA_NAMES)
     assert found is not None
     first, last = (one["pixel_values"][:, 0].tolist() for one in found.other_media)
     assert first == [0.5] * 4 + [0.0] * 2
     assert last == [0.0] * 4 + [0.5] * 2
+
+
+def test_one_picture_is_changed_once() -> None:
+    """The first is the last: the model ran twice with the same pixels."""
+    given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": torch.zeros(4, 2)}
+    found = trial_inputs({**given, "image_grid_thw": torch.tensor([[1, 2, 2]])}, SimpleNamespace(), MEDIA_NAMES)
+    assert found is not None
+    assert [one["pixel_values"][:, 0].tolist() for one in found.other_media] == [[0.5] * 4]
 
 
 def test_features_of_sounds() -> None:

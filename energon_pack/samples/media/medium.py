@@ -55,6 +55,11 @@ class Media:
         return self.num_samples / self.rate if self.rate else 0.0
 
     @property
+    def is_list(self) -> bool:
+        """Whether it is a video of frames that are listed one by one."""
+        return self.settings is not None and self.settings.sample_fps is not None
+
+    @property
     def is_heard(self) -> bool:
         """Whether it is a video whose sound is heard."""
         return self.kind == "video" and self.num_samples > 0

@@ -62,6 +62,8 @@ class MediaRules:
     rate: int = 0
     #: whether its call can put the sound of a video between the frames
     hears_videos: bool = False
+    #: why not, for a message, where its call refuses one
+    why_deaf: str = ""
     #: whether its call takes several images of one text as a nested list, `[[image, image]]`
     nests_images: bool = False
     _made_of: ProcessorSettings

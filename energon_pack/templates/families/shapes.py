@@ -199,7 +199,8 @@ class Shapes(MediaRules):
         heard = replace(VIDEO.example, num_samples=AUDIO.example.num_samples, rate=self.rate)
         try:
             ((text, _),), _ = self._ask((heard,), (tuple(range(4)),))
-        except Exception:  # any class of any processor may be behind it
+        except Exception as error:  # any class of any processor may be behind it
+            self.why_deaf = f": its call refuses one, {one_line(error)}"
             return False
         return self.feature_tokens[AUDIO.kind] in text
 

@@ -114,6 +114,38 @@ STACKS: dict[str, Stack] = {
 }
 
 
+#: what is imported once, before each way forks
+MODULES = {
+    "trl": "trl",
+    "trainer": "transformers",
+    "swift": "swift.pipelines.train.sft",
+    "llamafactory": "llamafactory.train.tuner",
+    "axolotl": "axolotl.train",
+}
+
+
+def said_to(name: str, ways: dict[str, Any], folder: Path, **more: str) -> dict[str, str]:
+    """What each way into a trainer is told in its environment, by `tried.py`.
+
+    Raises:
+        OSError: the environment can't be made.
+    """
+    stack = STACKS[name]
+    python = python_of(stack.environment)
+    (folder / "ways.json").write_text(json.dumps(ways))
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+    variables |= dict(stack.variables)
+    variables |= {"HOME": str(folder), "PYTHONPATH": f"{ROOT}:{RECIPES}:{ROOT / 'tests'}", **more}
+    script = ROOT / "tests" / "support" / "trainers" / "tried.py"
+    command = [python, "-W", "ignore", script, folder / "said.json", MODULES[name], folder / "ways.json"]
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said: dict[str, str] = json.loads((folder / "said.json").read_text())
+    return said
+
+
 def run(stack: Stack, script: str, words: list[Any], folder: Path, ranks: int = 1, **more: str) -> Any:
     """What a script of this folder notes, in the stack's environment.
 

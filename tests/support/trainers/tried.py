@@ -2,8 +2,8 @@
 
     python tried.py OUT.json MODULE WAYS.json
 
-WAYS: name → {"words": [RECIPE, …], "folder": …, "ranks": …, "hooks": [names of hooks]}. MODULE is imported once,
-before each way forks. No way trains: a recipe ends where it is checked.
+WAYS: name → {"words": [RECIPE, …], "folder": …, "ranks": …, "hooks": [names of hooks], "hooks_of": their module}.
+MODULE is imported once, before each way forks. No way trains: a recipe ends where it is checked.
 """
 
 import importlib
@@ -57,7 +57,7 @@ def one_rank(way: dict[str, Any], rank: int, port: int, log: Path, said: Any) ->
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": way["ranks"], "LOCAL_WORLD_SIZE": way["ranks"]}
         variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in variables.items()})
-    hooks: Any = importlib.import_module("support.trainers.hooks")
+    hooks: Any = importlib.import_module(way.get("hooks_of", "support.trainers.hooks"))
     checks.check_trainer = energon_pack.check_trainer = checked
     for name in way.get("hooks", []):
         getattr(hooks, name)()

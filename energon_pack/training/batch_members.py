@@ -1,0 +1,171 @@
+"""Read where the members of a batch lie that any collator made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from energon_pack.training.inputs import MixingError
+from energon_pack.training.trial_inputs import Span
+
+#: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
+GivenMember = int | Mapping[str, int]
+#: the members of a batch, row by row
+GivenRows = Sequence[Sequence[GivenMember]]
+
+_CU = ("cu_seq_lens", "cu_seqlens")
+#: inputs that say where members lie; a member alone needs none of them
+LAYOUT = frozenset(("position_ids", "attention_mask", "seq_idx"))
+
+
+def is_of_layout(name: str) -> bool:
+    """Say whether an input tells where members lie, or how long the longest is."""
+    return name in LAYOUT or name.startswith((*_CU, "max_length_", "max_seqlen"))
+
+
+def read_members(inputs: Mapping[str, Any], given: GivenRows | None = None) -> "ReadMembers":
+    """Return the members of a batch, without padding.
+
+    `cu_seq_lens…` are boundaries in the rows one behind the other. `position_ids` start anew with a member; of M-RoPE's
+    three rows all do. `attention_mask` [B, S] beyond 1, and `seq_idx`, number the members. A mask of ones says nothing.
+    Padding is masked, or repeats one token.
+
+    Args:
+        inputs: of a forward, by name, with `input_ids` [B, S].
+        given: the members of each row, where no input says them.
+
+    Raises:
+        MixingError: no input says where members lie; two contradict each other, and both are named; tokens are in no
+            member; positions jump ahead.
+    """
+    if not isinstance(tokens := inputs.get("input_ids"), Tensor) or tokens.dim() != 2:
+        raise MixingError("a batch without input_ids [B, S]: nothing shows what its members are")
+    tokens, mask = tokens.cpu(), inputs.get("attention_mask")
+    real = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens) > 0
+    said = _said(inputs, tokens, real, given)
+    if not said:
+        names = ", ".join(sorted(name for name, value in inputs.items() if value is not None))
+        raise MixingError(
+            f"a batch that says nowhere what its members are ({names}): cu_seq_lens_q, position_ids that start anew or"
+            " an attention_mask that numbers members (1 1 2 2 0) do; or give members=[[lengths of a row, …], …] a batch"
+        )
+    spans = {name: _spans(name, own, tokens, real) for name, own in said.items()}
+    _refuse_contradiction(spans)
+    shortest = [min(alike, key=lambda one: one.end) for alike in zip(*spans.values(), strict=True)]
+    return ReadMembers(" and ".join(spans), shortest)
+
+
+@dataclass(frozen=True)
+class ReadMembers:
+    """The members of a batch."""
+
+    #: the inputs that say them
+    by: str
+    spans: list[Span]
+
+    @property
+    def are_packed(self) -> bool:
+        """Whether a row has two."""
+        return len({one.row for one in self.spans}) < len(self.spans)
+
+
+def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, given: GivenRows | None) -> dict[str, Tensor]:
+    """Return where members begin, bool [B, S], by each input that says it."""
+    said = {} if given is None else {"members=": _by_given(given, tokens, real)}
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            continue
+        value = value.detach().cpu()
+        if name.startswith(_CU):
+            said[name] = _by_boundaries(name, value.flatten().tolist(), tokens, real)
+        elif name == "position_ids":
+            said[name] = _by_positions(value, tokens, real)
+        elif name == "seq_idx" or (name == "attention_mask" and value.dim() == 2 and int(value.max()) > 1):
+            said[name] = pad(value.diff() != 0, (1, 0), value=True)
+    return said
+
+
+def _by_given(given: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
+    rows, width = [[tokens_of_given(member) for member in row] for row in given], tokens.shape[1]
+    if len(rows) != len(tokens) or any(sum(row) > width or min(row, default=0) < 1 for row in rows):
+        raise MixingError(f"members={rows} for input_ids {list(tokens.shape)}: a list of lengths for each row")
+    ends = [number * width + end for number, row in enumerate(rows) for end in accumulate(row, initial=0)]
+    covered = torch.stack([torch.arange(width) < sum(row) for row in rows])
+    return _begins("members=", ends, tokens, real & ~covered)
+
+
+def tokens_of_given(member: GivenMember) -> int:
+    """Return the number of tokens of a given member."""
+    return member["tokens"] if isinstance(member, Mapping) else member
+
+
+def _by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> Tensor:
+    if ends[:1] != [0] or ends != sorted(ends) or ends[-1] > tokens.numel():
+        raise MixingError(f"{name} is {ends} for {tokens.numel()} tokens: boundaries from 0 on")
+    return _begins(name, ends, tokens, real & (torch.arange(tokens.numel()) >= ends[-1]).view_as(tokens))
+
+
+def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
+    """Return where members begin; `rest` of the tokens is in none, and has to be padding.
+
+    Args:
+        ends: boundaries in all rows, one behind the other.
+    """
+    for number, (row, left) in enumerate(zip(tokens, rest, strict=True)):
+        if len(row[left].unique()) > 1:
+            raise MixingError(f"{name} leaves {int(left.sum())} of {len(row)} tokens of row {number} in no member")
+    begins = torch.zeros(tokens.numel(), dtype=torch.bool)
+    begins[[end for end in ends if end < tokens.numel()]] = True
+    begins = begins.view_as(tokens)
+    begins[:, 0] = True
+    return begins
+
+
+def _by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
+    width, rows = tokens.shape[1], positions if positions.dim() == 3 else positions.view(1, -1, positions.shape[-1])
+    rows = rows.expand(-1, len(tokens), -1) if rows.shape[1] == 1 else rows
+    if rows.shape != (len(rows), len(tokens), width):
+        raise MixingError(f"position_ids {list(positions.shape)} for input_ids {list(tokens.shape)}")
+    if len(rows) == 3:  # M-RoPE without a text row: of a medium some rows stay
+        return pad((rows == 0).all(0)[:, 1:], (1, 0), value=True)
+    steps = rows[0].diff()
+    if (ahead := ((steps > 1) & real[:, 1:] & real[:, :-1]).nonzero()).numel():
+        row, place = ahead[0].tolist()
+        said = rows[0, row, place : place + 2].tolist()
+        raise MixingError(f"position_ids jump from {said[0]} to {said[1]}: they neither go on nor start anew")
+    return pad(steps != 1, (1, 0), value=True)
+
+
+def _spans(name: str, begins: Tensor, tokens: Tensor, real: Tensor) -> list[Span]:
+    """Return the stretches of real tokens between begins; one that repeats one token is padding."""
+    found = []
+    for row in range(len(tokens)):
+        starts = begins[row].nonzero().flatten().tolist()
+        for start, end in pairwise([*starts, tokens.shape[1]]):
+            places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
+            span = Span(row, places[0], places[-1] + 1)
+            if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
+                continue
+            if span.end - span.start != len(places):
+                raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
+            found.append(span)
+    return found
+
+
+def _refuse_contradiction(spans: Mapping[str, Sequence[Span]]) -> None:
+    (first, expected), *others = spans.items()
+    for name, own in others:
+        if [(one.row, one.start) for one in own] != [(one.row, one.start) for one in expected]:
+            raise MixingError(
+                f"{first} and {name} contradict each other: members begin at {_shown(expected)} by {first}, at"
+                f" {_shown(own)} by {name}"
+            )
+
+
+def _shown(spans: Sequence[Span]) -> str:
+    begins = [f"{one.row}:{one.start}" if one.row else str(one.start) for one in spans]
+    return ", ".join(begins[:8]) + (" …" if len(begins) > 8 else "")

@@ -1,0 +1,228 @@
+"""Try a model with batches of any collator: their own members take the place of made samples.
+
+batch ─read_members─► where members lie ─► their words changed ; each of them alone, in transformers' plain way
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.batch_members import (
+    GivenRows,
+    ReadMembers,
+    is_of_layout,
+    read_members,
+)
+from energon_pack.training.encoded import Encoded
+from energon_pack.training.hooks import Check
+from energon_pack.training.inputs import MixingError, attention_of, check_inputs
+from energon_pack.training.layout import IGNORE, Member
+from energon_pack.training.made_rows import switches_of
+from energon_pack.training.made_trial import MadeTrial, try_made
+from energon_pack.training.probe import Placed, Probe, leaves_of
+from energon_pack.training.trial import Pending
+from energon_pack.training.trial_inputs import Span, TrialInputs, inputs_with_changes, without_loss
+from energon_pack.training.wrapped import class_of
+
+_log = logging.getLogger(__name__)
+#: inputs of each token that a member alone has anew
+_ANEW = ("input_ids", "labels", "shift_labels")
+
+
+@dataclass
+class Batches:
+    """A guarded model with batches of a collator that is not ours."""
+
+    model: Any
+    #: the members of the next batch; None: its inputs say them
+    given: GivenRows | None = None
+    name: str = "a batch"
+    #: whether each batch is tried, or each kind of batch
+    tries_all: bool = False
+    media: frozenset[str] = frozenset()
+    all_the_same: str = ""
+
+    def try_all(
+        self,
+        check: Check,
+        batches: Sequence[Mapping[str, Any]],
+        members: Sequence[GivenRows] | None,
+    ) -> bool:
+        """Try the model with each batch.
+
+        Args:
+            check: the check of the model's calls.
+            members: of each batch; None: its inputs say them.
+
+        Returns:
+            Whether later batches can be tried, too: they say their members.
+
+        Raises:
+            ValueError: there are no batches, or other numbers of them and of their members.
+            MixingError: members see each other; or no row has two.
+        """
+        if not batches or (members is not None and len(members) != len(batches)):
+            raise ValueError(f"{len(batches)} batches, and members= of {len(members or ())}: give each batch its rows")
+        self.tries_all, are_packed = True, False
+        for number, batch in enumerate(batches):
+            self.given, self.name = None if members is None else members[number], f"batch {number}"
+            inputs = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+            are_packed |= (read := self.read(inputs)).are_packed
+            check(self.model, inputs)
+        if not are_packed:
+            raise MixingError(f"no row of these batches has two members, by {read.by}: nothing shows whether they mix")
+        if members is not None:
+            name = class_of(self.model).__name__
+            _log.warning("%s is tried with these batches alone: members= is of no later one", name)
+        self.given, self.name, self.tries_all = None, "a batch", False
+        return members is None
+
+    def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
+        """Return the members of a batch.
+
+        Raises:
+            MixingError: see `read_members`; or labels train the first token of a member.
+        """
+        members = read_members(inputs, self.given)
+        _refuse_first_labels(inputs, members)
+        return members
+
+    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+        """Return the tokens of the longest member."""
+        return max((one.end - one.start for one in self.read(inputs).spans), default=0)
+
+    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the inputs in which members are changed; None: there are no two members with words."""
+        spans = self.read(inputs).spans
+        media = frozenset(name for name, _ in _media_of(inputs))
+        return inputs_with_changes(inputs, self.model.config, media, spans, spans)
+
+    def beside(self, pending: Pending) -> MadeTrial:
+        """Compare the members of the pending batch with each of them alone."""
+        inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
+        samples = _samples(pending.inputs, self.read(pending.inputs).spans, self.given)
+        placed = _placed(samples)
+        if not any(one.in_loss for one in placed):
+            raise MixingError("no label of this batch trains a member: nothing shows what its loss is of")
+        for name in {name for one in placed for name in one.leaves}:
+            inputs[name] = torch.cat([one.leaves[name] for one in placed if name in one.leaves])
+        return try_made(pending, Probe(_labelled(pending.inputs, placed), placed), inputs, _alone)
+
+    def way_out(self, inputs: Mapping[str, Any]) -> str:
+        """Say by what members are told apart, and which of it is known to mix them in any model."""
+        by, attention = self.read(inputs).by, attention_of(self.model)
+        told = f"Members are told by {by}, which the model, or its attention ({attention}), does not heed"
+        return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
+
+    def _reasons(self, inputs: Mapping[str, Any]) -> Iterator[str]:
+        for own in (inputs, {**inputs, "use_cache": False}):
+            try:
+                check_inputs(own, attention_of(self.model))
+            except MixingError as error:
+                yield str(error)
+
+
+def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
+    """Check that no label lets a member's last token predict the first one of the next, or its own first token."""
+    is_shifted = inputs.get("shift_labels") is not None
+    if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
+        return
+    if labels.shape != inputs["input_ids"].shape:
+        raise MixingError(
+            f"labels {list(labels.shape)} for input_ids {list(inputs['input_ids'].shape)}: those of some tokens alone"
+            " (logits_to_keep) do not tell whose they are; pass all"
+        )
+    labels = labels.cpu()
+    places = [(one.row, one.end - 1 if is_shifted else one.start) for one in members.spans if is_shifted or one.start]
+    if trained := [place for place in places if int(labels[place]) != IGNORE]:
+        row, place = trained[0]
+        raise MixingError(
+            f"labels train the first token of {len(trained)} of {len(members.spans)} members (row {row}, token"
+            f" {place}): the member before it predicts it; its label has to be {IGNORE}"
+        )
+
+
+def _samples(
+    inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None
+) -> Iterator[tuple[Span, Encoded]]:
+    labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
+    rows = {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _ANEW and not is_of_layout(name)
+    }
+    media = _shares(inputs, spans, given)
+    for number, (span, own) in enumerate(zip(spans, media, strict=True)):
+        ids = span.of(inputs["input_ids"])
+        tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
+        yield span, Encoded(f"member {number}", tokens, own)
+
+
+def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
+    """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
+    if (shifted := inputs.get("shift_labels")) is not None:
+        return torch.nn.functional.pad(shifted[:, :-1], (1, 0), value=IGNORE)
+    labels: Tensor = (inputs["input_ids"] if inputs.get("labels") is None else inputs["labels"]).clone()
+    for span in spans:
+        labels[span.row, span.start] = IGNORE
+    return labels
+
+
+def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatch:
+    """Return the labels of a batch, as the loss of made samples takes them."""
+    if (shifted := inputs.get("shift_labels")) is not None:
+        return PackedBatch(labels=shifted, _packed_seq_ids=None)
+    labels = torch.full_like(inputs["input_ids"], IGNORE)
+    for one in placed:
+        labels[one.row, one.places] = one.sample.tokens.labels
+    return PackedBatch(labels=labels)
+
+
+def _placed(samples: Iterator[tuple[Span, Encoded]]) -> list[Placed]:
+    """Place the members; the loss is of every second one that is trained, from the last on."""
+    placed = [
+        Placed(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
+        for span, sample in samples
+    ]
+    trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
+    return [replace(one, in_loss=number in trained[::-1][::2]) for number, one in enumerate(placed)]
+
+
+def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the inputs that are neither of tokens nor of their layout."""
+    shape = inputs["input_ids"].shape
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.dim() and value.shape[:2] != shape and not is_of_layout(name):
+            yield name, value
+
+
+def _shares(inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None) -> list[dict[str, Tensor]]:
+    """Return the media of each member: the next rows of each input, as many as are given.
+
+    Raises:
+        MixingError: nobody says whose they are, or not of all.
+    """
+    shares: list[dict[str, Tensor]] = [{} for _ in spans]
+    members = [member for row in given or () for member in row]
+    for name, value in _media_of(inputs):
+        counts = [member.get(name, 0) if isinstance(member, Mapping) else 0 for member in members]
+        if len(counts) != len(spans) or sum(counts) != len(value):
+            raise MixingError(
+                f"{name} has {len(value)} rows, and members= says of {sum(counts)} whose they are: give each member as"
+                f" {{'tokens': {spans[0].end - spans[0].start}, {name!r}: its rows, …}}"
+            )
+        for share, part, count in zip(shares, value.split(counts), counts, strict=True):
+            share |= {name: part} if count else {}
+    return shares
+
+
+def _alone(sample: Encoded) -> dict[str, Any]:
+    """Return the inputs of a member as a user of transformers has them."""
+    ids = sample.tokens.ids[None]
+    rows = {name: row[None] for name, row in sample.tokens.rows.items()}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rows, **sample.media, "use_cache": False}
