@@ -67,7 +67,7 @@ def load_template(
         model: see `manifest_of`.
 
     Raises:
-        ValueError: the processor has another tokenizer than that of the packing.
+        OtherTokenizer: the processor has another tokenizer than that of the packing.
         PackError: it can't be loaded.
     """
     manifest = manifest_of(path, model)

@@ -38,9 +38,10 @@ CHECKS = {
     "decode": "media decode",
     "source media": "media are byte for byte those of the source",
     "source text": "conversations are those of the source",
+    "source tokens": "tokens are those that the source makes",
     "source samples": "every sample of the source is accounted for",
     "own loader": "the stack that packed it reads each pack",
-    "lengths": "lengths measured again are the same",
+    "lengths": "tokens made again are the same",
     "model": "the model keeps members of a pack apart",
 }
 

@@ -21,6 +21,7 @@ from energon_pack.plan.settings import Share
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.tokens.counter import TokenCounter
 from support import processors
 from support.damage import read_shard, write_shard
 from support.packed import Make, demo_config, packed, train
@@ -176,6 +177,23 @@ def test_other_tokens_than_were_measured_end_the_run(config: Make, tmp_path: Pat
     for stage in stages[:-1]:
         pack(make(stage=stage))
     pack(make(stage=last))
+
+
+def test_an_engine_that_counts_wrong_is_not_asked_again(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would measure the same wrong lengths, and end in the same way, for ever."""
+    source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
+    count = TokenCounter.count
+
+    def miscount(counter: TokenCounter, texts: Any) -> list[tuple[int, int] | None]:
+        return [numbers and (numbers[0] + 1, numbers[1]) for numbers in count(counter, texts)]
+
+    monkeypatch.setattr(TokenCounter, "count", miscount)
+    make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
+        pack(make())
+    assert pack(make())["tokens"] == 3 * 28
 
 
 # ------------------------------------------------------------------------------------------------------- another medium
