@@ -28,6 +28,7 @@ from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens_part import FORMAT, TOKENS
@@ -59,6 +60,7 @@ class ShardJob:
     root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
+    has_messages: bool = True  # the JSON of packs holds the conversations
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,8 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
         "source_parts": [[part.name for part in member.parts] for member in members],
     }
     value = job.flavor.write(conversations, meta)
+    if not job.has_messages:
+        del value[MESSAGES]
     parts = map(parts_beside, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     put = _copied if job.root is None else _referred

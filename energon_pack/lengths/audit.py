@@ -307,7 +307,7 @@ def _features_differ(template: Template, media: Sequence[SeenMedium], ids: Seque
     """Return how the features of media differ in number from the tokens that wait for them; empty: they do not."""
     num_features: Counter[int | None] = Counter()
     for medium in media:
-        num_features[template.token_id(template.rules.holders[medium.kind])] += medium.num_features
+        num_features[template.feature_ids.get(medium.kind)] += medium.num_features
     num_waiting, is_heard = Counter(ids), any(medium.kind == VIDEO.kind and medium.num_samples for medium in media)
     for token, number in num_features.items():
         if token is not None and number != num_waiting[token] and not is_heard:

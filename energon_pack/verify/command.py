@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.order_parts import opened
@@ -100,6 +100,11 @@ def _verify_ours(folder: DatasetFolder, options: Options, findings: Findings) ->
         raise PackError(f"--as {options.packs_as}: {folder} says itself what it was packed for")
     stated = _stated(folder, findings)
     given = options.source
+    if not has_messages(stated.manifest):
+        why = "the packs hold no conversations (output.messages=false)"
+        if options.lengths:
+            raise PackError(f"--lengths {options.lengths}: {why}; --source compares their tokens")
+        findings.notes += [f"{why}: only their tokens are compared with the source"] * (given is not None)
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
     how = options.processor, options.trust_remote_code
     with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
@@ -206,6 +211,7 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
             read=read,
             media=media,
             template_folder=template_folder,
+            has_messages=has_messages(stated.manifest),
             shares=shares,
             seed=seed,
             max_defects=options.max_errors,

@@ -10,6 +10,7 @@ from energon_pack.dataset.shards import conversation, parts_beside
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -60,7 +61,8 @@ def compared(
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
-            yield "source text", member.sample_id, _text_differs(packed, expected), None
+            if packed is not None or MESSAGES not in pack.flavor.optional:
+                yield "source text", member.sample_id, _text_differs(packed, expected), None
             if again is not None:
                 seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
                 yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen), None

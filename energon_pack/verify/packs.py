@@ -16,6 +16,7 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.placeholders import place_media
@@ -104,6 +105,16 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"
+
+
+def messages(pack: Pack, wanted: bool) -> Iterator[str]:
+    """Check that a pack holds conversations, or none, as `output.messages` said.
+
+    Args:
+        wanted: whether it should hold them.
+    """
+    if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != wanted:
+        yield f"{'no' if wanted else 'it has'} {MESSAGES}, and it was packed with output.messages={str(wanted).lower()}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:

@@ -67,6 +67,7 @@ class VerifyJob:
     shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
     template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
+    has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
     for_stack: bool = False  # check what the loader of the stack that packed it needs
 
 
@@ -166,7 +167,7 @@ def _verify_pack(
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
     pack, defects = parse(files, _json(file, files), job.flavor)
-    findings.add("json", where, defects)
+    findings.add("json", where, [*defects, *checks.messages(pack, job.has_messages)])
     parts = with_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)

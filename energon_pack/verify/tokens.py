@@ -5,9 +5,6 @@ from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
@@ -31,7 +28,7 @@ def made_otherwise(written: MemberTokens, template: Template, sample: Sample) ->
     if numbers[2] != numbers[3]:
         yield f"{numbers[2]} trained tokens, made again {numbers[3]}"
     else:
-        yield from _first("token {} has the weight {:g}, made again {:g}", *map(_weights, (written, made)))
+        yield from _first("token {} has the weight {:g}, made again {:g}", written.weight_of_each, made.weight_of_each)
     if written.factor != made.factor:
         yield f"its weight is {written.factor:g}, made again {made.factor:g}"
     yield from _media_differ(written.media, made.media)
@@ -41,14 +38,6 @@ def _first(text: str, written: Sequence[Any], made: Sequence[Any]) -> Iterator[s
     pairs = enumerate(zip_longest(written, made))
     if (place := next((place for place, both in pairs if both[0] != both[1]), None)) is not None:
         yield text.format(place, written[place], made[place])
-
-
-def _weights(tokens: MemberTokens) -> list[float]:
-    """Return how much each token counts in its sample; 0: it is not trained."""
-    weights: npt.NDArray[np.float64] = np.zeros(len(tokens))
-    for (start, end), weight in zip(tokens.supervised, tokens.weights or [1.0] * len(tokens.supervised), strict=True):
-        weights[start:end] = weight
-    return weights.tolist()
 
 
 def _media_differ(written: Sequence[SeenMedium], made: Sequence[SeenMedium]) -> Iterator[str]:

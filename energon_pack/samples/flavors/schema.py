@@ -6,6 +6,9 @@ from typing import Any
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.tokens_part import FORMAT
 
+#: The field with the conversations; `output.messages=false` leaves it out.
+MESSAGES = "messages"
+
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 
