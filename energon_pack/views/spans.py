@@ -43,24 +43,23 @@ def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str])
     """
     ids = tokens.ids.tolist()
     medium_of: list[int | None] = [None] * len(ids)
-    for number, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
-        medium_of[place] = [number] * (place.stop - place.start)
+    for index, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
+        medium_of[place] = [index] * (place.stop - place.start)
     added = vocabulary.tokenizer.get_added_tokens_decoder()
-    kinds = [token in added and added[token].special and token for token in ids]
-    alike = [*zip(medium_of, kinds, tokens.weight_of_each, strict=True)]
+    special = [
+        own is None and token in added and added[token].special and token
+        for own, token in zip(medium_of, ids, strict=True)
+    ]
+    alike = [*zip(medium_of, special, tokens.weight_of_each, strict=True)]
     spans = []
-    for (number, special, weight), group in groupby(range(len(ids)), key=lambda i: _key(*alike[i])):
+    for (number, token, weight), group in groupby(range(len(ids)), key=alike.__getitem__):
         places = [*group]
         if number is None:
             text = vocabulary.text(ids, places[0], places[-1] + 1)
-            spans.append(Span(text, "text" if special is False else "special", len(places), weight))
+            spans.append(Span(text, "text" if token is False else "special", len(places), weight))
         else:
             spans.append(Span(media[number], tokens.media[number].kind, len(places), weight))
     return spans
-
-
-def _key(number: int | None, special: int | bool, weight: float) -> tuple[int | None, int | bool, float]:
-    return number, special if number is None else False, weight
 
 
 def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterator[slice]:

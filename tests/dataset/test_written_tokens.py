@@ -247,8 +247,9 @@ def test_packs_without_conversations_are_trained_alike(
     need_torchvision()
     settings: dict[str, Any] = {"packing__max_token_len": 800, "packing__overlong": Overlong.split_turns}
     settings |= {"source__format": Format.jsonl, "output__media": media}
-    make = partial(demo_config, demo, cache, source=write_lines(tmp_path / "source", SEEN), **settings)
-    whole, bare = packed(make(tmp_path / "whole")), packed(make(tmp_path / "bare", output__messages=False))
+    settings |= {"source": write_lines(tmp_path / "source", SEEN)}
+    whole = packed(demo_config(demo, cache, tmp_path / "whole", **settings))
+    bare = packed(demo_config(demo, cache, tmp_path / "bare", output__messages=False, **settings))
     without_messages(bare)
     for layout in ("neat", "thd"):
         both = [batches_of(folder, demo[1], layout) for folder in (whole, bare)]
