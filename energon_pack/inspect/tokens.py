@@ -1,16 +1,13 @@
 """Find what turns the ids of a packed dataset into text: the tokenizer of its processor, where that is here."""
 
 from pathlib import Path
-from typing import Any
 
-from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import processor_folder
+from energon_pack.dataset_encoder import read_rules, tokenizer_of
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.templates.folder import local_folder
-from energon_pack.templates.quiet import errors_only
 from energon_pack.verify.lengths import packed_with
 from energon_pack.views.member import vocabulary_of
 from energon_pack.views.spans import Vocabulary
@@ -39,18 +36,12 @@ def vocabulary_for(
 
 
 def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> Vocabulary:
-    """Load the tokenizer of a dataset; raises as `read_input_rules`, `local_folder` and `refuse_other_ids`."""
+    """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
     path = opened.folder.path
-    named = processor or processor_folder(path)
-    rules = read_input_rules(path, None if named is None else str(local_folder(named)))
+    rules = read_rules(path, processor or processor_folder(path), trust_remote_code)
     if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
-        rules = read_input_rules(path, str(local_folder(processor_of(opened, None) or "")))
-    with errors_only():
-        from transformers import AutoTokenizer
-
-        kwargs = {**rules.kwargs, "trust_remote_code": trust_remote_code}
-        tokenizer: Any = AutoTokenizer.from_pretrained(rules.folder, **kwargs).backend_tokenizer
-    refuse_other_ids(rules, path, rules.folder, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+        rules = read_rules(path, processor_of(opened, None), trust_remote_code)
+    tokenizer = tokenizer_of(rules, path).backend_tokenizer
     return Vocabulary(tokenizer, {kind: own for kind in KINDS if (own := rules.feature_id(kind)) is not None})
 
 
