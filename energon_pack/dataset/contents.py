@@ -23,7 +23,7 @@ from energon_pack.samples.references import Reference, has_references, reference
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import TOKENS, PackTokens, TokensDamaged
+from energon_pack.samples.tokens_part import TOKENS, TokensDamaged, read_tokens
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     part = pack.parts.get(TOKENS)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
-    return members_of(PackTokens.from_bytes(file.read(part.offset, part.size)))
+    return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor | None) -> tuple[Pack, list[str]]:

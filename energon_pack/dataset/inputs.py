@@ -40,8 +40,9 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
     found = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(found, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
+    trial = read_as_packed(folder, TRIAL)
     try:
-        rules = InputRules.read(values, read_as_packed(folder, TRIAL), "")
+        rules = InputRules.read(values, trial, "")
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {INPUTS} and {TRIAL} are damaged ({error}): get the dataset again") from None
     if has_code:

@@ -31,7 +31,7 @@ from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens_part import FORMAT, TOKENS
+from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample
@@ -225,6 +225,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
         **shared,
         "fingerprint": job.fingerprint,
         "source_parts": [[part.name for part in member.parts] for member in members],
+        CHECKSUM: crc32(tokens),
     }
     value = job.flavor.write(conversations, meta)
     if not job.has_messages:

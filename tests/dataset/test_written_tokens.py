@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.tokens.counter import TokenCounter
@@ -334,7 +335,10 @@ def test_what_is_shown_is_what_was_written(config: Make, demo: tuple[Path, Path]
     (tokens,) = members_of(PackTokens.from_bytes(written))
     ids = tokens.ids.copy()
     ids[tokens.supervised[0][0]] = ids[1]
-    write_shard(shard, [(name, data), (of_tokens, pack_tokens([replace(tokens, ids=ids)]).to_bytes())])
+    changed = pack_tokens([replace(tokens, ids=ids)]).to_bytes()
+    value = json.loads(data)
+    value["_meta"][CHECKSUM] = crc32(changed)
+    write_shard(shard, [(name, json.dumps(value).encode()), (of_tokens, changed)])
     opened = open_dataset(folder)
     with opened.packs:
         (member,) = opened.view(opened.packs[0], vocabulary).members

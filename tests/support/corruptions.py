@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
-from energon_pack.samples.tokens_part import TOKENS, PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM, COLUMNS, TOKENS, PackTokens
 from support.damage import (
     Members,
     change,
@@ -45,15 +46,25 @@ def cut_tokens(members: Members, index: int) -> None:
 
 
 def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[[Members, int], None]:
-    """Something else in the columns of the tokens of one pack."""
+    """Something else in the columns of the tokens of one pack, with the checksum that belongs to them."""
 
     def damage(members: Members, index: int) -> None:
         name, data = members[index + 1]
         columns = {name: own.copy() for name, own in PackTokens.from_bytes(data).columns.items()}
         change_columns(columns)
         members[index + 1] = (name, PackTokens(columns).to_bytes())
+        value = json.loads(members[index][1])
+        value["_meta"][CHECKSUM] = crc32(members[index + 1][1])
+        members[index] = (members[index][0], json.dumps(value).encode())
 
     return damage
+
+
+def flip_an_id(members: Members, index: int) -> None:
+    """A bit in the tokens, as a disk does it."""
+    name, data = members[index + 1]
+    place = 4 + 4 * len(COLUMNS) + 200
+    members[index + 1] = (name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
 
 def move_a_token(columns: dict[str, Any]) -> None:
@@ -252,7 +263,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {},
         {"tokens": "_meta.token_lens says"},
     ),
-    "tokens of another pack": (tokens_of_another, {}, {"tokens": "_meta.token_lens says"}),
+    "tokens of another pack": (tokens_of_another, {}, {"tokens": "tokens with the checksum"}),
+    "a bit of the tokens": (change_files(flip_an_id), {}, {"tokens": "tokens with the checksum"}),
     "a token trained less": (change_files(change_tokens(train_less)), {}, {"tokens": "_meta.num_supervised says"}),
     "another id": (change_files(change_tokens(change_an_id)), BYTES, {"source tokens": "token 2 is"}),
     "a token of a medium elsewhere": (

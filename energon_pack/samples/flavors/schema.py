@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.samples.tokens_part import FORMAT
+from energon_pack.samples.tokens_part import CHECKSUM, FORMAT
 
 #: The field with the conversations; `output.messages=false` leaves it out.
 MESSAGES = "messages"
@@ -42,6 +42,7 @@ META: Schema = {
     "total_token_len": COUNT,
     "fingerprint": _STRING,
     "source_parts": NAMES,
+    CHECKSUM: COUNT,
 }
 #: Fields of `_meta` in packs that name the media of each member.
 MEDIA: Schema = {
