@@ -418,7 +418,7 @@ def test_energon_opens_the_first_dataset_of_a_form_and_each_shard_is_read(
         checking.check(job)
     last.with_suffix(".tar.idx").write_bytes(index)
     last.write_bytes(last.read_bytes().replace(b".tokens\0", b".tokenz\0"))
-    with pytest.raises(PackError, match="has no pack|are not those its JSON names"):
+    with pytest.raises(PackError, match="are not those its JSON names"):
         checking.check(job)
     assert len(opened) == 2
 
