@@ -61,7 +61,8 @@ class AddedTokens:
         """
         pieces = [(text, "", 0)]
         for begin, seam in _SEAMS.items():
-            pieces = [cut for piece in pieces for cut in self._runs_at(seam, begin, *piece)]
+            if seam in text:
+                pieces = [cut for piece in pieces for cut in self._runs_at(seam, begin, *piece)]
         return pieces
 
     def _runs_at(self, seam: str, begin: str, text: str, last: str, num_more: int) -> list[tuple[str, str, int]]:
