@@ -122,7 +122,7 @@ class TokenCounter:
         if self.engine == "tokenizers":
             return [None] * len(texts)
         cuts = self._all_cuts(texts)
-        return [cut and self._tokens(text, cut) for cut, (text, _) in zip(cuts, texts, strict=True)]
+        return [self._tokens(text, cut) if cut else None for cut, (text, _) in zip(cuts, texts, strict=True)]
 
     def _tokens(self, text: str, cut: list[int]) -> tuple[Ids, Ranges]:
         parts = [self._words.ids(text[start:end]) for start, end in pairwise(cut)]

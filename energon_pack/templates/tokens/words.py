@@ -51,7 +51,9 @@ class WordTokens:
         self._find_in_ascii = in_ascii.findall if in_ascii is not None else self._find
         self._tokenize = tokenizer.model.tokenize
         self._as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-        self._of_token = {token: chr(tokenizer.token_to_id(token)) for token in added.all}
+        self._of_token = {
+            token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
+        }
         self._of_word: dict[str, str] = {}
         self._of_short: dict[str, str] = {}
 
