@@ -399,7 +399,12 @@ def test_energon_opens_the_first_dataset_of_a_form_and_each_shard_is_read(
     pack(run)
     opened: list[str] = []
     by_energon = checking._first_packs
-    monkeypatch.setattr(checking, "_first_packs", lambda folder, *_: opened.append(folder) or by_energon(folder, *_))
+
+    def first_packs(folder: str, *form: str) -> dict[str, Any]:
+        opened.append(folder)
+        return by_energon(folder, *form)
+
+    monkeypatch.setattr(checking, "_first_packs", first_packs)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     folder = output(run)
     counts = json.loads((folder / ".nv-meta/.info.json").read_bytes())["shard_counts"]

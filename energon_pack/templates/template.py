@@ -252,7 +252,7 @@ class Template(Preparation):
         supervised, and empty ranges are dropped.
         """
         located = self.located([(item.text, item.spans) for item in rendered])
-        return [Tokens([*ids], *own) for ids, *own in _trained_tokens(rendered, located)]
+        return [Tokens([*ids], ranges, weights) for ids, ranges, weights in _trained_tokens(rendered, located)]
 
     def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
         """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
