@@ -12,7 +12,7 @@ from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.resolve import Places, resolve
-from energon_pack.dataset.check import get_ready
+from energon_pack.dataset.check import claim_of, get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.finished import refuse_another
 from energon_pack.dataset.losses import foresee
@@ -146,7 +146,8 @@ def _write(
         if config.stage is Stage.publish:
             publishing.refuse_unwritten(jobs(), destination)
         auditing = start(lengths.shards, method, config.measure.verify, config.seed, run, is_shared)
-        run.executor.start(get_ready, None)  # the imports of the check, while packs are written
+        claim = "" if destination.address else claim_of(lengths.flavor, config.output.dataset_yaml.value)
+        run.executor.start(get_ready, claim)  # the imports of the check, while packs are written
         with run.progress.timed("write"):
             check_unchanged(lengths.shards, run)
             num_bytes = None if root else planned.shards.num_bytes  # without media, packs are small

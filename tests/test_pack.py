@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import MediaIn, OnDamaged, Overlong, PackConfig, Stage
+from energon_pack.dataset import check as checking
 from energon_pack.dataset import shards
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
+from energon_pack.samples.flavors import PACKED
 from energon_pack.sources.settings import Compressed
 from support.marks import slow
 from support.packed import files, json_lines
@@ -384,6 +387,45 @@ def test_shards_that_energon_cannot_read_are_not_kept(config: Make, monkeypatch:
         with pytest.raises(PackError, match="can't read"):
             pack(run)
     assert not (output(run).parent / ".staging").exists()
+
+
+def test_energon_opens_the_first_dataset_of_a_form_and_each_shard_is_read(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Energon's import is more than half of a start with lengths in the cache; what it would have noticed of one
+    dataset, and not of every other of that form, is an index or a pack that is not as the metadata say.
+    """
+    run = config(output__max_shard_packs=3)
+    pack(run)
+    opened: list[str] = []
+    by_energon = checking._first_packs
+
+    def first_packs(folder: str, *form: str) -> dict[str, Any]:
+        opened.append(folder)
+        return by_energon(folder, *form)
+
+    monkeypatch.setattr(checking, "_first_packs", first_packs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    folder = output(run)
+    counts = json.loads((folder / ".nv-meta/.info.json").read_bytes())["shard_counts"]
+    written = [shards.WrittenShard(name, number, 0, 0, 0) for name, number in counts.items()]
+    job = checking.job_of(folder, PACKED["packed_multi_mix_qa"], written, None)
+    checking.check(job)
+    checking.check(job)
+    assert opened == [str(folder)]
+    checking.check(replace(job, claim="another version"))
+    assert len(opened) == 2
+
+    last = folder / list(counts)[-1]
+    index = last.with_suffix(".tar.idx").read_bytes()
+    last.with_suffix(".tar.idx").write_bytes(index[:-8])
+    with pytest.raises(PackError, match="has no index of its"):
+        checking.check(job)
+    last.with_suffix(".tar.idx").write_bytes(index)
+    last.write_bytes(last.read_bytes().replace(b".tokens\0", b".tokenz\0"))
+    with pytest.raises(PackError, match="are not those its JSON names"):
+        checking.check(job)
+    assert len(opened) == 2
 
 
 def test_a_full_disk_is_refused_before_writing(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,27 @@
-"""Check a dataset before it is published: does Energon read the packs that were written?"""
+"""Check a dataset before it is published: does Energon read the packs that were written?
 
+Of each shard the index and the first pack are read here. Energon, which imports torch for seconds, opens the first
+dataset of each form and then no other of that form: the user's cache keeps that it did.
+"""
+
+import hashlib
 import json
 import warnings
-from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energon_pack.dataset.energon import dataset_yamls
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.run.executors.admission import packages
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.stores import energon_address
+from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts
 from energon_pack.samples.tokens_part import TOKENS
@@ -25,13 +34,24 @@ _NUM_PACKS = 16
 
 @dataclass(frozen=True)
 class CheckJob:
-    """A dataset, and how many packs it should have."""
+    """A dataset, and the packs that it should have."""
 
     folder: str  # or the address, as Energon writes it
     dataset_yaml: str  # the YAML file in use, which says whether it is a crude dataset
     flavor: PackedFlavor
-    num_packs: dict[str, int]  # by split
+    num_packs: dict[str, dict[str, int]]  # of each shard, by split
     root: str | None  # the place of the source, if packs refer to media in it; None: they hold copies
+    claim: str  # see `claim_of`
+
+
+def claim_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
+    """Return the name under which the user's cache keeps that Energon reads datasets of a form.
+
+    Args:
+        dataset_yaml: as in `write_metadata`.
+    """
+    form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
+    return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
@@ -53,46 +73,87 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
         folder: an address if it is a string; `put_for_check` wrote its metadata.
         root: the place of the source, if packs refer to media in it; None: they hold copies.
     """
-    num_packs: Counter[str] = Counter()
+    num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
-        num_packs[shard.split] += shard.num_packs
+        num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
     if isinstance(folder, str):
-        return CheckJob(energon_address(folder), "crude.yaml", flavor, dict(num_packs), root)
-    return CheckJob(str(folder), _crude_yaml(folder), flavor, dict(num_packs), root)
+        return CheckJob(energon_address(folder), "crude.yaml", flavor, num_packs, root, "")
+    has_crude = (folder / META_FOLDER / "crude.yaml").exists()
+    claim = claim_of(flavor, "typed" if has_crude else "crude")
+    return CheckJob(str(folder), "crude.yaml" if has_crude else "dataset.yaml", flavor, num_packs, root, claim)
 
 
 def check(job: CheckJob) -> None:
-    """Read the first packs through Energon as training will; pixels are not decoded. Imports torch.
+    """Read the first pack of each shard of a folder, and, unless a dataset of the same form was read so before, the
+    first packs of the dataset through Energon as training will, which imports torch; pixels are not decoded.
 
     Raises:
         PackError: something differs from the plan; nothing is published then.
     """
-    read = LoadedMedia(job.root)
-    for split, num_there in job.num_packs.items():
-        packs = _first_packs(job.folder, job.dataset_yaml, split)
-        if len(packs) != min(_NUM_PACKS, num_there):
-            raise PackError(
-                f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}: not published"
-            )
-        for key, pack in packs.items():
-            parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, read)
-            named = job.flavor.parts(value)
-            if set(chain.from_iterable(named)) != {part for part in parts if not part.startswith("__")} - {
-                "json",
-                TOKENS,
-            }:
-                raise PackError(f"the parts of {key} are not those its JSON names: not published")
+    if job.claim:
+        _check_shards(job)
+    if not _is_kept(job.claim):
+        for split, shards in job.num_packs.items():
+            packs = _first_packs(job.folder, job.dataset_yaml, split)
+            if len(packs) != min(_NUM_PACKS, sum(shards.values())):
+                raise PackError(
+                    f"Energon reads {len(packs)} of the first {_NUM_PACKS} packs of {job.folder}, {split}:"
+                    " not published"
+                )
+            for pack in packs.values():
+                _check_names(pack, job)
+        if job.claim:
+            keep("energon", job.claim, True)
 
 
-def get_ready(_: None = None) -> None:
-    """Import the packages that `check` will need."""
-    with importing():
-        import megatron.energon  # noqa: F401
+def _check_shards(job: CheckJob) -> None:
+    """Read the index and the first pack of each shard."""
+    num_packs = {name: number for shards in job.num_packs.values() for name, number in shards.items()}
+    folder = DatasetFolder(job.folder)
+    with PackParts(folder) as packs:
+        if packs.counts != num_packs:
+            raise PackError(f"the packs of {folder} are not as many as its metadata say: not published")
+        number = 0
+        for name, in_shard in packs.counts.items():
+            index = folder.state(f"{name}.idx")
+            if index is None or index.size != 8 * (in_shard + 1):
+                raise PackError(f"{folder.path_of(name)} has no index of its {in_shard:,} packs: not published")
+            _check_names(packs.parts(number), job)
+            number += in_shard
+
+
+def _check_names(pack: dict[str, Any], job: CheckJob) -> None:
+    parts, value = all_parts(pack, json.loads(pack["json"]), job.flavor, LoadedMedia(job.root))
+    named = {"json", TOKENS, *chain.from_iterable(job.flavor.parts(value))}
+    if named != {part for part in parts if not part.startswith("__")}:
+        raise PackError(f"the parts of {pack['__key__']} are not those its JSON names: not published")
+
+
+def _is_kept(claim: str) -> bool:
+    return bool(claim) and read_kept("energon", claim, bool) is True
+
+
+def get_ready(claim: str) -> None:
+    """Import the packages that `check` will need.
+
+    Args:
+        claim: of the dataset; empty: it has none.
+    """
+    if not _is_kept(claim):
+        with importing():
+            import megatron.energon  # noqa: F401
 
 
 def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     with importing():
-        from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
+        from megatron.energon import (
+            Cooker,
+            DefaultTaskEncoder,
+            WorkerConfig,
+            get_savable_loader,
+            get_val_dataset,
+            stateless,
+        )
 
     def stop(error: Exception, *_: object) -> None:
         raise PackError(f"Energon can't read {folder}: {type(error).__name__}: {error}; not published") from error
@@ -112,8 +173,6 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # checking needs no accelerator
-        return {pack["__key__"]: pack for pack in get_loader(dataset, watchdog_timeout_seconds=None)}
-
-
-def _crude_yaml(folder: Path) -> str:
-    return "crude.yaml" if (folder / META_FOLDER / "crude.yaml").exists() else "dataset.yaml"
+        # a collection takes 0.2 s with all that Energon imports, and Energon collects at the start and the end
+        loader = get_savable_loader(dataset, watchdog_timeout_seconds=None, gc_collect_every_n_steps=0)
+        return {pack["__key__"]: pack for pack in loader}

@@ -28,11 +28,11 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
     template = load_saved(template_folder)
     as_seen = [Sample(sample.timed, sample.media, sample.tools, sample.options) for sample in samples]
     try:
-        made = template.member_tokens(as_seen)
+        made = template.member_tokens(as_seen, engine)
     except Skip:  # each alone, to name the one
         made = []
     for number, (member, checksum) in enumerate(rows):
-        found = _counted(made[number]) if made else _alone(template, as_seen[number])
+        found = _counted(made[number]) if made else _alone(template, as_seen[number], engine)
         if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
@@ -45,9 +45,9 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
     return pack_tokens([replace(its, shared_len=member.shared_len) for its, (member, _) in members]).to_bytes()
 
 
-def _alone(template: Template, sample: Sample) -> str:
+def _alone(template: Template, sample: Sample, engine: str) -> str:
     try:
-        return _counted(template.member_tokens([sample])[0])
+        return _counted(template.member_tokens([sample], engine)[0])
     except Skip as skip:
         return f"no tokens ({skip})"
 

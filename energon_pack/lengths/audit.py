@@ -282,7 +282,7 @@ def _difference(
     try:
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed, read.media, read.tools, read.options)
-        (encoded,) = template.member_tokens([sample])
+        (encoded,) = template.member_tokens([sample], job.method.engine)
         ids = made = encoded.ids.tolist()
         if processor is not None:
             data = [reader.read(shard, part) for part in read.parts]

@@ -52,7 +52,7 @@ from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Ranges, Runs, grow, token_ranges, within_range, without_first
+from energon_pack.templates.tokens.runs import Ids, Ranges, Runs, grow, token_ranges, within_range, without_first
 from energon_pack.templates.trial_media import trial_of
 
 #: texts by which tokenizers are compared
@@ -254,9 +254,7 @@ class Template(Preparation):
         supervised, and empty ranges are dropped.
         """
         located = self.located([(item.text, item.spans) for item in rendered])
-        pairs = zip(rendered, located, strict=True)
-        within = [(item, *within_range(ids, ranges, item.token_range)) for item, (ids, ranges) in pairs]
-        return [Tokens(ids, *without_first(ranges, item.weights)) for item, ids, ranges in within]
+        return [Tokens([*ids], ranges, weights) for ids, ranges, weights in _trained_tokens(rendered, located)]
 
     def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
         """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
@@ -364,19 +362,27 @@ class Template(Preparation):
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
-    def member_tokens(self, samples: Sequence[Sample]) -> list[MemberTokens]:
-        """Return what a model is fed of some samples; raises Skip as `render`."""
+    def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
+        """Return what a model is fed of some samples; raises Skip as `render`.
+
+        Args:
+            engine: as in `TokenCounter`; by words, what is not made by the tokenizer.
+        """
         rendered = [self.render(sample) for sample in samples]
-        each = zip(samples, rendered, self.tokenize(rendered), strict=True)
+        texts = [(item.text, item.spans) for item in rendered]
+        by_words = self.counter(engine).tokens(texts)
+        others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))
+        located = [its or next(others) for its in by_words]
+        each = zip(samples, rendered, _trained_tokens(rendered, located), strict=True)
         return [
             MemberTokens(
-                np.array(made.ids, np.int64),
-                made.supervised,
-                made.weights,
+                np.array(ids, np.int64),
+                supervised,
+                weights,
                 self.seen(sample.media, text.features),
                 sample.options.weight,
             )
-            for sample, text, made in each
+            for sample, text, (ids, supervised, weights) in each
         ]
 
     @cached_property
@@ -471,6 +477,15 @@ class Template(Preparation):
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
+
+
+def _trained_tokens(
+    rendered: Sequence[Rendered], located: Sequence[tuple[Ids, Ranges]]
+) -> Iterator[tuple[Ids, Ranges, Sequence[float]]]:
+    """Yield the ids of each text, its trained ranges without the first token, and their weights."""
+    for item, (ids, ranges) in zip(rendered, located, strict=True):
+        own, within = within_range(ids, ranges, item.token_range)
+        yield own, *without_first(within, item.weights)
 
 
 def _num_heard(text: str, token: str) -> int:

@@ -9,9 +9,10 @@ import os
 
 from torch.utils.data import get_worker_info
 
-#: parameters of glibc's mallopt(3): do not map large blocks; return the heap's end only above; let it grow by
-_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2
-_VALUES = {_MMAP_MAX: 0, _TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 256 << 20}
+#: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
+#: heap's end above this
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
+_LARGE, _KEPT = 256 << 20, 512 << 20
 #: the process in which this was done
 _kept_in = [0]
 
@@ -19,12 +20,14 @@ _kept_in = [0]
 def keep_pages_in_worker() -> None:
     """Keep pages from now on, if this process is a loader's worker; in a user's own process nothing changes.
 
-    The worker then holds as much memory as its largest pack took. Another allocator than glibc's is left alone.
+    Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
+    were. Another allocator than glibc's is left alone.
     """
     if _kept_in[0] == os.getpid() or get_worker_info() is None:
         return
     _kept_in[0] = os.getpid()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter, value in _VALUES.items():
-            mallopt(parameter, value)
+        if not mallopt(_MMAP_THRESHOLD, _LARGE):  # an older glibc takes 32 MB at most
+            mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT)

@@ -53,24 +53,30 @@ class AddedTokens:
         found.sort()
         return found
 
-    def without_runs(self, text: str) -> tuple[str, int]:
-        """Return a text in which each run of one token (say, an image's) is one, and how many tokens that leaves
-        out.
+    def runs(self, text: str) -> list[tuple[str, str, int]]:
+        """Cut a text behind the first token of each run of one token (say, an image's).
+
+        Returns:
+            Pieces of the text; the token that the run behind each consists of, and how many more of it come.
         """
-        left_out = 0
+        pieces = [(text, "", 0)]
         for begin, seam in _SEAMS.items():
-            pieces: list[str] = []
-            done, at = 0, text.find(seam)
-            while at >= 0:
-                end = position = at + 1
-                token = text[max(text.rfind(begin, done, end), 0) : end]
-                if self.stands_alone(token):
-                    for several in (token * 64, token * 8, token):
-                        while text.startswith(several, position):
-                            position += len(several)
-                    pieces.append(text[done:end])
-                    left_out += (position - end) // len(token)
+            if seam in text:
+                pieces = [cut for piece in pieces for cut in self._runs_at(seam, begin, *piece)]
+        return pieces
+
+    def _runs_at(self, seam: str, begin: str, text: str, last: str, num_more: int) -> list[tuple[str, str, int]]:
+        pieces = []
+        done, at = 0, text.find(seam)
+        while at >= 0:
+            end = position = at + 1
+            token = text[max(text.rfind(begin, done, end), 0) : end]
+            if self.stands_alone(token):
+                for several in (token * 64, token * 8, token):
+                    while text.startswith(several, position):
+                        position += len(several)
+                if position > end:
+                    pieces.append((text[done:end], token, (position - end) // len(token)))
                     done = position
-                at = text.find(seam, position)
-            text = "".join([*pieces, text[done:]]) if pieces else text
-        return text, left_out
+            at = text.find(seam, position)
+        return [*pieces, (text[done:], last, num_more)]

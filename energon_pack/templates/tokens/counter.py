@@ -12,11 +12,12 @@ it is used. Setting it up takes as long as counting some million characters with
 
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from tokenizers import Tokenizer, models
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.doubts import doubtful
 from energon_pack.templates.tokens.pieces import Pieces
-from energon_pack.templates.tokens.words import HOSTILE, WordCounter, word_pattern
+from energon_pack.templates.tokens.runs import Ids, Ranges
+from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
 
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]
@@ -55,7 +57,7 @@ class TokenCounter:
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
         self.engine = "tokenizers"
-        if pattern is None or engine == "tokenizers":
+        if pattern is None or engine == "tokenizers" or tokenizer.get_vocab_size() > sys.maxunicode:
             if engine == "gigatoken":
                 raise CountingError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
             return
@@ -65,7 +67,8 @@ class TokenCounter:
         self._normalizes = settings["normalizer"] is not None
         self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
         self.engine = "words"
-        self._counts: Count = WordCounter(tokenizer, pattern, self._added)
+        self._words = WordTokens(tokenizer, pattern, self._added)
+        self._counts: Count = self._words.count
         self._characters_to_engine: float = math.inf
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
@@ -81,8 +84,7 @@ class TokenCounter:
         """
         if self.engine == "tokenizers":
             return [None] * len(texts)
-        unsure = self._unsure([text for text, _ in texts])
-        cuts = [None if i in unsure else self._cuts(text, spans) for i, (text, spans) in enumerate(texts)]
+        cuts = self._all_cuts(texts)
         parts: list[str] = []
         left_out: dict[int, int] = {}
         for cut, (text, _) in zip(cuts, texts, strict=True):
@@ -90,7 +92,8 @@ class TokenCounter:
             if "><" in text or "][" in text:
                 for i, part in enumerate(of_text):
                     if "><" in part or "][" in part:
-                        of_text[i], left_out[len(parts) + i] = self._added.without_runs(part)
+                        pieces, _, num_more = zip(*self._added.runs(part), strict=True)
+                        of_text[i], left_out[len(parts) + i] = "".join(pieces), sum(num_more)
             parts += of_text
         counts = self._counts(parts)
         self._characters_to_engine -= sum(map(len, parts))
@@ -110,12 +113,34 @@ class TokenCounter:
             results.append((sum(numbers), sum(numbers[1::2]) - is_first))
         return results
 
+    def tokens(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Ids, Ranges] | None]:
+        """Return the ids of each text, and for each span the range of tokens that begin in it; None: ask the reference.
+
+        Args:
+            texts: as for `count`.
+        """
+        if self.engine == "tokenizers":
+            return [None] * len(texts)
+        cuts = self._all_cuts(texts)
+        return [self._tokens(text, cut) if cut else None for cut, (text, _) in zip(cuts, texts, strict=True)]
+
+    def _tokens(self, text: str, cut: list[int]) -> tuple[Ids, Ranges]:
+        parts = [self._words.ids(text[start:end]) for start, end in pairwise(cut)]
+        ends = [*accumulate(map(len, parts))]
+        ids = np.frombuffer("".join(parts).encode("utf-32-le", "surrogatepass"), "<u4")
+        return ids.astype(np.int64), [*zip(ends[:-1:2], ends[1::2], strict=True)]
+
     def _try_gigatoken(self) -> None:
         """Count with gigatoken if it is installed and right for this tokenizer, else continue by words."""
         self._characters_to_engine = math.inf
         with suppress(CountingError):
             self._counts = _checked_gigatoken(self._tokenizer)
             self.engine = "gigatoken"
+
+    def _all_cuts(self, texts: Sequence[tuple[str, Spans]]) -> list[list[int] | None]:
+        """Return where to cut each text; None: ask the reference."""
+        unsure = self._unsure([text for text, _ in texts])
+        return [None if i in unsure else self._cuts(text, spans) for i, (text, spans) in enumerate(texts)]
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the reference can count."""

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from energon_pack.templates.tokens.added import AddedTokens
 
+Ids = list[int] | npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]
 #: where a run begins in the text without runs, its token, and its number of tokens
 Run = tuple[int, str, int]
@@ -75,7 +78,7 @@ def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
     return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
 
 
-def within_range(ids: list[int], ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[list[int], Ranges]:
+def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
     """Return the ids within a range of tokens, and of each range what lies in it, perhaps nothing; None: all."""
     if token_range is None:
         return ids, ranges

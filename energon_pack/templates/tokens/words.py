@@ -1,4 +1,8 @@
-"""Count the tokens of a byte-level BPE by its words, each counted once and looked up afterwards."""
+"""Make the tokens of a byte-level BPE by its words, each tokenized once and looked up afterwards.
+
+Several ids are a string of as many characters, whose code points they are: Python joins strings faster than lists, and
+holds them in less memory.
+"""
 
 import re
 from typing import Any
@@ -36,49 +40,62 @@ HOSTILE = [
 ]
 
 
-class WordCounter:
-    """Counts tokens with a dictionary of the tokens of words."""
+class WordTokens:
+    """Makes tokens with a dictionary of the tokens of words."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
+        self._added = added
         self._split = re.compile(f"({added.source})").split
         self._find = pattern.findall
         in_ascii = ascii_pattern(pattern)
         self._find_in_ascii = in_ascii.findall if in_ascii is not None else self._find
         self._tokenize = tokenizer.model.tokenize
         self._as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-        self._of_word: dict[str, int] = {}
-        self._of_short: dict[str, int] = {}
+        self._of_token = {
+            token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
+        }
+        self._of_word: dict[str, str] = {}
+        self._of_short: dict[str, str] = {}
 
-    def __call__(self, texts: list[str]) -> list[int]:
-        return [self._count(text) for text in texts]
+    def count(self, texts: list[str]) -> list[int]:
+        """Count the tokens of each text."""
+        return [*map(len, map(self._ids, texts))]
 
-    def _count(self, text: str) -> int:
+    def ids(self, text: str) -> str:
+        """Return the ids of a text, as characters."""
+        if "><" not in text and "][" not in text:
+            return self._ids(text)
+        runs = self._added.runs(text)
+        return "".join([self._ids(piece) + num_more * self._of_token.get(token, "") for piece, token, num_more in runs])
+
+    def _ids(self, text: str) -> str:
         between = self._split(text)
-        number = len(between) // 2
-        for plain in between[::2]:
-            if len(plain) > _SHORT:
-                number += self._count_words(plain)
-            elif plain:
-                found = self._of_short.get(plain)
-                if found is None:
-                    if len(self._of_short) > _MOST_WORDS:
-                        self._of_short.clear()
-                    found = self._of_short[plain] = self._count_words(plain)
-                number += found
-        return number
+        ids = [self._of_token[token] for token in between[1::2]]
+        made = [self._of_plain(plain) for plain in between[::2]]
+        return "".join([each for pair in zip(made, ids, strict=False) for each in pair]) + made[-1]
 
-    def _count_words(self, text: str) -> int:
+    def _of_plain(self, text: str) -> str:
+        if len(text) > _SHORT:
+            return self._of_words(text)
+        found = self._of_short.get(text)
+        if found is None:
+            if len(self._of_short) > _MOST_WORDS:
+                self._of_short.clear()
+            found = self._of_short[text] = self._of_words(text)
+        return found
+
+    def _of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
         known = self._of_word
         try:
-            return sum(map(known.__getitem__, words))
+            return "".join(map(known.__getitem__, words))
         except KeyError:
             if len(known) > _MOST_WORDS:
                 known.clear()
             # Not `{*words} - known.keys()`: that walks through all known words.
             new = {word for word in words if word not in known}
-            known |= {word: len(self._tokenize(self._as_bytes(word)[0][0])) for word in new}
-            return sum(map(known.__getitem__, words))
+            known |= {word: "".join(chr(t.id) for t in self._tokenize(self._as_bytes(word)[0][0])) for word in new}
+            return "".join(map(known.__getitem__, words))
 
 
 def word_pattern(settings: dict[str, Any]) -> "regex.Pattern[str] | None":

@@ -13,7 +13,12 @@ def test_a_token_that_another_overlaps_or_holds_does_not_stand_alone() -> None:
 
 def test_runs_are_shortened_and_their_tokens_known() -> None:
     added = AddedTokens(["<a>", "[b]", "<c>", "<c><c>"])
-    assert added.without_runs("x<a>" + "<a>" * 1000 + "y[b][b] <a>") == ("x<a>y[b] <a>", 1001)
-    assert added.without_runs("<c><c><c>") == ("<c><c><c>", 0)
-    assert added.without_runs("<a><z><z><a><a>[b]<") == ("<a><z><z><a>[b]<", 1)
-    assert added.without_runs("><][") == ("><][", 0)
+    assert added.runs("x<a>" + "<a>" * 1000 + "y[b][b] <a>") == [
+        ("x<a>", "<a>", 1000),
+        ("y[b]", "[b]", 1),
+        (" <a>", "", 0),
+    ]
+    assert added.runs("<c><c><c>") == [("<c><c><c>", "", 0)]
+    assert added.runs("<a><z><z><a><a>[b]<") == [("<a><z><z><a>", "<a>", 1), ("[b]<", "", 0)]
+    assert added.runs("><][") == [("><][", "", 0)]
+    assert added.runs("[b][b]<a><a>") == [("[b]", "[b]", 1), ("<a>", "<a>", 1), ("", "", 0)]

@@ -1,4 +1,5 @@
-"""Counting without making tokens gives the counts of making them, for every engine, text and span.
+"""Counting without making tokens gives the counts of making them, for every engine, text and span; ids that are made by
+words are those of the tokenizer.
 
 A count that is one too low overflows a pack in training; the reference is `tokenizers`.
 """
@@ -45,6 +46,22 @@ def reference(template: Template, rendered: list[Rendered]) -> list[tuple[int, i
     return [(len(tokens.ids), tokens.num_supervised) for tokens in template.tokenize(rendered)]
 
 
+def check_ids(template: Template, rendered: list[Rendered]) -> int:
+    """Compare ids and ranges that are made by words with the reference's; return of how many texts there are some."""
+    texts = [(item.text, item.spans) for item in rendered]
+    pairs = zip(template.counter("words").tokens(texts), template.located(texts), strict=True)
+    made = [(found, expected) for found, expected in pairs if found is not None]
+    assert [([*ids], ranges) for (ids, ranges), _ in made] == [expected for _, expected in made]
+    return len(made)
+
+
+@given(rendered=st.lists(texts_with_spans(), max_size=4))
+@settings(deadline=None, max_examples=300)
+def test_ids_by_words_are_those_of_the_tokenizer(template: Template, rendered: list[Rendered]) -> None:
+    """Packs hold these ids: a wrong one would be trained, and no length would tell."""
+    check_ids(template, rendered)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @given(rendered=st.lists(texts_with_spans(), max_size=4))
 @settings(deadline=None, max_examples=300)
@@ -71,6 +88,7 @@ def test_hostile_texts_of_real_vocabularies(
     rendered = [Rendered(text, [(len(text) // 2, len(text))], 0, 0) for text in pairs]
     try:
         assert template.count(rendered, need(engine)) == reference(template, rendered)
+        assert check_ids(template, rendered) > len(rendered) / 5 or processor == "kimi_k25"
     except CountingError:
         assert (engine, processor) == ("gigatoken", "kimi_k25")  # it says that it has no such pattern
 
@@ -95,6 +113,7 @@ def test_most_conversations_need_no_reference(template: Template) -> None:
 
     rendered = template.render(Sample(placed, [Media("image", 280, 280)]))
     assert template.counter("words").count([(rendered.text, rendered.spans)]) != [None]
+    assert check_ids(template, [rendered]) == 1
 
 
 def test_young_characters_are_left_to_the_reference() -> None:
