@@ -43,12 +43,12 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
     tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)
     rules = replace(rules, kwargs={**rules.kwargs, "trust_remote_code": trust_remote_code}, tokenize=tokenize)
     if processor is not None:
-        _refuse_other_tokenizer(rules, str(dataset))
+        tokenizer_of(rules, dataset)
     return rules
 
 
-def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
-    """Raise ValueError if the tokenizer in the rules' folder makes other ids than the dataset holds."""
+def tokenizer_of(rules: InputRules, dataset: str | Path) -> Any:
+    """Load the tokenizer in the rules' folder; raises ValueError if it makes other ids than the dataset holds."""
     with errors_only():
         from transformers import AutoTokenizer
 
@@ -56,6 +56,7 @@ def _refuse_other_tokenizer(rules: InputRules, dataset: str) -> None:
     refuse_other_ids(
         rules, dataset, rules.folder, lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
     )
+    return tokenizer
 
 
 def _tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:

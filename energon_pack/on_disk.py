@@ -18,14 +18,13 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, is_metadataset, read_manifest
+from energon_pack.dataset.manifest import PACKS, is_metadataset, read_as_packed, read_manifest
 from energon_pack.dataset.pack_members import members_in
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.online.ranks import ranks_here
-from energon_pack.run.files import META_FOLDER
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.sources.prepared import read_prepared
@@ -191,13 +190,10 @@ def _read_sums(folder: DatasetFolder) -> npt.NDArray[np.float64]:
     """Read the sums over the members of each pack: see `dataset.pack_sums`.
 
     Raises:
-        PackError: the file is missing or damaged.
+        PackError: the file is missing, or not as it was packed.
     """
-    name = f"{META_FOLDER}/{PACKS}"
     try:
-        sums: npt.NDArray[np.float64] = np.load(io.BytesIO(folder.read(name)), allow_pickle=False)
+        sums: npt.NDArray[np.float64] = np.load(io.BytesIO(read_as_packed(folder.path, PACKS)), allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise PackError(f"{folder.path_of(name)} can't be read ({error}): get it again, or pack again") from None
-    if sums.ndim != 2 or sums.shape[1] != len(_SUMS):
-        raise PackError(f"{folder.path_of(name)} has the shape {sums.shape}: get it again, or pack again")
+        raise PackError(str(error)) from None
     return sums

@@ -33,7 +33,6 @@ from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import format_of
 from energon_pack.sources.shard import Source
 from energon_pack.stages import measuring, pages, planning, publishing, writing
-from energon_pack.stages.inputs import write_inputs
 from energon_pack.stages.planning import Planned
 
 _BEFORE_WRITING = "index", "processor", "lengths", "plan"
@@ -154,7 +153,6 @@ def _write(
             total = writing.Amount(len(planned.shards.sizes), planned.plan.num_packs, num_bytes)
             written = writing.write_shards(jobs(), destination, staging, total, run)
             publishing.write_beside(config, planned, method, written, staging)
-            write_inputs(staging, method.template_folder)
         with run.progress.timed("verify"):
             audit = finish(auditing, run)
         publishing.check_written(planned, written, destination, staging, root, run)

@@ -28,7 +28,7 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
         trust_remote_code: run the processor's own code; this is never taken from the dataset.
 
     Raises:
-        ValueError: the processor has another tokenizer than that of the packing.
+        OtherTokenizer: the processor has another tokenizer than that of the packing.
         PackError: it can't be loaded.
     """
     manifest = read_manifest(path)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.files import PLAN, PlanFile, PlanRows
+from energon_pack.dataset.files import PLAN, PlanFile, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
@@ -139,6 +139,10 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
     flavor, why = packed_flavor(name) if isinstance(name, str) else None, why_unknown(manifest)
     if flavor is None or why:
         raise PackError(f"{folder.path_of(path)}: {why or 'it names no flavor'}")
+    if not has_messages(manifest):
+        raise PackError(
+            f"{folder}: its packs hold no conversations (output.messages=false): only their source has them"
+        )
     return flavor, read_settings(manifest).messages_key
 
 

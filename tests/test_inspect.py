@@ -13,9 +13,11 @@ import yaml
 
 from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.search import search
+from energon_pack.inspect.tokens import vocabulary_for
 from energon_pack.views.html import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
@@ -117,6 +119,21 @@ def test_tokens_are_shown_with_the_processor_it_was_packed_with(dataset: Path, s
     assert "<|im_start|>user" in text
     assert re.search(r"«[^«»]*<\|im_end\|>»", text)  # what is trained on, without colours
     assert "no tokens" not in text
+
+
+def test_the_tokenizer_in_a_dataset_is_enough(dataset: Path, tmp_path: Path) -> None:
+    """On another machine, where nobody has the folder it was packed with; one that was exchanged is refused."""
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    report = json.loads((copy / REPORT).read_text())
+    report["config"]["model"]["processor"] = "/no/such/folder"
+    (copy / REPORT).write_text(json.dumps(report))
+    vocabulary, missing = vocabulary_for(open_dataset(copy), None, False)
+    assert missing is None
+    assert vocabulary is not None
+    assert vocabulary.feature_ids.keys() == {"image", "video"}
+    CORRUPTIONS["another vocabulary"][0](copy)
+    _, missing = vocabulary_for(open_dataset(copy), None, False)
+    assert "processor/vocab.json is not as it was packed" in str(missing)
 
 
 def test_without_a_processor_the_rest_is_shown(dataset: Path, shown: Show) -> None:

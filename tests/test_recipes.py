@@ -148,14 +148,14 @@ def test_the_loss_of_each_entry_of_a_mixture_is_said(
 
 
 def test_packs_of_videos_are_read(
-    config: Callable[..., PackConfig], tmp_path: Path, demo: tuple[Path, Path], run_main: Callable[..., str]
+    config: Callable[..., PackConfig], tmp_path: Path, run_main: Callable[..., str]
 ) -> None:
     """Also frames that a sample lists itself count."""
     source = {"a.json": chat("<video>What?", "That."), "a.0.mp4": video()}
     source |= {"b.json": chat("<video>What?", "That.", video_frames=[[0, 3, 9, 20]]), "b.0.mp4": video()}
     run = config(write_tar(tmp_path / "source" / "x.tar", source), packing__max_token_len=4096)
     pack(run)
-    out = run_main(read_packs, Path(run.output.dir) / "packed", "--processor", demo[1])
+    out = run_main(read_packs, Path(run.output.dir) / "packed")
     assert "1 packs, 2 members, 0 images" in out
 
 

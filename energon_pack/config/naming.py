@@ -47,6 +47,8 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
     later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above
     nodes["packing"] = {key: value for key, value in nodes["packing"].items() if value != later.get(key, ...)}
+    if nodes["output"].get("messages", True):  # as above
+        nodes["output"] = {key: value for key, value in nodes["output"].items() if key != "messages"}
     return {
         node: {key: value for key, value in items.items() if key not in _NOT_CONTENT.get(node, ())}
         for node, items in nodes.items()

@@ -93,6 +93,8 @@ class OutputConfig:
     flavor: str = Flavor.packed_multi_mix_qa.value
     #: copy: media are in the packs; reference: they stay in the source, from which loading reads them
     media: MediaIn = MediaIn.copy
+    #: whether the JSON of packs holds the conversations: training reads only their tokens
+    messages: bool = True
     #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
     #: whether a loader in plain Python is written, for a stack that can't import energon_pack
@@ -135,6 +137,12 @@ class OutputConfig:
             raise PackError(
                 "output.sample_loader_py=true with output.media=reference: a loader of plain Python can't read media"
                 " from the source; output.media=copy puts them into the packs"
+            )
+        if not self.messages and (self.sample_loader_py or self.flavor != Flavor.packed_multi_mix_qa.value):
+            reader = "output.sample_loader_py=true" if self.sample_loader_py else f"output.flavor={self.flavor}"
+            raise PackError(
+                f"output.messages=false with {reader}: who reads such packs needs their conversations; output.messages="
+                "true writes them"
             )
         if name is not None and not self.sample_loader_py:
             raise PackError(

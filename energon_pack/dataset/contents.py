@@ -17,10 +17,13 @@ from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.references import defects_of, with_names
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
 from energon_pack.samples.pack_reader import num_shared
+from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.references import Reference, has_references, references_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import TOKENS, TokensDamaged, read_tokens
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,21 @@ class Pack:
 def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
     """Return bytes that hold all parts of a pack at their places: its shard, followed by the media it refers to."""
     return Beside(file, pack.files.end, pack.references, media) if pack.references else file
+
+
+def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
+    """Return what a model is fed of each member of a pack.
+
+    Args:
+        file: the shard that the pack is in.
+
+    Raises:
+        TokensDamaged: they are missing, cut or contradict each other.
+    """
+    part = pack.parts.get(TOKENS)
+    if part is None or part.size < 0:
+        raise TokensDamaged("it has no tokens")
+    return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:

@@ -21,6 +21,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.cut import FORMS, PART_OF, Cut
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.sources.rows import rows_of
@@ -40,6 +41,11 @@ def at(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def has_messages(manifest: Any) -> bool:
+    """Say whether the JSON of a dataset's packs holds conversations: `output.messages=false` leaves them out."""
+    return at(manifest, "content", "output", MESSAGES) is not False
 
 
 # -------------------------------------------------------------------------------------------------------- the plan

@@ -1,6 +1,6 @@
 """Keep with a dataset what turns its packs into a model's inputs, so that training needs nothing else.
 
-.nv-meta/inputs.json      the rules (`InputRules`), and the names of the processor's files
+.nv-meta/inputs.json      the rules (`InputRules`), and the hashes of the processor's files by name
 .nv-meta/trial.tokens     short members, to try a processor and a model with
 .nv-meta/processor/       files of a processor that takes media: settings, and the tokenizer, because most calls for
                           media take a text, too; no weights, and no code
@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.manifest import PROCESSOR, folders_of, processor_folder, read_meta
+from energon_pack.dataset.manifest import PROCESSOR, folders_of, processor_folder, read_as_packed
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.run.files import META_FOLDER, write_whole
@@ -23,6 +23,10 @@ from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.samples.tokens_part import TokensDamaged
 
 
+class OtherTokenizer(ValueError):
+    """A tokenizer makes other ids than those that a dataset holds."""
+
+
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
     """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
 
@@ -30,30 +34,31 @@ def read_input_rules(dataset: str | Path, processor: str | None = None) -> Input
         processor: the folder of a processor in place of the files in the dataset.
 
     Raises:
-        ValueError: a file is missing or damaged.
+        ValueError: a file is missing, damaged, or not as it was packed.
         PackError: the processor runs code of its own, which no dataset holds, and its folder is not here.
     """
     found = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(found, key=lambda pair: len(pair[1]["files"]))
-    names, has_code = values.pop("files"), values.pop("has_code")
+    hashes, has_code = values.pop("files"), values.pop("has_code")
+    trial = read_as_packed(folder, TRIAL)
     try:
-        rules = InputRules.read(values, _read(folder, TRIAL), "")
+        rules = InputRules.read(values, trial, "")
     except (TokensDamaged, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {INPUTS} and {TRIAL} are damaged ({error}): get the dataset again") from None
     if has_code:
         processor = processor or processor_folder(dataset)
         if processor is None:
             raise PackError(f"{dataset}: its processor runs code of its own: processor=FOLDER, trust_remote_code=True")
-    return replace(rules, folder=processor or _local(folder, names))
+    return replace(rules, folder=processor or _local(folder, hashes))
 
 
 def refuse_other_ids(
     rules: InputRules, dataset: str | Path, processor: str, ids_of: Callable[[str], list[int]]
 ) -> None:
-    """Raise ValueError if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
+    """Raise OtherTokenizer if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
     for text, ids in rules.texts:
         if (found := ids_of(text)) != list(ids):
-            raise ValueError(f"{dataset}: {_other_ids(text, ids, found, processor)}")
+            raise OtherTokenizer(f"{dataset}: {_other_ids(text, ids, found, processor)}")
 
 
 def _other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: str) -> str:
@@ -66,24 +71,21 @@ def _other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: s
 
 
 def _values(folder: str | Path) -> dict[str, Any]:
-    values = json_value(_read(folder, INPUTS))
-    if not isinstance(values, Mapping) or not isinstance(values.get("files"), list):
+    values = json_value(read_as_packed(folder, INPUTS))
+    if not isinstance(values, Mapping) or not isinstance(values.get("files"), Mapping):
         raise ValueError(f"{folder}: {INPUTS} is damaged: get the dataset again")
     return dict(values)
 
 
-def _read(folder: str | Path, name: str) -> bytes:
-    data = read_meta(folder, name)
-    if data is None:
-        raise ValueError(f"{folder} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
-    return data
+def _local(folder: str | Path, hashes: Mapping[str, str]) -> str:
+    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's.
 
-
-def _local(folder: str | Path, names: list[str]) -> str:
-    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
+    Raises:
+        ValueError: one of them is not as it was packed.
+    """
+    files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", wanted) for name, wanted in hashes.items()}
     if not is_address(folder):
         return os.path.join(folder, META_FOLDER, PROCESSOR)
-    files = {name: _read(folder, f"{PROCESSOR}/{name}") for name in names}
     digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
     copy = user_folder("processors", digest)
     copy.mkdir(parents=True, exist_ok=True)

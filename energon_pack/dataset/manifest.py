@@ -3,6 +3,7 @@
 A dataset is a folder, or its address on an object store; the YAML of a Metadataset names several.
 """
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value, yaml_value
+from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.pack_reader import NAMES, why_other_format
 
 MANIFEST = "energon_pack.json"
@@ -20,6 +22,8 @@ REPORT = "report.json"
 PROCESSOR = "processor"
 #: sums over the members of each pack: see `dataset.pack_sums`
 PACKS = "packs.npy"
+#: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
+HASHED = (INPUTS, TRIAL, PACKS)
 #: for an order over datasets: the numbers of their packs, in reading order
 ORDER = "order.npy"
 #: beside a dataset.yaml for another tool, or for cookers: loads packs with this package's own classes
@@ -129,6 +133,29 @@ def packed_datasets(metadataset: str | Path) -> Iterator[str | Path]:
 def read_meta(dataset: str | Path, name: str) -> bytes | None:
     """Read a file of a dataset's metadata; None: it is not there."""
     return _read(_joined(dataset, f"{META_FOLDER}/{name}"))
+
+
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_as_packed(dataset: str | Path, name: str, wanted: str | None = None) -> bytes:
+    """Read a file of a dataset's metadata.
+
+    Args:
+        wanted: its hash when it was packed; None: energon_pack.json has it.
+
+    Raises:
+        ValueError: it is missing, or not as it was packed.
+    """
+    data = read_meta(dataset, name)
+    if data is None:
+        raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
+    if wanted is None:
+        wanted = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
+    if hash_of(data) != wanted:
+        raise ValueError(f"{dataset}: {META_FOLDER}/{name} is not as it was packed: get the dataset again")
+    return data
 
 
 def _read(path: str | Path) -> bytes | None:

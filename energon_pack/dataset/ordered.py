@@ -126,7 +126,7 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
     write_energon(folder, shards, flavor_written(longest["flavor"]), "typed")
     data = io.BytesIO()
     np.save(data, order)
-    manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs")}
+    manifest = {key: value for key, value in longest.items() if key not in ("entries", "turns", "num_packs", "hashes")}
     manifest |= {
         "topology": dict(topology),
         "turns": num_turns,

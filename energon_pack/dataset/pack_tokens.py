@@ -39,7 +39,7 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
             raise LengthsWrong(
                 f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
-                " command measures anew, with measure.engine=tokenizers by the tokenizer alone"
+                " command measures anew, by the tokenizer alone"
             )
     members = zip(made, rows, strict=True)
     return pack_tokens([replace(its, shared_len=member.shared_len) for its, (member, _) in members]).to_bytes()

@@ -28,9 +28,10 @@ from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.samples.tokens_part import FORMAT, TOKENS
+from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
 from energon_pack.sources.sample import ReadSample
@@ -59,6 +60,7 @@ class ShardJob:
     root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
+    has_messages: bool = True  # the JSON of packs holds the conversations
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,11 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
         **shared,
         "fingerprint": job.fingerprint,
         "source_parts": [[part.name for part in member.parts] for member in members],
+        CHECKSUM: crc32(tokens),
     }
     value = job.flavor.write(conversations, meta)
+    if not job.has_messages:
+        del value[MESSAGES]
     parts = map(parts_beside, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
     put = _copied if job.root is None else _referred

@@ -59,13 +59,13 @@ def _show_pack(given: argparse.Namespace) -> int:
             for line in about(opened):
                 say(line)
             to.print()
-        template, missing = None, None
+        vocabulary, missing = None, None
         if given.tokens or given.processor or given.html:
-            from energon_pack.inspect.tokens import template_of
+            from energon_pack.inspect.tokens import vocabulary_for
 
-            template, missing = template_of(opened, given.processor, given.trust_remote_code)
+            vocabulary, missing = vocabulary_for(opened, given.processor, given.trust_remote_code)
         found = opened.packs[number]
-        view = opened.view(found, template, _MOST_THUMBNAILS if given.html else 0)
+        view = opened.view(found, vocabulary, _MOST_THUMBNAILS if given.html else 0)
         if given.html:  # written before anything is printed, because `| head` ends the process
             from energon_pack.inspect.page import pack_page
             from energon_pack.inspect.tokens import processor_of

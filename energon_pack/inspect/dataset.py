@@ -20,7 +20,7 @@ from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.templates.template import Template
+    from energon_pack.views.spans import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Opened:
             raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
         return found
 
-    def view(self, found: Found, template: "Template | None" = None, max_thumbnails: int = 0) -> PackView:
+    def view(self, found: Found, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Build the view of a pack, as far as it can be read."""
         notes, rows = list(found.defects), None
         key = found.pack.files.key
@@ -69,7 +69,7 @@ class Opened:
             notes.append(f"{PLAN} is missing")
         longest = self.manifest.get("max_token_len")
         place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
-        return pack_view(found.file, found.pack, place, rows, template, max_thumbnails, notes)
+        return pack_view(found.file, found.pack, place, rows, vocabulary, max_thumbnails, notes)
 
 
 def open_dataset(dataset: str | Path) -> Opened:

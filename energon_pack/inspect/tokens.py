@@ -1,27 +1,43 @@
-"""Load the template of a packed dataset, where its processor can be found."""
+"""Find what turns the ids of a packed dataset into text: the tokenizer of its processor, where that is here."""
 
+from pathlib import Path
+
+from energon_pack.dataset.manifest import processor_folder
+from energon_pack.dataset_encoder import read_rules, tokenizer_of
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
-from energon_pack.packed_with import load_template
-from energon_pack.templates.template import Template
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.verify.lengths import packed_with
+from energon_pack.views.spans import Vocabulary
 
 
-def template_of(opened: Opened, processor: str | None, trust_remote_code: bool) -> tuple[Template | None, str | None]:
-    """Return the template, or why there is none.
+def vocabulary_for(
+    opened: Opened, processor: str | None, trust_remote_code: bool
+) -> tuple[Vocabulary | None, str | None]:
+    """Return what turns ids into text, or why there is nothing.
 
     Args:
-        processor: folder or hub id; None: the one it was packed with.
+        processor: folder or hub id; None: the one it was packed with, or its files in the dataset.
     """
     if not opened.manifest:
         return None, "no tokens: the manifest is missing"
     try:
-        return load_template(opened.folder.path, processor_of(opened, processor), trust_remote_code), None
+        return _written(opened, processor, trust_remote_code), None
     except (OSError, ValueError, ImportError) as error:
         text = " ".join(str(error).split())
         return None, f"no tokens: {text[:300]}{'' if processor else ' (--processor FOLDER names another)'}"
     except (KeyError, TypeError, AttributeError) as error:  # the manifest is damaged
         return None, f"no tokens: the manifest does not say how it was packed: {one_line(error)}"
+
+
+def _written(opened: Opened, processor: str | None, trust_remote_code: bool) -> Vocabulary:
+    """Load the tokenizer of a dataset; raises as `read_rules` and `tokenizer_of`."""
+    path = opened.folder.path
+    rules = read_rules(path, processor or processor_folder(path), trust_remote_code)
+    if not any(Path(rules.folder).iterdir()):  # a dataset of text keeps no tokenizer
+        rules = read_rules(path, processor_of(opened, None), trust_remote_code)
+    tokenizer = tokenizer_of(rules, path).backend_tokenizer
+    return Vocabulary(tokenizer, {kind: own for kind in KINDS if (own := rules.feature_id(kind)) is not None})
 
 
 def processor_of(opened: Opened, given: str | None) -> str | None:

@@ -11,6 +11,7 @@ published. Most full processors need torchvision; without it, only samples of te
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
 from energon_pack.run.seeded import Ints
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
@@ -299,6 +300,18 @@ def _difference(
     num_visual, _ = num_waiting(template, ids)
     if num_visual != row.num_visual_tokens:
         return f"{num_visual} tokens that wait for visual features, {row.num_visual_tokens} as measured"
+    return _features_differ(template, encoded.media, ids)
+
+
+def _features_differ(template: Template, media: Sequence[SeenMedium], ids: Sequence[int]) -> str:
+    """Return how the features of media differ in number from the tokens that wait for them; empty: they do not."""
+    num_features: Counter[int | None] = Counter()
+    for medium in media:
+        num_features[template.feature_ids.get(medium.kind)] += medium.num_features
+    num_waiting, is_heard = Counter(ids), any(medium.kind == VIDEO.kind and medium.num_samples for medium in media)
+    for token, number in num_features.items():
+        if token is not None and number != num_waiting[token] and not is_heard:
+            return f"{number} features of media, and {num_waiting[token]} tokens that wait for them"
     return ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -248,7 +249,7 @@ class LengthsWrong(PackError):
 
 @contextmanager
 def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run) -> Iterator[None]:
-    """Make the next run measure wrong lengths again: of the changed shard, or of all these shards."""
+    """Make the next run measure wrong lengths again: of the changed shard; or of all these, by the tokenizer alone."""
     try:
         yield
     except (reader.SourceChanged, LengthsWrong) as error:
@@ -257,7 +258,19 @@ def forgetting_wrong(measured: Sequence[MeasuredShard], method: Method, run: Run
             wrong = [item for item in wrong if item.shard.path == error.path]
             index_cache(run).forget(item.key for item in wrong)
         lengths_cache(method, run).forget(map(_lengths_key, wrong))
+        if isinstance(error, LengthsWrong):
+            _note_of(how_measured(method), run).touch()
         raise
+
+
+def by_trusted_engine(method: Method, run: Run) -> Method:
+    """Return a method that counts by the tokenizer alone if lengths by this one turned out wrong before."""
+    return replace(method, engine="tokenizers") if _note_of(how_measured(method), run).exists() else method
+
+
+def _note_of(folder: str, run: Run) -> Path:
+    """Return the file, in a folder of the cache of lengths, that says that some of them were wrong."""
+    return run.cache("lengths", folder) / "were_wrong"
 
 
 def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, list[str]]:
@@ -266,8 +279,9 @@ def cached_as(measured: Sequence[MeasuredShard], method: Method) -> tuple[str, l
 
 
 def forget(cached: tuple[str, list[str]], run: Run) -> None:
-    """Make the next run measure shards again that `cached_as` named."""
+    """Make the next run measure shards again that `cached_as` named: their lengths were wrong."""
     folder, keys = cached
+    _note_of(folder, run).touch()
     TableCache(run.cache("lengths", folder)).forget(keys)
 
 

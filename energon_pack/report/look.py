@@ -16,6 +16,7 @@ from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved
 from energon_pack.views.html import pack_section
+from energon_pack.views.member import vocabulary_of
 from energon_pack.views.packed import Place, pack_view
 
 _MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
@@ -56,7 +57,7 @@ def look(job: LookJob) -> list[Html]:
 
 def _sections(job: LookJob) -> Iterator[Html]:
     folder = DatasetFolder(job.folder)
-    template, plan = load_saved(job.template_folder), PlanFile(folder)
+    vocabulary, plan = vocabulary_of(load_saved(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.stored is None else DatasetFolder(job.stored)
     with Packs(folder, flavor_written(job.flavor), shards) as packs:
@@ -65,5 +66,5 @@ def _sections(job: LookJob) -> Iterator[Html]:
             key = found.pack.files.key
             place = Place(number, len(packs), found.shard, job.max_token_len)
             rows = plan.members({key}).get(key)
-            view = pack_view(found.file, found.pack, place, rows, template, _THUMBNAILS, found.defects, _MEMBERS)
+            view = pack_view(found.file, found.pack, place, rows, vocabulary, _THUMBNAILS, found.defects, _MEMBERS)
             yield details(f"Pack {number:,}: {why}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)

@@ -17,7 +17,7 @@ from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.parts import Parts, medium_of
 from energon_pack.samples.references import PARTS, ReadMedia, has_references, read_missing
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged
+from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged, read_tokens
 
 #: the flavours whose names of media are known here
 NAMES = ("packed_multi_mix_qa", "packed_trees", "packed_captioning")
@@ -81,7 +81,7 @@ def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
     refuse_other_format(meta)
     if TOKENS not in parts:
         raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
-    return PackTokens.from_bytes(parts[TOKENS])
+    return read_tokens(parts[TOKENS], meta)
 
 
 def why_other_format(manifest: Mapping[str, Any]) -> str | None:

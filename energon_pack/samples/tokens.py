@@ -69,3 +69,11 @@ class MemberTokens:
     @property
     def num_supervised(self) -> int:
         return sum(end - start for start, end in self.supervised)
+
+    @property
+    def weight_of_each(self) -> list[float]:
+        """How much each token counts in its sample; 0: it is not trained."""
+        weights = [0.0] * len(self)
+        for (start, end), weight in zip(self.supervised, self.weights or [1.0] * len(self.supervised), strict=True):
+            weights[start:end] = [weight] * (end - start)
+        return weights

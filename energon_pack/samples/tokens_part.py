@@ -10,6 +10,7 @@ plane of the higher bits; an id that comes four times or more in a row, as those
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ FORMAT = 3
 #: the name of the part: neither webdataset nor Energon decodes it
 TOKENS = "tokens"
 MAGIC = b"EPK3"
+#: the field of a pack's `_meta` with the CRC-32 of its tokens
+CHECKSUM = "tokens_crc32"
 #: type of each column, by what an entry is of
 COLUMNS = {
     # a member: its tokens; how many of them the member before it has, too; its weight; its media
@@ -108,6 +111,21 @@ class PackTokens:
                 columns[name] = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, place)
             place += size
         return cls(columns)
+
+
+def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
+    """Read the tokens of a pack.
+
+    Args:
+        meta: `_meta` of its JSON, which has their checksum.
+
+    Raises:
+        TokensDamaged: they are not as they were written, as `from_bytes`.
+    """
+    tokens = PackTokens.from_bytes(data)
+    if (wanted := meta.get(CHECKSUM)) not in (None, crc32(data)):
+        raise TokensDamaged(f"tokens with the checksum {crc32(data)}, and {wanted} when they were written")
+    return tokens
 
 
 def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:

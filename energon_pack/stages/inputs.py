@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from energon_pack.dataset.manifest import PROCESSOR
+from energon_pack.dataset.manifest import PROCESSOR, hash_of
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.templates.folder import settings_files
@@ -23,6 +23,10 @@ def write_inputs(folder: Path, template_folder: str) -> None:
     for path in chosen:
         write_whole(meta / PROCESSOR / path.name, path.read_bytes())
     has_code = any(path.suffix == ".py" for path in every)
-    values = {**rules.to_json(), "files": [path.name for path in chosen], "has_code": has_code}
+    values = {
+        **rules.to_json(),
+        "files": {path.name: hash_of(path.read_bytes()) for path in chosen},
+        "has_code": has_code,
+    }
     shutil.copyfile(Path(template_folder, TRIAL), meta / TRIAL)
     write_whole(meta / INPUTS, json.dumps(values, indent=1, sort_keys=True).encode())

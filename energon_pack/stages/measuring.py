@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, PackConfig, plain
 from energon_pack.config.resolve import Places
 from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
-from energon_pack.lengths.measure import measure_part, measure_shards, without_wrong_shortcut
+from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
@@ -57,7 +57,7 @@ def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method
         settings = TemplateSettings(model, config.media, config.labels.of_text)
         with_beginnings = config.packing.share is not Share.none
         method = prepare(settings, config.source.reading, config.measure.engine.value, run, with_beginnings)
-        return method, cost_model(folder)
+        return by_trusted_engine(method, run), cost_model(folder)
 
 
 def measure_source(

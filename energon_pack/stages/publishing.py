@@ -16,7 +16,7 @@ from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, REPORT
+from energon_pack.dataset.manifest import HASHED, PACKS, REPORT, hash_of
 from energon_pack.dataset.pack_sums import pack_sums, to_bytes
 from energon_pack.dataset.plan_file import entries_of
 from energon_pack.dataset.shards import ShardJob, WrittenShard
@@ -29,6 +29,7 @@ from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.files import META_FOLDER, write_whole
+from energon_pack.stages.inputs import write_inputs
 from energon_pack.stages.pages import say_wrong
 from energon_pack.stages.planning import Planned, check_media_of
 
@@ -51,9 +52,11 @@ def write_beside(
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, content_settings(config))
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
-    write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
+    write_inputs(folder, method.template_folder)
     sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
     write_whole(folder / META_FOLDER / PACKS, to_bytes(sums))
+    manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED}
+    write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 
 
 def check_written(

@@ -108,6 +108,7 @@ def _job(
         checksums=checksums,
         root=root,
         identity=identity,
+        has_messages=config.output.messages,
     )
 
 

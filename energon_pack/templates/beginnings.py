@@ -40,7 +40,7 @@ def beginnings(
         media: for each sample, kind and hash of each medium, in the order of `Rendered.media`. A sample whose media
             have no place in its text has no beginnings, nor has one that is only some of its text's tokens.
     """
-    special, features = template.special_ids, template.feature_ids
+    special, features = template.special_ids, frozenset(template.feature_ids.values())
     places = [sorted([*item.spans, *item.media]) for item in rendered]
     located = template.located([(item.text, spans) for item, spans in zip(rendered, places, strict=True)])
     found = []

@@ -279,10 +279,10 @@ class Template(Preparation):
         return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
-    def feature_ids(self) -> frozenset[int]:
-        """Return the ids of the tokens that stand for features of media."""
-        names = self.rules.holders.values()
-        return frozenset(number for name in names if (number := self.token_id(name)) is not None)
+    def feature_ids(self) -> dict[str, int]:
+        """Return the id of the tokens that hold features, by kind of media."""
+        ids = {kind: self.token_id(name) for kind, name in self.rules.holders.items()}
+        return {kind: number for kind, number in ids.items() if number is not None}
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -294,9 +294,8 @@ def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
 
 def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
     """Count the tokens that wait for features of images and videos, and of sounds."""
-    tokens = template.rules.holders
-    visual = {template.token_id(token) for kind, token in tokens.items() if KINDS[kind].is_visual}
-    sounds = {template.token_id(token) for kind, token in tokens.items() if kind == AUDIO.kind}
+    visual = {number for kind, number in template.feature_ids.items() if KINDS[kind].is_visual}
+    sounds = {number for kind, number in template.feature_ids.items() if kind == AUDIO.kind}
     return sum(number in visual for number in ids), sum(number in sounds for number in ids)
 
 

@@ -1,15 +1,15 @@
 """Verify that a packed dataset is whole, and equals its source: `python -m energon_pack.verify DIR`
 
 Workers read every shard's headers, JSON and names in parallel. They are compared with the index, the plan, the ledger,
-the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares the bytes of the source, `--lengths`
-tokenizes. No defect hides another: whatever can be checked is checked, even if the rest is damaged. DIR may be an
-address.
+the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares bytes and tokens with the
+source, `--lengths` tokenizes. No defect hides another: whatever can be checked is checked, even if the rest is
+damaged. DIR may be an address.
 """
 
 import argparse
 import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from energon_pack.config import MediaIn
-from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
+from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.order_parts import opened
@@ -38,7 +38,7 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.lengths import measured_again, packed_with
+from energon_pack.verify.lengths import measured_again, packed_with, saved_template
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
 from energon_pack.verify.source import (
@@ -98,12 +98,19 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
 def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None:
     stated = _stated(folder, findings)
     given = options.source
+    if not has_messages(stated.manifest):
+        why = "the packs hold no conversations (output.messages=false)"
+        if options.lengths:
+            raise PackError(f"--lengths {options.lengths}: {why}; --source compares their tokens")
+        findings.notes += [f"{why}: only their tokens are compared with the source"] * (given is not None)
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
-    jobs = list(_jobs(stated, source, options))
-    with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
-        samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
-        shards, ledger = verify_shards(jobs, findings, run), checks.Ledger(folder)
-        _check_dataset(stated, shards, ledger, findings)
+    how = options.processor, options.trust_remote_code
+    with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
+        jobs = list(_jobs(stated, source, template_folder, options))
+        with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
+            samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
+            shards, ledger = verify_shards(jobs, findings, run), checks.Ledger(folder)
+            _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
         _check_accounts(stated, samples, shards, ledger, findings)
     if options.lengths:
@@ -165,7 +172,7 @@ def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
     return plan
 
 
-def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[VerifyJob]:
+def _jobs(stated: Stated, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _splits(stated.manifest)
     packing = at(stated.manifest, "content", "packing")
     as_bytes = is_read_as_bytes(stated.folder)
@@ -189,6 +196,8 @@ def _jobs(stated: Stated, source: Source | None, options: Options) -> Iterator[V
             source=by_name,
             read=read,
             media=media,
+            template_folder=template_folder,
+            has_messages=has_messages(stated.manifest),
             shares=shares,
             seed=seed,
             max_defects=options.max_errors,
@@ -301,13 +310,13 @@ def _arguments() -> argparse.Namespace:
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     more.add_argument("--map", metavar="MODULE:FUNCTION", help="with --source: run the step that source.map named")
-    more.add_argument("--lengths", type=count, default=0, metavar="N", help="measure N random members again")
+    more.add_argument("--lengths", type=count, default=0, metavar="N", help="tokenize N random members again")
     more.add_argument(
         "--model",
         metavar="MODEL",
         help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
     )
-    processor = tool.add_argument_group("the processor of --lengths and --model")
+    processor = tool.add_argument_group("the processor of --source, --lengths and --model")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     how = tool.add_argument_group("how")

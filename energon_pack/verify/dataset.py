@@ -12,7 +12,7 @@ import numpy as np
 from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_yamls, sample_loader_py
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import MANIFEST, PACKS, PROCESSOR, REPORT
+from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
 from energon_pack.errors import PackError, short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
@@ -51,12 +51,25 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     yield from (f"{name} is a folder" for name in folder.folders)
 
 
-def _of_processor(folder: DatasetFolder) -> list[str]:
-    """Return the names of the processor's files that the dataset should have; none where it does not say."""
+def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
+    """Return the hashes of the processor's files that the dataset should have; none where it does not say."""
     with suppress(OSError, ValueError):
-        names = folder.read_object(f"{META_FOLDER}/{INPUTS}").get("files")
-        return [str(name) for name in names] if isinstance(names, list) else []
-    return []
+        hashes = folder.read_object(f"{META_FOLDER}/{INPUTS}").get("files")
+        return hashes if isinstance(hashes, dict) else {}
+    return {}
+
+
+def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Check that the files from which training gets its inputs are as they were packed."""
+    wanted = {name: at(manifest, "hashes", name) for name in HASHED}
+    wanted |= {f"{PROCESSOR}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
+    for name, its_hash in wanted.items():
+        try:
+            if hash_of(folder.read(f"{META_FOLDER}/{name}")) != its_hash:
+                yield f"{name} is not as it was packed"
+        except OSError as error:  # the check `files` reports one of ours that is missing
+            if name not in HASHED:
+                yield f"{name} can't be read: {error.strerror or error}"
 
 
 def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
@@ -70,6 +83,7 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
     if why := why_unknown(manifest):
         yield f"{MANIFEST}: {why}"
     yield from counts(folder, shards)
+    yield from _changed_files(folder, manifest)
     if folder.has(f"{META_FOLDER}/{INDEX}"):
         yield from sqlite(folder, [shard.name for shard in shards])
     elif at(manifest, "content", "output", "sqlite") is True:

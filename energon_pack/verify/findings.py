@@ -38,8 +38,9 @@ CHECKS = {
     "decode": "media decode",
     "source media": "media are byte for byte those of the source",
     "source text": "conversations are those of the source",
+    "source tokens": "tokens are those that the source makes",
     "source samples": "every sample of the source is accounted for",
-    "lengths": "lengths measured again are the same",
+    "lengths": "tokens made again are the same",
     "model": "the model keeps members of a pack apart",
 }
 

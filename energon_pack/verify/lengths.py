@@ -1,24 +1,30 @@
-"""Measure some members of packs again, with the template that training uses, and compare their lengths."""
+"""Tokenize some members of packs again, from the conversations in their JSON, and compare the tokens."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack
+from energon_pack.dataset.contents import Pack, written_tokens
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.inputs import OtherTokenizer
 from energon_pack.dataset.manifest import processor_folder
 from energon_pack.dataset.members import sample_of
-from energon_pack.errors import short
+from energon_pack.errors import one_line, short
 from energon_pack.packed_with import load_template
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.template import Template
+from energon_pack.verify.findings import Findings
 from energon_pack.verify.shard import VerifiedShard, packs_of
 from energon_pack.verify.source import demo_of
+from energon_pack.verify.tokens import made_otherwise
 
 _SEED = 0
 
@@ -31,7 +37,7 @@ def measured_again(
     processor: str | None,
     trust_remote_code: bool,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Measure `number` random members; yield the name of each, and what is wrong with its length.
+    """Tokenize `number` random members; yield the name of each, and what is wrong with its tokens.
 
     Args:
         processor: folder or hub id; None: see `load_template`.
@@ -57,6 +63,29 @@ def measured_again(
                 yield pack.ids[index], list(_differs(file, pack, index, template))
 
 
+@contextmanager
+def saved_template(
+    folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
+) -> Iterator[str | None]:
+    """Save the template of a dataset, and yield its folder; None: there is none here, as the findings then say.
+
+    Args:
+        processor: folder or hub id; None: the one that it was packed with.
+    """
+    with TemporaryDirectory(prefix="energon_pack-") as made:
+        try:
+            load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(Path(made))
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+            why = f"its tokens are not compared with the source: {one_line(error)}"
+            if processor or isinstance(error, OtherTokenizer):
+                findings.add("source tokens", folder.name, [why], 0)
+            else:
+                findings.notes.append(f"{why} (--processor FOLDER names its processor)")
+            yield None
+            return
+        yield made
+
+
 def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
     """Return the processor a dataset was packed with; None: the model's published one."""
     processor: str | None = at(report, "config", "model", "processor")
@@ -67,25 +96,11 @@ def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
 
 def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
-        stated = [
-            pack.meta[name][index] if name in pack.flavor.meta else None for name in ("token_lens", "num_supervised")
-        ]
-        tokens = template.encode(sample_of(file, pack, index))
-        shared = pack.shared_lens[index] if index < len(pack.shared_lens) else 0
-        before = template.encode(sample_of(file, pack, index - 1)).ids[:shared] if shared else []
+        sample = sample_of(file, pack, index)
+        yield from made_otherwise(written_tokens(file, pack)[index], template, sample)
     except Skip as skip:
         yield f"it can't be measured: {skip}"
-        return
     except (KeyError, IndexError) as error:
         yield f"it can't be measured: the pack lacks {error}"
-        return
-    except (TypeError, ValueError) as error:  # the conversation is damaged
+    except (TypeError, ValueError) as error:  # the conversation or the tokens are damaged
         yield f"it can't be measured: {short(str(error) or type(error).__name__)}"
-        return
-    for name, ours, theirs in zip(
-        ("tokens", "supervised tokens"), (len(tokens.ids), tokens.num_supervised), stated, strict=True
-    ):
-        if theirs is not None and ours != theirs:
-            yield f"{ours} {name} measured again, {theirs} in the pack"
-    if before != tokens.ids[:shared]:
-        yield f"its first {shared} tokens are not those of {pack.ids[index - 1]}, with which it shares them"

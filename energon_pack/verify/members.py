@@ -10,12 +10,17 @@ from energon_pack.dataset.shards import conversation, parts_beside
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.samples.bytes import Bytes
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import BLOCK
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
+from energon_pack.verify.tokens import made_otherwise
 
 _CHUNK = 1 << 20  # bytes compared at once
 
@@ -27,6 +32,7 @@ def compared(
     shards: Mapping[str, Shard],
     sources: Sources,
     settings: ReadSettings,
+    again: tuple[Sequence[MemberTokens], Template] | None = None,
 ) -> Iterator[tuple[str, str, Iterable[str], str | None]]:
     """Compare each member with the sample that its row of the plan names.
 
@@ -34,6 +40,7 @@ def compared(
         file: the packed shard.
         members: the rows of the pack.
         shards: of the source, by name; `sources` has them open.
+        again: the tokens of the members, and the template that makes them again; None: they are not compared.
 
     Yields:
         Check, sample id of the member, what is wrong, and the file of the source that is missing or another one.
@@ -54,7 +61,11 @@ def compared(
         else:
             packed = next(iter((pack.members or [])[index : index + 1]), None)
             expected = pack.flavor.member_value(index, content)
-            yield "source text", member.sample_id, _text_differs(packed, expected), None
+            if packed is not None or MESSAGES not in pack.flavor.optional:
+                yield "source text", member.sample_id, _text_differs(packed, expected), None
+            if again is not None:
+                seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
+                yield "source tokens", member.sample_id, made_otherwise(again[0][index], again[1], seen), None
         for name, part in zip(next(iter((pack.named or [])[index : index + 1]), []), parts, strict=False):
             try:
                 yield "source media", member.sample_id, [*_media_differ(file, pack, name, member, part, sources)], None

@@ -5,7 +5,10 @@ All of them run, whatever the earlier ones report, and they take any JSON there 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.plan_rows import PlanRow
@@ -13,14 +16,15 @@ from energon_pack.errors import short
 from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS
-from energon_pack.samples.pack_tokens import members_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens_part import TOKENS, PackTokens, TokensDamaged
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import TOKENS
 
 _ARRAY_MAGIC = b"\x93NUMPY"
 
@@ -53,17 +57,8 @@ def parts(pack: Pack) -> Iterator[str]:
             yield f"member {member} has a medium named {short(name)}: out of order, or no name of a pack's part"
 
 
-def tokens(pack: Pack, data: bytes) -> Iterator[str]:
-    """Check that the tokens of a pack are whole, and of the members and media that its JSON names.
-
-    Args:
-        data: its part `tokens`.
-    """
-    try:
-        members = members_of(PackTokens.from_bytes(data))
-    except TokensDamaged as error:
-        yield f"tokens: {error}"
-        return
+def tokens(pack: Pack, members: Sequence[MemberTokens]) -> Iterator[str]:
+    """Check that a pack's tokens are of the members and media that its JSON names, and are shared as said."""
     numbers = {
         "token_lens": ("tokens", [*map(len, members)]),
         "num_supervised": ("trained tokens", [member.num_supervised for member in members]),
@@ -77,6 +72,9 @@ def tokens(pack: Pack, data: bytes) -> Iterator[str]:
         found_kinds = Counter(kind for medium in member.media for kind in medium.part_kinds)
         if None not in kinds and found_kinds != Counter(kinds):
             yield f"tokens: member {index} is of {dict(found_kinds)}, and has {dict(Counter(kinds))}"
+    for index, (before, member) in enumerate(pairwise(members), 1):
+        if not np.array_equal(before.ids[: member.shared_len], member.ids[: member.shared_len]):
+            yield f"tokens: member {index} does not begin with the {member.shared_len} tokens that it shares"
 
 
 def _few(numbers: Sequence[int], first: int) -> str:
@@ -105,6 +103,16 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
             yield what
     elif wanted and wanted != content:
         yield f"{what}, not of the kind {wanted}"
+
+
+def messages(pack: Pack, wanted: bool) -> Iterator[str]:
+    """Check that a pack holds conversations, or none, as `output.messages` said.
+
+    Args:
+        wanted: whether it should hold them.
+    """
+    if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != wanted:
+        yield f"{'no' if wanted else 'it has'} {MESSAGES}, and it was packed with output.messages={str(wanted).lower()}"
 
 
 def placeholders(pack: Pack) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, parse, with_media
+from energon_pack.dataset.contents import Pack, parse, with_media, written_tokens
 from energon_pack.dataset.files import PlanFile, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
@@ -31,11 +31,13 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
-from energon_pack.samples.tokens_part import TOKENS
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File, counted, read_ahead
 from energon_pack.sources.tar import TarScan
+from energon_pack.templates.processor import load_saved
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
@@ -64,6 +66,8 @@ class VerifyJob:
     max_defects: int
     shares: Sequence[float] = ()  # of the splits; empty: not known
     seed: int = 0
+    template_folder: str | None = None  # the template that tokenizes the source; None: nothing does
+    has_messages: bool = True  # what the dataset says: the JSON of its packs holds the conversations
 
 
 @dataclass
@@ -159,17 +163,33 @@ def _verify_pack(
 ) -> None:
     findings, where = shard.findings, f"{job.name}: {files.key}"
     pack, defects = parse(files, _json(file, files), job.flavor)
-    findings.add("json", where, defects)
+    findings.add("json", where, [*defects, *checks.messages(pack, job.has_messages)])
     parts = with_media(file, pack, job.media)
     members = rows.get(files.key) if rows is not None else None
     shard.add(pack, members, job)
     _check(job, pack, members, findings)
+    tokens = _tokens(file, pack, findings, where)
     _check_media(parts, job, pack, findings)
     if rows is not None:
         findings.add("plan", where, checks.plan(pack, members))
     if members and job.source is not None:
-        for check, member, whats, file_of in compared(parts, pack, members, job.source, sources, job.read):
+        template = None if job.template_folder is None else load_saved(job.template_folder)
+        again = None if template is None or len(tokens) != len(members) else (tokens, template)
+        for check, member, whats, file_of in compared(parts, pack, members, job.source, sources, job.read, again):
             findings.add(check, f"{where}: {member}", whats, file=file_of)
+
+
+def _tokens(file: Bytes, pack: Pack, findings: Findings, where: str) -> list[MemberTokens]:
+    """Read and check the tokens of a pack; none where it has none, or none that can be read."""
+    if TOKENS not in pack.parts:
+        return []  # the check `parts` reports it
+    try:
+        tokens = written_tokens(file, pack)
+    except TokensDamaged as error:
+        findings.add("tokens", where, [f"tokens: {error}"])
+        return []
+    findings.add("tokens", where, checks.tokens(pack, tokens))
+    return tokens
 
 
 def _in_turn(packs: Iterator[PackFiles]) -> Iterator[list[PackFiles]]:
@@ -266,8 +286,6 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
     files = {reference.name: str(reference.place[0]) for reference in pack.references}
     for part in pack.files.parts:
         where = f"{job.name}: {pack.files.key}"
-        if part.name == TOKENS and part.size >= 0:
-            findings.add("tokens", where, checks.tokens(pack, file.read(part.offset, part.size)))
         if part.name in ("json", TOKENS) or part.size < 0:
             continue
         try:

@@ -1,71 +1,65 @@
 """Add a member's tokens to its view, and how many of them each medium takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
-from energon_pack.samples.media.asked import has_lists, lists_of_frames
+import numpy as np
+
 from energon_pack.samples.media.kinds import KINDS, VIDEO
-from energon_pack.samples.media.medium import Media
-from energon_pack.templates.sample import Sample, as_seen
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.template import Template
-from energon_pack.views.spans import spans_of
+from energon_pack.views.spans import Vocabulary, media_places, spans_of
 from energon_pack.views.view import Medium, MemberView
 
 
-def encoded(view: MemberView, template: Template, sample: Sample) -> MemberView:
-    """Return the member's view with its tokens; raises Skip where the template has none for it.
+def vocabulary_of(template: Template) -> Vocabulary:
+    """Return what turns the ids of a template into text."""
+    return Vocabulary(template.tokenizer, template.feature_ids)
+
+
+def encoded(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
+    """Return the member's view with its tokens.
 
     Args:
-        view: has the same media as the sample; media of one kind are in the same order.
+        view: has the same media, in the same order.
+
+    Raises:
+        ValueError: it has others.
     """
-    view = replace(view, media=_as_videos(view.media, sample.media))
-    sample = as_seen(sample)
-    rendered = template.render(sample)
-    seen = seen_by(template, sample.media)
-    spans = spans_of(template, sample, rendered)
-    counts = [span.num_tokens for span in spans if span.kind in KINDS]
-    in_text = sorted(range(len(sample.media)), key=rendered.media.__getitem__)
-    num_tokens = dict(zip(in_text, counts, strict=True))
-    of_kind = {kind: iter([i for i, m in enumerate(sample.media) if m.kind == kind]) for kind in KINDS}
-    places = [next(of_kind[medium.kind]) for medium in view.media]
+    media = [*_as_seen(view.media, tokens.media)]
+    visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
     return replace(
         view,
-        token_len=sum(span.num_tokens for span in spans),
-        num_supervised=sum(span.num_tokens for span in spans if span.is_trained),
-        num_visual_tokens=rendered.num_visual_tokens,
-        media=[replace(m, num_tokens=num_tokens[i], seen=seen[i]) for m, i in zip(view.media, places, strict=True)],
-        spans=spans,
+        token_len=len(tokens),
+        num_supervised=tokens.num_supervised,
+        num_visual_tokens=int(np.isin(tokens.ids, visual).sum()),
+        media=[
+            replace(medium, num_tokens=place.stop - place.start)
+            for medium, place in zip(media, media_places(tokens, vocabulary.feature_ids), strict=True)
+        ],
+        spans=spans_of(tokens, vocabulary, [f"{medium.kind} {medium.size}" for medium in media]),
+        weight=tokens.factor,
     )
 
 
-def _as_videos(media: Sequence[Medium], looked_at: Sequence[Media]) -> list[Medium]:
-    """Merge the frames of one video into one medium of a view; its picture is the first frame's.
-
-    Args:
-        looked_at: the same media as the sample has them, or the same number of each kind.
-    """
-    if not has_lists(looked_at):
-        return list(media)
-    return [
-        media[places.start]
-        if places.stop - places.start == 1
-        else replace(
-            media[places.start],
-            kind=VIDEO.kind,
-            num_frames=medium.num_frames,
-            num_bytes=sum(frame.num_bytes or 0 for frame in media[places]),
-        )
-        for medium, places in lists_of_frames(looked_at)
-    ]
+def _as_seen(media: Sequence[Medium], seen: Sequence[SeenMedium]) -> Iterator[Medium]:
+    """Yield the media as a model sees them; the frames of a list are one video, and its picture is the first one's."""
+    parts = iter(media)
+    for medium in seen:
+        own = [*islice(parts, medium.num_images or 1)]
+        if len(own) != (medium.num_images or 1):
+            raise ValueError("its tokens are of more media than it has")
+        if medium.num_images:
+            num_bytes = sum(frame.num_bytes or 0 for frame in own)
+            own[0] = replace(own[0], kind=VIDEO.kind, num_frames=medium.num_images, num_bytes=num_bytes)
+        yield replace(own[0], seen=_changes(medium))
+    if next(parts, None) is not None:
+        raise ValueError("its tokens are of fewer media than it has")
 
 
-def seen_by(template: Template, media: Sequence[Media]) -> list[str | None]:
-    """Say how `media.*` changes each medium before the processor gets it, and a video's frames; None: unchanged."""
-    seen = []
-    for medium in media:
-        frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
-        after = template.prepared(medium, len(frames))
-        changes = [f"{after.width}×{after.height}"] * ((after.width, after.height) != (medium.width, medium.height))
-        changes += [f"{len(frames):,} frames"] * (medium.kind == VIDEO.kind)
-        seen.append(", ".join(changes) or None)
-    return seen
+def _changes(medium: SeenMedium) -> str | None:
+    """Say how `media.*` changes a medium before the processor gets it, and a video's frames; None: unchanged."""
+    sizes = [f"{step.width}×{step.height}" for step in medium.steps[-1:]]
+    frames = [f"{len(medium.frames):,} frames"] * (medium.kind == VIDEO.kind)
+    return ", ".join(sizes + frames) or None

@@ -1,24 +1,28 @@
 """Build the view of a written pack, as far as it can be read: packs may be damaged, or written by another tool."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.members import messages_of, sample_of
+from energon_pack.dataset.contents import Pack, written_tokens
+from energon_pack.dataset.members import messages_of
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.kinds import IMAGE, KINDS
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import TokensDamaged
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.turns import turns_of
 from energon_pack.views.view import Medium, MemberView, PackView
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.templates.template import Template
+    from energon_pack.views.spans import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ def pack_view(
     pack: Pack,
     place: Place,
     rows: Sequence[PlanRow] | None = None,
-    template: "Template | None" = None,
+    vocabulary: "Vocabulary | None" = None,
     max_thumbnails: int = 0,
     notes: Sequence[str] = (),
     most_encoded: int | None = None,
@@ -46,29 +50,37 @@ def pack_view(
     Args:
         file: the shard that the pack is in.
         rows: of the plan; None: there is no plan, or it can't be read.
-        template: that the pack was made with; None: show no tokens.
+        vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
         notes: faults of its JSON.
-        most_encoded: how many members are encoded, the first ones; None: all.
+        most_encoded: how many members are shown with their tokens, the first ones; None: all.
     """
     if rows is not None and len(rows) != len(pack.ids):
         notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
     num_members = max(len(pack.ids), len(pack.members or ()))
+    tokens: list[MemberTokens] = []
+    if vocabulary is not None:
+        try:
+            tokens = written_tokens(file, pack)
+        except TokensDamaged as error:
+            notes = [*notes, f"tokens: {error}"]
+    if MESSAGES in pack.flavor.optional and pack.fields and MESSAGES not in pack.fields:
+        notes = [*notes, "it holds no conversations (output.messages=false)"]
     members = []
     for index in range(num_members):
         row = None if rows is None else rows[index]
-        its_template = template if most_encoded is None or index < most_encoded else None
-        members.append(_member(file, pack, index, row, its_template, max_thumbnails))
-        max_thumbnails -= sum(medium.data is not None for medium in members[-1].media)
+        view = _member(file, pack, index, row, max_thumbnails)
+        if vocabulary is not None and index < min(len(tokens), most_encoded or len(tokens)):
+            view = _with_tokens(view, tokens[index], vocabulary)
+        members.append(view)
+        max_thumbnails -= sum(medium.data is not None for medium in view.media)
     return PackView(
         pack.files.key, place.number, place.num_packs, place.shard, pack.media_type, place.max_token_len, members,
         list(notes),
     )  # fmt: skip
 
 
-def _member(
-    file: Bytes, pack: Pack, index: int, row: PlanRow | None, template: "Template | None", max_thumbnails: int
-) -> MemberView:
+def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int) -> MemberView:
     notes: list[str] = []
     names = pack.names[index] if index < len(pack.names) else []
     kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
@@ -87,21 +99,34 @@ def _member(
         shared_len=pack.shared_lens[index] if index < len(pack.shared_lens) else 0,
         num_shared_visual=0 if row is None else row.num_shared_visual_tokens,
     )
-    try:
+    if pack.members is None:
+        return view
+    with _noting(notes):
         view.turns.extend(turns_of(messages_of(file, pack, index)))
-        view = replace(view, weight=options_of(pack.flavor.fields((pack.members or [])[index])).weight)
-        if template is None:
-            return view
-        from energon_pack.views.member import encoded
-
-        return _checked(view, encoded(view, template, sample_of(file, pack, index)))
-    except Skip as skip:
-        notes.append(f"{skip}")
-    except (KeyError, IndexError) as error:
-        notes.append(f"the pack lacks {error}")
-    except (TypeError, ValueError, AttributeError) as error:  # a damaged conversation
-        notes.append(f"its conversation can't be read: {str(error) or type(error).__name__}")
+        return replace(view, weight=options_of(pack.flavor.fields(pack.members[index])).weight)
     return view
+
+
+def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: "Vocabulary") -> MemberView:
+    """Return the view of a member with the tokens that were written."""
+    from energon_pack.views.member import encoded
+
+    with _noting(view.notes):
+        return _checked(view, encoded(view, tokens, vocabulary))
+    return view
+
+
+@contextmanager
+def _noting(notes: list[str]) -> Iterator[None]:
+    """Note what is wrong with a member, once."""
+    try:
+        yield
+    except Skip as skip:
+        notes += {f"{skip}"}.difference(notes)
+    except (KeyError, IndexError) as error:
+        notes += {f"the pack lacks {error}"}.difference(notes)
+    except (TypeError, ValueError, AttributeError) as error:  # a damaged conversation
+        notes += {f"it can't be read: {str(error) or type(error).__name__}"}.difference(notes)
 
 
 def _checked(stated: MemberView, made: MemberView) -> MemberView:

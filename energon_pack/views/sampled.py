@@ -10,7 +10,7 @@ from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views.member import encoded
+from energon_pack.views.member import encoded, vocabulary_of
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.turns import turns_of
 from energon_pack.views.view import Medium, MemberView
@@ -52,7 +52,8 @@ def sample_view(
     if template is None:
         return view
     try:
-        return encoded(view, template, Sample(sample.timed, sample.media, sample.tools, sample.options))
+        (tokens,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
+        return encoded(view, tokens, vocabulary_of(template))
     except Skip as skip:
         return replace(view, refused=str(skip))
 

@@ -1,53 +1,71 @@
-"""Split the tokens of a sample into spans of one kind: text, special tokens, media; trained text is apart.
+"""Split the tokens of a member into spans of one kind: text, special tokens, media; trained text is apart.
 
-    Rendered ──tokenizer──► ids, and the characters of each ──spans_of──► Span, Span, …   all of its tokens, once each
+    MemberTokens ──tokenizer──► Span, Span, …   all of its tokens, once each, as they are trained
 
-A character that takes several tokens is shown with the first of them. All tokens of a medium are one span.
+All tokens from the first to the last that hold features of a medium are one span.
 """
 
-from itertools import groupby, repeat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
-from energon_pack.samples.media.kinds import KINDS
-from energon_pack.templates.sample import Rendered, Sample
-from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.runs import token_ranges, within_range, without_first
+import numpy as np
+
+from energon_pack.samples.media.kinds import AUDIO
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.views.view import Span
 
 
-def spans_of(template: Template, sample: Sample, rendered: Rendered) -> list[Span]:
-    """Split the tokens of a sample into spans.
+@dataclass(frozen=True)
+class Vocabulary:
+    """What turns ids into text."""
+
+    tokenizer: Any  # of the package `tokenizers`
+    feature_ids: Mapping[str, int]  # by kind of media: of the tokens that hold features
+
+    def text(self, ids: Sequence[int], start: int, end: int) -> str:
+        """Return the text of some ids, which begins as it does behind the id before them."""
+        first = max(0, start - 1)
+        before, all_of_it = (self.tokenizer.decode(ids[first:last], skip_special_tokens=False) for last in (start, end))
+        return str(all_of_it).removeprefix(before)
+
+
+def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str]) -> list[Span]:
+    """Split the tokens of a member into spans.
 
     Args:
-        rendered: the sample as the template wrote it.
+        media: a short description of each of its media.
     """
-    tokenizer = template.tokenizer
-    encoding = tokenizer.encode(rendered.text, add_special_tokens=template.spec.add_special_tokens)
-    offsets, special = encoding.offsets, tokenizer.get_added_tokens_decoder()
-    first, last = rendered.token_range or (0, len(offsets))
-    _, ranges = within_range(encoding.ids, token_ranges(offsets, rendered.spans), (first, last))
-    supervised, weights = without_first(ranges, rendered.weights)
-    weight_of = [0.0] * len(offsets)
-    for (start, end), weight in zip(supervised, weights or repeat(1.0), strict=False):
-        weight_of[first + start : first + end] = [weight] * (end - start)
-    medium_of: list[int | None] = [None] * len(offsets)
-    for place, (start, end) in enumerate(token_ranges(offsets, sorted(rendered.media))):
-        medium_of[start:end] = [place] * (end - start)
-    in_order = [sample.media[i] for _, i in sorted((place, i) for i, place in enumerate(rendered.media))]
-    is_special = [token in special and special[token].special for token in encoding.ids]
-
-    spans, done = [], offsets[first - 1][1] if first else 0  # characters that are in a span already, or left out
-    alike = [
-        (n, n is None and token, weight) for n, token, weight in zip(medium_of, is_special, weight_of, strict=True)
+    ids = tokens.ids.tolist()
+    medium_of: list[int | None] = [None] * len(ids)
+    for index, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
+        medium_of[place] = [index] * (place.stop - place.start)
+    added = vocabulary.tokenizer.get_added_tokens_decoder()
+    special = [
+        own is None and token in added and added[token].special and token
+        for own, token in zip(medium_of, ids, strict=True)
     ]
-    for (number, is_token, weight), group in groupby(range(first, last), key=alike.__getitem__):
-        indices = list(group)
-        end = max(done, offsets[indices[-1]][1])
-        text, kind = rendered.text[done:end], "special" if is_token else "text"
-        if not text:  # a token that the tokenizer adds around the text
-            text = "".join(tokenizer.id_to_token(encoding.ids[i]) or "" for i in indices) if is_token else ""
-        if number is not None:
-            medium = in_order[number]
-            text, kind = f"{medium.kind} {KINDS[medium.kind].size(medium)}", medium.kind
-        spans.append(Span(text, kind, len(indices), weight))
-        done = end
+    alike = [*zip(medium_of, special, tokens.weight_of_each, strict=True)]
+    spans = []
+    for (number, token, weight), group in groupby(range(len(ids)), key=alike.__getitem__):
+        places = [*group]
+        if number is None:
+            text = vocabulary.text(ids, places[0], places[-1] + 1)
+            spans.append(Span(text, "text" if token is False else "special", len(places), weight))
+        else:
+            spans.append(Span(media[number], tokens.media[number].kind, len(places), weight))
     return spans
+
+
+def media_places(tokens: MemberTokens, feature_ids: Mapping[str, int]) -> Iterator[slice]:
+    """Yield the tokens of each medium, from the first to the last that hold its features."""
+    done = 0
+    for medium in tokens.media:
+        held = np.flatnonzero(tokens.ids[done:] == feature_ids.get(medium.kind))[: medium.num_features] + done
+        start, done = (int(held[0]), int(held[-1]) + 1) if len(held) else (done, done)
+        while medium.kind != AUDIO.kind and medium.num_samples and done < len(tokens):  # the last of its sound
+            if tokens.ids[done] != feature_ids.get(AUDIO.kind):
+                break
+            done += 1
+        yield slice(start, done)

@@ -1,28 +1,39 @@
 """The tokens that packing writes are those of the template; a sample with other tokens than measured ends the run."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from megatron.energon.errors import FatalSampleError
 
-from energon_pack.config import Format, Mask, ModelConfig, Overlong, PackConfig, Stage
+from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
+from energon_pack.errors import PackError
+from energon_pack.inspect.dataset import open_dataset
+from energon_pack.inspect.tokens import vocabulary_for
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
+from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.tokens.counter import TokenCounter
+from energon_pack.unpack import unpack
+from energon_pack.views.member import vocabulary_of
 from support import processors
-from support.damage import read_shard, write_shard
+from support.batches import same
+from support.damage import found, lines, read_shard, write_shard
 from support.packed import Make, demo_config, packed, train
 from support.running import need_torchvision
 from support.samples import chat, picture, sound, video, video_with_sound, write_tar
@@ -134,6 +145,9 @@ def test_what_is_heard_is_written(cache: Path, tmp_path: Path) -> None:
     written = check_written(packed(run), folder)
     seen = {(medium.kind, medium.num_samples > 0) for tokens in written for medium in tokens.media}
     assert seen == {("audio", True), ("video", True), ("video", False), ("image", False)}
+    run.output.name, run.output.messages = "bare", False
+    both = [batches_of(each, folder, "neat") for each in (tmp_path / "packed", packed(run))]
+    assert all(map(same, *both)), "nothing of it needs the conversations"
 
 
 def test_trees_say_what_they_share(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -178,6 +192,23 @@ def test_other_tokens_than_were_measured_end_the_run(config: Make, tmp_path: Pat
     pack(make(stage=last))
 
 
+def test_an_engine_that_counts_wrong_is_not_asked_again(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command would measure the same wrong lengths, and end in the same way, for ever."""
+    source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
+    count = TokenCounter.count
+
+    def miscount(counter: TokenCounter, texts: Any) -> list[tuple[int, int] | None]:
+        return [numbers and (numbers[0] + 1, numbers[1]) for numbers in count(counter, texts)]
+
+    monkeypatch.setattr(TokenCounter, "count", miscount)
+    make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
+        pack(make())
+    assert pack(make())["tokens"] == 3 * 28
+
+
 # ------------------------------------------------------------------------------------------------------- another medium
 
 
@@ -192,3 +223,126 @@ def test_an_image_of_another_size_is_named(config: Make, demo: tuple[Path, Path]
     (sample,) = train(folder)
     with pytest.raises(FatalSampleError, match=r"a\.tar/a in .*its picture is 56×84, and 84×56 by its header when it"):
         encoder.encode_sample(sample)
+
+
+# ---------------------------------------------------------------------------------------------- without conversations
+
+
+def batches_of(folder: Path, processor: Path, layout: str) -> list[Any]:
+    encoder = PackedTaskEncoder(folder, str(processor), layout=layout, tokens_per_second=2)
+    return [encoder.batch([encoder.encode_sample(sample)]) for sample in train(folder)]
+
+
+def without_messages(folder: Path) -> None:
+    """Each pack as it is with its conversations, without the field that holds them."""
+    for path in sorted(folder.glob("*.tar")):
+        for name, data in read_shard(path):
+            assert not name.endswith("json") or "messages" not in json.loads(data)
+
+
+@pytest.mark.parametrize("media", [MediaIn.copy, MediaIn.reference])
+def test_packs_without_conversations_are_trained_alike(
+    demo: tuple[Path, Path], cache: Path, tmp_path: Path, media: MediaIn
+) -> None:
+    """Weights, images with settings, clips and lists of frames: all that a batch needs stands in the tokens."""
+    need_torchvision()
+    settings: dict[str, Any] = {"packing__max_token_len": 800, "packing__overlong": Overlong.split_turns}
+    settings |= {"source__format": Format.jsonl, "output__media": media}
+    settings |= {"source": write_lines(tmp_path / "source", SEEN)}
+    whole = packed(demo_config(demo, cache, tmp_path / "whole", **settings))
+    bare = packed(demo_config(demo, cache, tmp_path / "bare", output__messages=False, **settings))
+    without_messages(bare)
+    for layout in ("neat", "thd"):
+        both = [batches_of(folder, demo[1], layout) for folder in (whole, bare)]
+        assert len(both[0]) == len(both[1]) > 1
+        assert all(map(same, *both))
+    assert lines(found(whole, source=[])) == lines(found(bare, source=[], decode=True)) == ""
+
+
+def test_trees_without_conversations_are_trained_alike(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    need_torchvision()
+    members: dict[str, bytes] = {}
+    for i in range(4):
+        members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
+    source = write_tar(tmp_path / "source/a.tar", members).parent
+    make = partial(config, source, packing__share=Share.prefix)
+    whole, bare = packed(make(output__name="whole")), packed(make(output__name="bare", output__messages=False))
+    without_messages(bare)
+    assert all(map(same, *(batches_of(folder, demo[1], "neat") for folder in (whole, bare))))
+    assert lines(found(bare, source=[])) == ""
+
+
+def test_what_packs_without_conversations_can_not_do_is_said(
+    config: Make, demo: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody takes packs without text for packs that were damaged; and text that is in no pack is never looked for."""
+    source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
+    folder = packed(config(source, output__messages=False))
+    why = r"packs hold no conversations \(output\.messages=false\)"
+    with pytest.raises(PackError, match=why):
+        unpack(folder, tmp_path / "out/single")
+    with pytest.raises(PackError, match=rf"--lengths 3: the {why}; --source compares their tokens"):
+        found(folder, lengths=3)
+    checked = found(folder, source=[], processor=str(demo[1]))
+    assert lines(checked) == ""
+    assert re.search(rf"{why}: only their tokens are compared", "\n".join(checked.notes))
+    assert checked.num_looked_at["source tokens"] == 3
+    opened, number = open_dataset(folder), 0
+    with opened.packs:
+        vocabulary, _ = vocabulary_for(opened, str(demo[1]), False)
+        assert vocabulary is not None
+        seen, told = (opened.view(opened.packs[number], known) for known in (vocabulary, None))
+    assert seen.notes == told.notes == ["it holds no conversations (output.messages=false)"]
+    assert [member.token_len for member in told.members] == [28] * 3
+    assert "Is it 0?" in "".join(span.text for member in seen.members for span in member.spans or ())
+
+
+def test_conversations_that_are_missing_are_a_defect(config: Make, tmp_path: Path) -> None:
+    """Of a dataset that has them; and one that leaves them out holds none."""
+    source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
+    whole, bare = (
+        packed(config(source, output__name="whole")),
+        packed(config(source, output__name="bare", output__messages=False)),
+    )
+    jsons = [next(iter(read_shard(folder / "packed-000000.tar")))[1] for folder in (whole, bare)]
+    for folder, other in ((whole, jsons[1]), (bare, jsons[0])):
+        shard = folder / "packed-000000.tar"
+        (name, _), *rest = read_shard(shard)
+        write_shard(shard, [(name, other), *rest])
+    assert "json: packed-000000.tar" in lines(found(whole))
+    assert "no messages, and it was packed with output.messages=true" in lines(found(whole))
+    assert "it has messages, and it was packed with output.messages=false" in lines(found(bare))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"flavor": "packed_captioning"}, "output.flavor=packed_captioning"),
+        ({"sample_loader_py": True, "sample_type": "a:B"}, "output.sample_loader_py=true"),
+    ],
+)
+def test_who_reads_conversations_gets_them(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(PackError, match=f"output.messages=false with {said}: "):
+        OutputConfig(messages=False, **asked).check()
+
+
+def test_what_is_shown_is_what_was_written(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """A look that rendered the JSON again would show "Yes.", whatever is trained in its place."""
+    source = write_tar(tmp_path / "source/a.tar", {"a.json": chat("Is it?", "Yes.")}).parent
+    folder = packed(config(source))
+    shard, vocabulary = folder / "packed-000000.tar", vocabulary_of(load_template(folder, str(demo[1])))
+    (name, data), (of_tokens, written) = read_shard(shard)
+    (tokens,) = members_of(PackTokens.from_bytes(written))
+    ids = tokens.ids.copy()
+    ids[tokens.supervised[0][0]] = ids[1]
+    changed = pack_tokens([replace(tokens, ids=ids)]).to_bytes()
+    value = json.loads(data)
+    value["_meta"][CHECKSUM] = crc32(changed)
+    write_shard(shard, [(name, json.dumps(value).encode()), (of_tokens, changed)])
+    opened = open_dataset(folder)
+    with opened.packs:
+        (member,) = opened.view(opened.packs[0], vocabulary).members
+    shown = "".join(span.text for span in member.spans or ())
+    assert shown == vocabulary.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    assert "Yes." not in shown
+    assert "Yes." in member.turns[1].text

@@ -3,7 +3,7 @@
 It is the last net below every rule of a family: a test that can't fail would make it worthless.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.find import find_shards
 from energon_pack.templates.processor import prepare_template
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.models import of_model
 from support.running import PIPELINE, REAL, need_torchvision
@@ -112,6 +113,20 @@ def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_process
     assert audit(job) == Audit(16, 0, is_known=True)
     monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
     assert "has 2 tokens measured again" in audit(job).difference
+
+
+def test_other_features_than_tokens_that_wait_are_noticed(
+    measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training would compare the processor's features with a number that nobody has compared."""
+    made = Template.member_tokens
+
+    def wrong(template: Template, samples: Sequence[Sample]) -> list[MemberTokens]:
+        each = made(template, samples)
+        return [replace(m, media=[replace(x, num_features=x.num_features + 1) for x in m.media]) for m in each]
+
+    monkeypatch.setattr(Template, "member_tokens", wrong)
+    assert "features of media, and" in audit(replace(job_of(*measured), is_known=True)).difference
 
 
 def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[list[MeasuredShard], Method]) -> None:

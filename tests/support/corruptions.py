@@ -1,15 +1,17 @@
 """Ways in which a packed dataset may be wrong, each with the checks that have to find it, and no others."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
-from energon_pack.samples.tokens_part import TOKENS, PackTokens
+from energon_pack.samples.tokens_part import CHECKSUM, COLUMNS, TOKENS, PackTokens
 from support.damage import (
     Members,
     change,
@@ -19,6 +21,7 @@ from support.damage import (
     grown,
     read_shard,
     set_at,
+    shard_with,
     write_shard,
 )
 
@@ -43,15 +46,25 @@ def cut_tokens(members: Members, index: int) -> None:
 
 
 def change_tokens(change_columns: Callable[[dict[str, Any]], None]) -> Callable[[Members, int], None]:
-    """Something else in the columns of the tokens of one pack."""
+    """Something else in the columns of the tokens of one pack, with the checksum that belongs to them."""
 
     def damage(members: Members, index: int) -> None:
         name, data = members[index + 1]
         columns = {name: own.copy() for name, own in PackTokens.from_bytes(data).columns.items()}
         change_columns(columns)
         members[index + 1] = (name, PackTokens(columns).to_bytes())
+        value = json.loads(members[index][1])
+        value["_meta"][CHECKSUM] = crc32(members[index + 1][1])
+        members[index] = (members[index][0], json.dumps(value).encode())
 
     return damage
+
+
+def flip_an_id(members: Members, index: int) -> None:
+    """A bit in the tokens, as a disk does it."""
+    name, data = members[index + 1]
+    place = 4 + 4 * len(COLUMNS) + 200
+    members[index + 1] = (name, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
 
 def move_a_token(columns: dict[str, Any]) -> None:
@@ -69,6 +82,65 @@ def move_a_medium(columns: dict[str, Any]) -> None:
     """The first member gets a medium of the second one."""
     columns["num_media"][0] += 1
     columns["num_media"][1] -= 1
+
+
+def change_an_id(columns: dict[str, Any]) -> None:
+    columns["low"][2] ^= 1
+
+
+def move_a_media_token(columns: dict[str, Any]) -> None:
+    """The first image comes a token later in its text."""
+    place = columns["repeated"][0]
+    columns["low"][[place, place + 1]] = columns["low"][[place + 1, place]]
+    columns["repeated"][0] += 1
+
+
+def train_another_token(columns: dict[str, Any]) -> None:
+    """The first answer is trained from a token earlier on, and ends a token earlier."""
+    columns["start"][0] -= 1
+    columns["end"][0] -= 1
+
+
+def other_features(columns: dict[str, Any]) -> None:
+    columns["width"][1], columns["height"][1] = columns["height"][1], columns["width"][1]
+
+
+def exchange_members(folder: Path) -> None:
+    """The ids of two texts of one length in a pack change places."""
+    path, index = shard_with(folder, "text")
+    members = read_shard(path)
+
+    def exchange(columns: dict[str, Any]) -> None:
+        assert not len(columns.get("repeated", ())), "an id stands once"
+        starts = np.cumsum([0, *columns["length"]])
+        number = int(np.flatnonzero(np.diff(columns["length"].astype(int)) == 0)[0])
+        start, between, end = starts[number : number + 3]
+        columns["low"][start:end] = np.roll(columns["low"][start:end], between - start)
+
+    change_tokens(exchange)(members, index)
+    write_shard(path, members)
+
+
+def other_words(folder: Path) -> None:
+    """A processor with two words of its vocabulary exchanged."""
+    path = folder / ".nv-meta/processor/vocab.json"
+    ids = json.loads(path.read_text())
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    path.write_text(json.dumps(ids))
+
+
+def more_cost(folder: Path) -> None:
+    path = folder / ".nv-meta/packs.npy"
+    sums = np.load(path)
+    sums[0, 0] += 1
+    np.save(path, sums)
+
+
+def other_trial(folder: Path) -> None:
+    path = folder / ".nv-meta/trial.tokens"
+    columns = {name: own.copy() for name, own in PackTokens.from_bytes(path.read_bytes()).columns.items()}
+    columns["low"][0] ^= 1
+    path.write_bytes(PackTokens(columns).to_bytes())
 
 
 def tokens_of_another(folder: Path) -> None:
@@ -191,8 +263,34 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {},
         {"tokens": "_meta.token_lens says"},
     ),
-    "tokens of another pack": (tokens_of_another, {}, {"tokens": "_meta.token_lens says"}),
+    "tokens of another pack": (tokens_of_another, {}, {"tokens": "tokens with the checksum"}),
+    "a bit of the tokens": (change_files(flip_an_id), {}, {"tokens": "tokens with the checksum"}),
     "a token trained less": (change_files(change_tokens(train_less)), {}, {"tokens": "_meta.num_supervised says"}),
+    "another id": (change_files(change_tokens(change_an_id)), BYTES, {"source tokens": "token 2 is"}),
+    "a token of a medium elsewhere": (
+        change_files(change_tokens(move_a_media_token)),
+        BYTES,
+        {"source tokens": "made again"},
+    ),
+    "another token trained": (
+        change_files(change_tokens(train_another_token)),
+        BYTES,
+        {"source tokens": "has the weight 1, made again 0"},
+    ),
+    "an image of another size": (
+        change_files(change_tokens(other_features)),
+        BYTES,
+        {"source tokens": "medium 1 has width"},
+    ),
+    "ids of another member of the same length": (exchange_members, BYTES, {"source tokens": "made again"}),
+    "another vocabulary": (other_words, {}, {"metadata": "processor/vocab.json is not as it was packed"}),
+    "another special id": (
+        change_file(".nv-meta/inputs.json", grown("token_ids", "<|image_pad|>")),
+        {},
+        {"metadata": "inputs.json is not as it was packed"},
+    ),
+    "another trial": (other_trial, {}, {"metadata": "trial.tokens is not as it was packed"}),
+    "other costs of packs": (more_cost, {}, {"metadata": "packs.npy is not as it was packed"}),
     "tokens of another member's media": (
         change_files(change_tokens(move_a_medium)),
         {},
@@ -373,9 +471,5 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     ),
     "another count in the report": (change_file("report.json", grown("samples_in")), {}, {"totals": "samples_in="}),
     "no report": (lambda folder: (folder / "report.json").unlink(), {}, {"files": "report.json is missing"}),
-    "another length than the template's": (
-        change(lambda value: value["_meta"].update(token_lens=[n - 1 for n in value["_meta"]["token_lens"]]), "text"),
-        {"lengths": 1000},
-        {"lengths": "tokens measured again", "sums": "", "plan": "", "totals": "", "tokens": "_meta.token_lens says"},
-    ),
+    "another text, by its tokens": (change(other_text, "text"), {"lengths": 1000}, {"lengths": "tokens, made again"}),
 }

@@ -17,10 +17,15 @@ from energon_pack.dataset.lookup import Packs
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.pack_tokens import pack_tokens
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
+from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.views.html import pack_section, shared_evenly, tokens_text
+from energon_pack.views.member import vocabulary_of
 from energon_pack.views.packed import Place, pack_view
 from energon_pack.views.thumbnails import thumbnail
 from energon_pack.views.view import PackView, Span
@@ -82,7 +87,7 @@ def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template:
             its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
             place = Place(found.number, len(packs), found.shard)
             stated = pack_view(found.file, found.pack, place, its_rows)
-            made = pack_view(found.file, found.pack, place, None, template, max_thumbnails=3)
+            made = pack_view(found.file, found.pack, place, None, vocabulary_of(template), max_thumbnails=3)
             assert stated.notes == made.notes == []
             for ours, theirs, row in zip(made.members, stated.members, its_rows, strict=True):
                 assert ours.notes == theirs.notes == []
@@ -97,12 +102,24 @@ def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template:
 
 def shown(tmp_path: Path, value: Any, template: Template | None = None, **media: bytes) -> PackView:
     raw = value if isinstance(value, bytes) else json.dumps(value).encode()
-    path = write_tar(tmp_path / "x.tar", {"k.json": raw, **{f"k.{n.replace('_', '.')}": d for n, d in media.items()}})
+    tokens = {} if template is None else {"k.tokens": tokens_of(value, template)}
+    media_parts = {f"k.{n.replace('_', '.')}": d for n, d in media.items()}
+    path = write_tar(tmp_path / "x.tar", {"k.json": raw, **tokens, **media_parts})
     with open_file(path) as file:
         data = InMemory(file.read(0, file.size), "")
     (files,) = packs_in(TarScan(data))
     pack, defects = parse(files, raw, DEFAULT)
-    return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, template, 8, defects)
+    vocabulary = None if template is None else vocabulary_of(template)
+    return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
+
+
+def tokens_of(value: Any, template: Template) -> bytes:
+    """What packing writes of conversations with images of 56×56; of one that is none, that of any other."""
+    made: list[MemberTokens] = []
+    for own, names in zip(value["messages"], value["media_files"], strict=True):
+        messages = own["messages"] if isinstance(own["messages"], list) else member("a", "b")["messages"]
+        made += template.member_tokens([Sample(messages, [Media("image", 56, 56) for _ in names])])
+    return pack_tokens(made).to_bytes()
 
 
 def member(*texts: str) -> dict[str, Any]:
@@ -123,11 +140,12 @@ def test_what_is_damaged_costs_only_itself(tmp_path: Path, template: Template) -
     assert first.notes == []
     assert first.spans is not None
     assert first.media[0].data is not None
-    assert second.spans is None
+    assert second.spans is not None, "its tokens are whole"
     assert second.media[0].problem is not None
     assert second.turns[1].text == "y"
     assert third.notes != []
-    assert fourth.notes == ["the pack lacks 's003.i00.png'"]
+    assert fourth.notes == []
+    assert fourth.media[0].problem == "it is not there"
     assert [turn.text for turn in fourth.turns] == ["<image>", "gone"]
     assert "no _meta.pack_id" in view.notes
     assert "it is not there" in pack_section(view)

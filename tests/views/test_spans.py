@@ -14,6 +14,7 @@ from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.views import html, terminal
+from energon_pack.views.member import vocabulary_of
 from energon_pack.views.spans import spans_of
 from energon_pack.views.view import MemberView, Span, Turn
 from support.models import of_model
@@ -30,14 +31,11 @@ MEDIA = [Media("image", 300, 200), Media("image", 64, 900)]
 
 def shown(template: Template, sample: Sample) -> list[Span]:
     """Spans whose sums are checked against the tokens of training."""
-    rendered = template.render(sample)
-    spans = spans_of(template, sample, rendered)
-    (tokens,) = template.tokenize([rendered])
-    assert sum(span.num_tokens for span in spans) == len(tokens.ids)
-    weights = [0.0] * len(tokens.ids)
-    for (start, end), weight in zip(tokens.supervised, tokens.weights or [1.0] * len(tokens.supervised), strict=True):
-        weights[start:end] = [weight] * (end - start)
-    assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == weights
+    (tokens,) = template.member_tokens([sample])
+    media = [f"{medium.kind} {medium.width}×{medium.height}" for medium in sample.media]
+    spans = spans_of(tokens, vocabulary_of(template), media)
+    assert sum(span.num_tokens for span in spans) == len(tokens)
+    assert [weight for span in spans for weight in [span.weight] * span.num_tokens] == tokens.weight_of_each
     assert [span.is_trained for span in spans] == [span.weight > 0 for span in spans]
     return spans
 
@@ -89,11 +87,11 @@ def test_no_token_of_a_real_processor_is_lost_or_shown_twice(real: Path, process
 
 
 def test_a_video_is_one_span_with_its_times(real: Path) -> None:
-    """Qwen3-VL writes times between the frames: as text they would hide what is the user's."""
+    """Qwen3-VL writes times between the frames: as text they would hide what is the user's. The first one is before."""
     template = build(of_model("qwen3_vl", real / "processors" / "qwen3_vl"), real / "processors" / "qwen3_vl")
     messages = [{"role": "user", "content": "See <video>"}, {"role": "assistant", "content": "ok"}]
     spans = shown(template, Sample(messages, [Media("video", 320, 240, "mp4", 80, 10.0)]))
-    assert [span.text for span in spans if "seconds" in span.text] == []
+    assert [span.text for span in spans if "seconds" in span.text] == ["<0.2 seconds>"]
     assert [span.kind for span in spans].count("video") == 1
 
 

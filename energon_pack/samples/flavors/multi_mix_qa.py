@@ -15,7 +15,7 @@ from energon_pack.samples.flavors.base import (
     sample_value,
 )
 from energon_pack.samples.flavors.parts import kind_of, media_by_kind
-from energon_pack.samples.flavors.schema import MEDIA, META, OBJECTS, Schema
+from energon_pack.samples.flavors.schema import MEDIA, MESSAGES, META, OBJECTS, Schema
 from energon_pack.samples.media.kinds import BY_LETTER, KINDS
 from energon_pack.samples.member import NO_OPTIONS, MemberInput, media_fields
 from energon_pack.samples.options import option_fields, options_of
@@ -52,7 +52,8 @@ class PackedMultiMixQA(PackedFlavor):
     name = "packed_multi_mix_qa"
     sample_class = "PackedMultiMixQASample"
     subflavor = "packed_chat_mix"
-    schema: ClassVar[Schema] = {"messages": OBJECTS, **MEDIA}
+    schema: ClassVar[Schema] = {MESSAGES: OBJECTS, **MEDIA}
+    optional: ClassVar[tuple[str, ...]] = (MESSAGES,)
     meta: ClassVar[Schema] = META
 
     def part_names(self, index: int, media: Sequence[tuple[str, str]]) -> list[str]:
@@ -66,7 +67,7 @@ class PackedMultiMixQA(PackedFlavor):
 
     def write(self, conversations: Sequence[Conversation], meta: Fields) -> dict[str, Any]:
         return {
-            "messages": [self.member_value(index, member) for index, member in enumerate(conversations)],
+            MESSAGES: [self.member_value(index, member) for index, member in enumerate(conversations)],
             "media_files": self.all_part_names(
                 [member.media for member in conversations], [member.num_shared for member in conversations]
             ),
@@ -91,7 +92,7 @@ class PackedMultiMixQA(PackedFlavor):
         kinds = [[self.kind(name) or kind_of(parts, name) for name in names] for names in value["media_files"]]
         named = [list(zip(*member, strict=True)) for member in zip(value["media_files"], kinds, strict=True)]
         media = [media_by_kind(parts, member) for member in named]
-        members = self.members(value)
+        members = self.members(value) if MESSAGES in value else [{MESSAGES: []}] * len(kinds)
         return {
             "messages": [member["messages"] for member in members],
             **media_fields({kind: [member[kind] for member in media] for kind in KINDS}),

@@ -5,7 +5,10 @@ from typing import Any
 
 from energon_pack.errors import short
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.samples.tokens_part import FORMAT
+from energon_pack.samples.tokens_part import CHECKSUM, FORMAT
+
+#: The field with the conversations; `output.messages=false` leaves it out.
+MESSAGES = "messages"
 
 Schema = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
@@ -52,6 +55,7 @@ META: Schema = {
     "total_token_len": COUNT,
     "fingerprint": _STRING,
     "source_parts": NAMES,
+    CHECKSUM: COUNT,
 }
 #: Fields of `_meta` in packs that name the media of each member.
 MEDIA: Schema = {

@@ -140,12 +140,11 @@ def test_parts_of_a_long_conversation_fit_too(config: Make, tmp_path: Path) -> N
 
 def test_the_recipe_reads_it(
     captions: tuple[dict[str, Any], Path],
-    demo: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures, folder = captions
-    monkeypatch.setattr(sys, "argv", ["read_packs.py", str(folder), "--processor", str(demo[1])])
+    monkeypatch.setattr(sys, "argv", ["read_packs.py", str(folder)])
     read_packs.main()
     assert f"{figures['packs']} packs, {figures['samples_packed']} members" in capsys.readouterr().out
 

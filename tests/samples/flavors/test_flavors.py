@@ -36,6 +36,7 @@ META = {
     "num_supervised": [1, 1],
     "total_token_len": 8,
     "fingerprint": "f",
+    "tokens_crc32": 0,
     "source_parts": [["0.png", "1.jpg"], []],
 }
 
