@@ -96,7 +96,8 @@ def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
 
 def _differs(file: Bytes, pack: Pack, index: int, template: Template) -> Iterator[str]:
     try:
-        yield from made_otherwise(written_tokens(file, pack)[index], template, sample_of(file, pack, index))
+        sample = sample_of(file, pack, index)
+        yield from made_otherwise(written_tokens(file, pack)[index], template, sample)
     except Skip as skip:
         yield f"it can't be measured: {skip}"
     except (KeyError, IndexError) as error:

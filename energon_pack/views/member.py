@@ -14,7 +14,7 @@ from energon_pack.views.view import Medium, MemberView
 
 
 def vocabulary_of(template: Template) -> Vocabulary:
-    """Return what turns a template's ids into text."""
+    """Return what turns the ids of a template into text."""
     return Vocabulary(template.tokenizer, template.feature_ids)
 
 

@@ -70,8 +70,8 @@ def pack_view(
     for index in range(num_members):
         row = None if rows is None else rows[index]
         view = _member(file, pack, index, row, max_thumbnails)
-        if vocabulary is not None and (most_encoded is None or index < most_encoded):
-            view = _with_tokens(view, file, pack, index, tokens, vocabulary)
+        if vocabulary is not None and index < min(len(tokens), most_encoded or len(tokens)):
+            view = _with_tokens(view, tokens[index], vocabulary)
         members.append(view)
         max_thumbnails -= sum(medium.data is not None for medium in view.media)
     return PackView(
@@ -107,15 +107,12 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
     return view
 
 
-def _with_tokens(
-    view: MemberView, file: Bytes, pack: Pack, index: int, tokens: Sequence[MemberTokens], vocabulary: "Vocabulary"
-) -> MemberView:
-    """Return the view of a member with the tokens that were written, if they can be read."""
+def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: "Vocabulary") -> MemberView:
+    """Return the view of a member with the tokens that were written."""
     from energon_pack.views.member import encoded
 
     with _noting(view.notes):
-        if index < len(tokens):
-            return _checked(view, encoded(view, tokens[index], vocabulary))
+        return _checked(view, encoded(view, tokens, vocabulary))
     return view
 
 
