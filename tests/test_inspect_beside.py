@@ -64,5 +64,5 @@ def test_a_dataset_beside_itself(both: tuple[Path, Path]) -> None:
 def test_packs_of_another_tool_are_refused(tmp_path: Path) -> None:
     """They have no report to be compared by."""
     write_llava_onevision(tmp_path)
-    with pytest.raises(PackError, match="only what energon_pack packed can be compared"):
+    with pytest.raises(PackError, match=r"is no packed dataset: .* of a source: --source"):
         side_of(open_dataset(tmp_path))

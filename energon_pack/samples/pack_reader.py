@@ -117,7 +117,7 @@ def _media_names(value: Mapping[str, Any]) -> Sequence[list[str]]:
     if "media_files" in value:
         files: list[list[str]] = value["media_files"]
         return files
-    images = enumerate(value["images"])
+    images = enumerate(value[IMAGE.plural])
     return [[captioning_name(index, number) for number in range(len(own))] for index, own in images]
 
 

@@ -26,11 +26,13 @@ from megatron.energon.flavors import BaseWebdatasetFactory
 from PIL import Image
 
 from energon_pack.config import DatasetYaml, PackConfig
-from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample, PackedMultiMixQASample
+from energon_pack.flavors import MultiMixQASample, PackedMultiMixQASample
 from energon_pack.loading import cookers, make_sample_loader
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.pack_tokens import pack_tokens
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.sample import Sample
 from support.batches import same
@@ -209,7 +211,7 @@ def test_tokens_are_bytes_under_any_decoder(packed: Path, decoder: Any) -> None:
 def test_unpacked_samples_are_read_with_the_settings_of_packing() -> None:
     sample = {"__key__": "k", "json": json.dumps({"mine": json.loads(chat("a", "b"))["messages"]}).encode()}
     assert make_sample_loader("multi_mix_qa", messages_key="mine")(sample)["messages"][1]["content"] == "b"
-    assert len(cookers(messages_key="mine")) == 5
+    assert len(cookers(messages_key="mine")) == 4
 
 
 def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
@@ -230,7 +232,7 @@ def test_a_missing_image_is_named_where_it_is_asked_for() -> None:
                 },
             }
         ),
-        "tokens": b"",
+        "tokens": pack_tokens([MemberTokens(np.zeros(1, np.int64), [])]).to_bytes(),
     }
     fields = make_sample_loader()(parts)
     (image,), (video,) = fields["images"][0], fields["videos"][0]
@@ -310,38 +312,6 @@ def test_unpacked_sources_load_as_multi_mix_qa(
     assert {sample.__key__: sample.messages for sample in samples} == in_packs
     for sample in samples:
         assert sum(m["content"].count("<image>") for m in sample.messages) == len(sample.image or [])
-
-
-def test_packs_write_llava_onevision_load_as_packed_captioning(tmp_path: Path) -> None:
-    """Its layout by FORMATS §3.2: members by number, JSON last, PNG bytes under .jpg, optional patch positions."""
-    positions = np.arange(6).reshape(2, 3)
-    file = tmp_path / "p.npy"
-    np.save(file, positions)
-    record = {
-        "images": [["img000_sub000.jpg", "img000_sub001.jpg"], []],
-        "prompts": [["<image><image>a", "b"], "c"],
-        "captions": [["1", "2"], "3"],
-        "sample_count": 2,
-        "fps": [[2], None],
-        "timestamp_decimal": [1, 1],
-    }
-    parts = {
-        "ps_00000000.img0_0.jpg": picture(10, 20),
-        "ps_00000000.img0_0.npy": file.read_bytes(),
-        "ps_00000000.img0_1.jpg": picture(30, 20, "PNG"),
-        "ps_00000000.json": json.dumps(record).encode(),
-    }
-    write_tar(tmp_path / "s" / "packed.tar", parts)
-    folder = prepare(tmp_path / "s", typed("PackedCaptioningSample", "packed_captioning"))
-    (sample,) = train(folder)
-    assert isinstance(sample, PackedCaptioningSample)
-    assert [[image.size for image in member] for member in sample.images] == [[(10, 20), (30, 20)], []]
-    assert sample.prompts == [["<image><image>a", "b"], ["c"]]
-    assert sample.captions == [["1", "2"], ["3"]]
-    assert sample.fps == [[2], None]
-    [arrays, _] = sample.patch_positions or []
-    assert arrays[0].tolist() == positions.tolist()
-    assert arrays[1] is None
 
 
 def test_an_unknown_flavor_is_named() -> None:

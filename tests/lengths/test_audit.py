@@ -121,8 +121,8 @@ def test_other_features_than_tokens_that_wait_are_noticed(
     """Training would compare the processor's features with a number that nobody has compared."""
     made = Template.member_tokens
 
-    def wrong(template: Template, samples: Sequence[Sample]) -> list[MemberTokens]:
-        each = made(template, samples)
+    def wrong(template: Template, samples: Sequence[Sample], engine: str) -> list[MemberTokens]:
+        each = made(template, samples, engine)
         return [replace(m, media=[replace(x, num_features=x.num_features + 1) for x in m.media]) for m in each]
 
     monkeypatch.setattr(Template, "member_tokens", wrong)
