@@ -94,13 +94,14 @@ def make_part_filter() -> Callable[[str], bool]:
 
 
 def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
-    """Do `load_pack`; an unknown format, or a lost medium, Energon would only log, and train on the other packs."""
+    """Do `load_pack`; Energon would only log that a pack is unknown or damaged, and train on the other packs."""
     try:
         return load_pack(parts, flavor, read)
-    except PackError as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         from energon_pack.reading import FatalSampleError
 
-        raise FatalSampleError(str(error)) from None
+        said = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
+        raise FatalSampleError(said) from None
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:

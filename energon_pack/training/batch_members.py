@@ -90,7 +90,12 @@ def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, given: GivenR
 
 
 def _by_given(given: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
-    rows, width = [[tokens_of_given(member) for member in row] for row in given], tokens.shape[1]
+    try:
+        rows, width = [[int(tokens_of_given(member)) for member in row] for row in given], tokens.shape[1]
+    except (TypeError, KeyError, ValueError):
+        raise MixingError(
+            f"members={given} of a batch: a list for each row, of lengths or {{'tokens': length}}"
+        ) from None
     if len(rows) != len(tokens) or any(sum(row) > width or min(row, default=0) < 1 for row in rows):
         raise MixingError(f"members={rows} for input_ids {list(tokens.shape)}: a list of lengths for each row")
     ends = [number * width + end for number, row in enumerate(rows) for end in accumulate(row, initial=0)]

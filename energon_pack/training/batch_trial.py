@@ -32,6 +32,8 @@ from energon_pack.training.wrapped import class_of
 _log = logging.getLogger(__name__)
 #: inputs of each token that a member alone has anew
 _ANEW = ("input_ids", "labels", "shift_labels")
+#: what is added to a score that nobody is to see
+_CLOSED = -1e4
 
 
 @dataclass
@@ -66,6 +68,8 @@ class Batches:
             ValueError: there are no batches, or other numbers of them and of their members.
             MixingError: members see each other; or no row has two.
         """
+        if isinstance(batches, Mapping) or not all(isinstance(one, Mapping) for one in batches):
+            raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
             raise ValueError(f"{len(batches)} batches, and members= of {len(members or ())}: give each batch its rows")
         self.tries_all, are_packed = True, False
@@ -90,11 +94,18 @@ class Batches:
         """
         members = read_members(inputs, self.given)
         _refuse_first_labels(inputs, members)
+        _refuse_other_labels(inputs, members)
         return members
 
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
         """Return the tokens of the longest member."""
         return max((one.end - one.start for one in self.read(inputs).spans), default=0)
+
+    def is_open(self, inputs: Mapping[str, Any]) -> bool:
+        """Say whether a 4-D mask lets tokens of different members see each other: bool, or added to the scores."""
+        mask = inputs.get("attention_mask")
+        masks = mask.values() if isinstance(mask, Mapping) else [mask]
+        return any(_is_open(one, self.read(inputs)) for one in masks if isinstance(one, Tensor) and one.dim() == 4)
 
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the inputs in which members are changed; None: there are no two members with words."""
@@ -127,6 +138,16 @@ class Batches:
                 yield str(error)
 
 
+def _is_open(mask: Tensor, members: ReadMembers) -> bool:
+    sees = mask if mask.dtype == torch.bool else mask > _CLOSED
+    num_rows = max((one.row + 1 for one in members.spans), default=1)
+    numbers = torch.zeros(max(num_rows, len(mask)), mask.shape[-1], dtype=torch.long, device=mask.device)
+    for number, one in enumerate(members.spans, 1):
+        numbers[one.row, one.start : one.end] = number
+    pairs = (numbers[:, :, None] != numbers[:, None, :]) & (numbers[:, :, None] > 0) & (numbers[:, None, :] > 0)
+    return bool((sees & pairs[:, None]).any())
+
+
 def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
     """Check that no label lets a member's last token predict the first one of the next, or its own first token."""
     is_shifted = inputs.get("shift_labels") is not None
@@ -144,6 +165,21 @@ def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> Non
         raise MixingError(
             f"labels train the first token of {len(trained)} of {len(members.spans)} members (row {row}, token"
             f" {place}): the member before it predicts it; its label has to be {IGNORE}"
+        )
+
+
+def _refuse_other_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
+    """Check that no label is of a token in no member."""
+    is_shifted = inputs.get("shift_labels") is not None
+    if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
+        return
+    rest = labels.cpu() != IGNORE
+    for one in members.spans:
+        rest[one.row, one.start : one.end] = False
+    if rest.any():
+        row, place = rest.nonzero()[0].tolist()
+        raise MixingError(
+            f"labels train {int(rest.sum())} tokens that are in no member by {members.by} (row {row}, token {place})"
         )
 
 

@@ -70,7 +70,8 @@ class FirstBatch:
     def _steps(self, part: Module, inputs: Mapping[str, Any]) -> Steps | None:
         if not self._tried:
             self._is_sharded = is_sharded(self._model)
-        kind = kind_of(part, inputs, self._code.now(), self._subject.longest_of(inputs))
+        subject = self._subject
+        kind = kind_of(part, inputs, self._code.now(), subject.longest_of(inputs), subject.is_open(inputs))
         known = next((one for one in self._tried if one.kind.covers(kind)), None)
         if known is not None:
             known.left -= 1

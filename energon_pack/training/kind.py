@@ -21,8 +21,10 @@ class Kind:
 
     code: Code
     part: type
-    #: names of its inputs, its mask, whether it has several rows, the type of autocast
+    #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
     form: tuple[frozenset[str], str, bool, torch.dtype | None]
+    #: whether a mask of its own lets members see each other
+    is_open: bool
     in_training: bool
     has_gradients: bool
     #: tokens of a row, and of the longest member
@@ -36,7 +38,7 @@ class Kind:
     def runs_as(self, other: "Kind") -> bool:
         """Say whether it covers the other but for sizes."""
         return (
-            (self.part, self.form) == (other.part, other.form)
+            (self.part, self.form, self.is_open) == (other.part, other.form, other.is_open)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
             and is_same(self.code, other.code)
@@ -47,7 +49,7 @@ class Kind:
         return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
 
 
-def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int) -> Kind:
+def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int, is_open: bool) -> Kind:
     """Return the kind of a pending forward.
 
     Args:
@@ -55,13 +57,15 @@ def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int) -
         inputs: by name.
         code: that the model runs now.
         longest: tokens of the longest member.
+        is_open: whether a mask of its own lets members see each other.
     """
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    names = frozenset(name for name, value in inputs.items() if value is not None)
-    form = (names, mask_of(inputs), rows > 1, cast)
-    return Kind(code, type(part), form, part.training, torch.is_grad_enabled(), width, longest)
+    switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
+    names = {name for name, value in inputs.items() if value is not None}
+    form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
+    return Kind(code, type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
 
 
 @dataclass

@@ -51,6 +51,10 @@ class Packs:
         """Return the tokens of the longest member."""
         return int(text_row(inputs, inputs["position_ids"]).max()) + 1
 
+    def is_open(self, _: Mapping[str, Any]) -> bool:
+        """Say that no mask does: those of packs are made of their members."""
+        return False
+
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the inputs in which members are changed; None: there are no two members with words."""
         return trial_inputs(inputs, self.model.config, self.media)

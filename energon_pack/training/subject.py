@@ -34,6 +34,9 @@ class Subject(Protocol):
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
         """Return the tokens of the longest member."""
 
+    def is_open(self, inputs: Mapping[str, Any]) -> bool:
+        """Say whether a mask of the batch itself lets members see each other."""
+
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the inputs in which members are changed; None: there are no two members with words."""
 

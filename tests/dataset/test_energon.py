@@ -22,6 +22,7 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
 )
+from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseWebdatasetFactory
 from PIL import Image
 
@@ -36,6 +37,8 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.sample import Sample
 from support.batches import same
+from support.corruptions import cut_tokens, flip_an_id
+from support.damage import Members, read_shard, write_shard
 from support.packed import demo_config, prepare, train, typed
 from support.packed import packed as pack_of
 from support.packed import samples as pack_parts
@@ -206,6 +209,22 @@ def test_tokens_are_bytes_under_any_decoder(packed: Path, decoder: Any) -> None:
     """An extension that a decoder knows would hand training an object of its own making."""
     (parts,) = [*pack_parts(packed).values()][:1]
     assert decoder({"__key__": "k", "tokens": parts["tokens"]})["tokens"] == parts["tokens"]
+
+
+def break_json(members: Members, index: int) -> None:
+    members[index] = (members[index][0], members[index][1][:-9])
+
+
+@pytest.mark.parametrize("damage", [cut_tokens, flip_an_id, break_json])
+def test_a_damaged_pack_ends_the_training(packed: Path, tmp_path: Path, damage: Callable[..., None]) -> None:
+    """Energon only logged it, and trained the other packs: the run ended with 0."""
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    shard = min(copy.glob("*.tar"))
+    members = read_shard(shard)
+    damage(members, next(i for i, (name, _) in enumerate(members) if name.endswith(".json")))
+    write_shard(shard, members)
+    with pytest.raises(FatalSampleError, match=r"TokensDamaged|JSON"):
+        [*train(copy, encoder=PackedTaskEncoder(copy))]
 
 
 def test_unpacked_samples_are_read_with_the_settings_of_packing() -> None:

@@ -187,6 +187,43 @@ def test_given_members_show_a_batch_that_says_none(caplog: pytest.LogCaptureFixt
     assert "is tried with these batches alone" in caplog.text
 
 
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -5.0])
+def test_a_later_mask_with_other_values_is_tried(hidden: float) -> None:
+    """Its name and shape are the same: a mask that is causal in the whole row trained for 16 batches without a word."""
+    model = make_model("llama")
+    apart = torch.block_diag(*(torch.ones(n, n).tril() for n in (9, 14, 7)))[None, None]
+    held = guard(model, batches=[{**GOOD, "attention_mask": torch.where(apart > 0, 0.0, -1e9)}])
+    model(**{**GOOD, "attention_mask": torch.where(apart > 0, 0.0, -1e9)})
+    assert len(held.trials) == 1
+    seen = apart if hidden == -5.0 else torch.ones(30, 30).tril()
+    with pytest.raises(MixingError, match="mixes the members of a batch"):
+        model(**{**GOOD, "attention_mask": torch.where(seen > 0, 0.0, hidden)})
+
+
+def test_a_later_switch_is_another_kind() -> None:
+    """With a cache, transformers looks for no members in position_ids."""
+    model = make_model("llama")
+    guard(model, batches=[GOOD])
+    with pytest.raises(MixingError, match="mixes the members of a batch"):
+        model(**{**GOOD, "use_cache": True})
+
+
+@pytest.mark.parametrize(
+    ("batches", "members", "said"),
+    [
+        (GOOD, None, r"batches= is a list of batches, .*: batches=\[batch\]"),
+        (["abc"], None, "each a mapping of inputs"),
+        ([GOOD], [[9, 14, 7]], "a list for each row, of lengths"),
+        ([GOOD], [[["nine", "14"]]], "a list for each row, of lengths"),
+        ([without(GOOD, "position_ids")], [[[9, 14, 6]]], "labels train 1 tokens that are in no member by members="),
+    ],
+)
+def test_wrong_arguments_are_named(batches: Any, members: Any, said: str) -> None:
+    """A batch without its list is the likeliest slip; a member that is too short left a trained token to nobody."""
+    with pytest.raises(ValueError, match=said):
+        guard(make_model("llama"), batches=batches, members=members)
+
+
 def test_labels_that_train_the_first_token_of_a_member_are_refused() -> None:
     """The model shifts labels in the row: the last token of a member would learn the first one of the next."""
     model = make_model("llama")
