@@ -36,7 +36,7 @@ samplers
 trainers
 lazy streaming on_disk
 automodel
-unpack cli metadataset simulate inspect recipes
+unpack cli metadataset inspect recipes
 order try
 __main__
 """

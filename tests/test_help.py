@@ -59,7 +59,7 @@ def test_a_page_says_what_one_wants_to_know(tool: str, tmp_path: Path) -> None:
 
 def test_a_tool_is_a_word_of_the_command_line(tmp_path: Path) -> None:
     """`energon-pack verify DIR` said that verify is a program of its own, and ended."""
-    for tool in ("verify", "simulate"):
+    for tool in ("verify", "inspect"):
         code, out, errors = run_here(tool, "--help", cwd=tmp_path)
         assert (code, errors) == (0, "")
         assert out == page(tool, tmp_path)
@@ -72,7 +72,7 @@ def test_a_tool_is_a_word_of_the_command_line(tmp_path: Path) -> None:
 def test_examples_work(tmp_path: Path, cache: Path) -> None:
     assert run_here("+model=qwen2_5_vl", f"cache_dir={cache}", cwd=tmp_path)[0] == 0
     on_the_demo = [(tool, line) for tool in TOOLS for line in examples(tool, tmp_path) if DEMO in line]
-    assert {"verify", "simulate", "unpack", "metadataset"} <= {tool for tool, _ in on_the_demo}
+    assert {"verify", "unpack", "metadataset"} <= {tool for tool, _ in on_the_demo}
     for tool, line in on_the_demo:
         result = command_here(f"energon_pack.{tool}", *shlex.split(line), cwd=tmp_path)
         assert result.returncode == 0, (line, result.stderr)

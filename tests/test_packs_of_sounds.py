@@ -15,7 +15,6 @@ from energon_pack.dataset.pack_sums import pack_sums
 from energon_pack.pack import pack
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import costs_of_packs
-from energon_pack.simulate import _costs_of_packs
 from energon_pack.sources.demo_sounds import NUM_SAMPLES, make_sounds
 from energon_pack.steps.cost import CostModel
 from energon_pack.task_encoder import PackedTaskEncoder
@@ -133,13 +132,12 @@ def test_the_demo_of_sounds(tmp_path: Path) -> None:
 
 
 def test_every_reader_of_a_plan_knows_what_sounds_cost(run: Make, tmp_path: Path) -> None:
-    """Ranks would wait for the encoder of sounds: `simulate`, `order` and packs on disk counted images alone."""
+    """Ranks would wait for the encoder of sounds: `order` and packs on disk counted images alone."""
     dataset = packed(run())
     plan, cost = PlanFile(DatasetFolder(dataset)), CostModel("", 0.0, 0.0, 0.0, 0.0, audio_token=2.0, audio_sound=3.0)
     tokens = sum(sum(number) for (number,) in plan.columns("num_audio_tokens"))
     expected = 2.0 * tokens + 3.0 * 15  # 12 samples, of which each fourth has two sounds
     assert tokens > 100
-    assert _costs_of_packs(plan, cost)[0].vision.sum() == expected
     assert pack_sums(plan, cost)[:, 1].sum() == expected
     items, sizes, _ = members_of_parts([Part("a", DatasetFolder(dataset), str(dataset), {})])
     assert costs_of_packs(items, packs_of(sizes), cost)[1].sum() == expected

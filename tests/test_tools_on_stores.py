@@ -70,7 +70,6 @@ def ranges(bucket: Bucket) -> dict[str, list[tuple[int, int]]]:
         ("inspect", ["5", "--full"]),
         ("inspect", ["--search", "i03"]),
         ("inspect", ["--search", "bad"]),
-        ("simulate", []),
     ],
 )
 def test_a_tool_says_of_an_address_what_it_says_of_a_folder(
@@ -198,7 +197,7 @@ def test_one_pack_is_read_without_the_others(dataset: Path, bucket: Bucket, tmp_
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("tool", ["verify", "inspect", "simulate", "unpack", "metadataset"])
+@pytest.mark.parametrize("tool", ["verify", "inspect", "unpack", "metadataset"])
 def test_what_is_no_dataset_in_a_bucket_is_said_in_one_line(
     tool: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,6 @@ TOOLS: dict[str, str] = {
     "try": "see what a source holds, what would be lost, and which pack length fits",
     "verify": "check a packed dataset",
     "inspect": "look at a pack, or at a sample of a source before it is packed",
-    "simulate": "how long ranks would wait for each other, on any number of them",
     "unpack": "the samples of a packed dataset, each of its own again",
     "metadataset": "blend packed datasets",
     "order": "read several packed datasets in one order",

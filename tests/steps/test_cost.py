@@ -111,7 +111,7 @@ def test_sizes_that_are_none_cost_something_all_the_same(name: str, wrong: Any, 
 
 
 def test_a_cost_model_is_kept() -> None:
-    """The simulator reads it from the dataset."""
+    """`order` reads it from the dataset."""
     model = cost_model(None)
     assert CostModel.from_json(json.loads(json.dumps(model.to_json()))) == model
 

@@ -1,17 +1,22 @@
 """Which packs ranks and workers read together, as Energon deals them: else a planned step is read in pieces."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.energon import WorkerConfig
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
+from energon_pack.steps.cost import cost_model
 from energon_pack.steps.stream import Stream
 from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
+from support.packed import demo_config, packed
 
 _SMALL = st.integers(1, 12)
 
@@ -93,3 +98,65 @@ def test_a_unit_is_of_whole_rows() -> None:
 def test_what_is_no_topology(topology: Topology, says: str) -> None:
     with pytest.raises(PackError, match=says):
         topology.check()
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, demo: tuple[Path, Path], cache: Path) -> Path:
+    """The demo in some 110 packs, laid out for two ranks."""
+    config = demo_config(demo, cache, tmp_path_factory.mktemp("topology"), max_skipped=0.5)
+    config.packing.max_token_len, config.packing.topology = 512, Topology(2)
+    return packed(config)
+
+
+def test_the_figures_of_a_report_by_hand(dataset: Path) -> None:
+    """Two ranks read the halves side by side: FLOPs of each pack, added up row by row."""
+    model = cost_model(None)
+    costs: dict[str, float] = {}
+    for row in pq.read_table(dataset / "pack_plan.parquet").to_pylist():
+        num_images = sum(part["kind"] == "image" for part in row["parts"])
+        lm = model.lm(np.array([row["token_len"]]))[0]
+        vision = model.vision(np.array([row["num_visual_tokens"]]), np.array([num_images]))[0]
+        costs[row["pack"]] = costs.get(row["pack"], 0.0) + lm + vision
+    half = -(-len(costs) // 2)
+    steps = [*zip([*costs.values()][:half], [*costs.values()][half:], strict=False)]
+    figures = json.loads((dataset / "report.json").read_text())["steps"]["in_order"]
+    assert figures["both"]["epoch"] == round(2 * sum(map(max, steps)) / sum(map(sum, steps)), 4)
+    assert figures["steps"] == len(steps) > 50
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("ranks", "workers"),
+    [
+        (2, 2),
+        pytest.param(3, 2, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(5, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_energons_own_loader_reads_in_the_order_of_a_stream(dataset: Path, ranks: int, workers: int) -> None:
+    """Of each rank the real loader, with its worker processes; whole rows of one pack a worker are steps."""
+    keys = list(dict.fromkeys(pq.read_table(dataset / "pack_plan.parquet")["pack"].to_pylist()))
+    in_order = np.array(keys)[stream(len(keys), Topology(ranks, workers))]
+    num_steps = len(keys) // (ranks * workers) * workers
+    read = [read_by(dataset, rank, ranks, workers) for rank in range(ranks)]
+    assert [*zip(*(mine[:num_steps] for mine in read), strict=True)] == [
+        tuple(step) for step in in_order[: num_steps * ranks].reshape(-1, ranks).tolist()
+    ]
+    assert sorted(key for mine in read for key in mine[num_steps:]) == sorted(in_order[num_steps * ranks :].tolist())
+
+
+def read_by(dataset: Path, rank: int, ranks: int, workers: int) -> list[str]:
+    """Keys of the packs of one epoch of a rank."""
+    packs = get_train_dataset(
+        dataset,
+        worker_config=WorkerConfig(rank=rank, world_size=ranks, num_workers=workers),
+        batch_size=None,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        shuffle_over_epochs_multiplier=None,
+        parallel_shard_iters=1,
+        repeat=False,
+        task_encoder=DefaultTaskEncoder(),
+    )
+    return [str(pack.__key__) for pack in get_savable_loader(packs)]
