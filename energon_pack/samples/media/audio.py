@@ -3,7 +3,7 @@
 import importlib
 import io
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,10 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     own_rate = num_samples = 0
     try:
         resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
-        for piece, own_rate in pieces_of(io.BytesIO(data)):
-            num_samples += len(piece)
-            pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
+        with opened(io.BytesIO(data)) as container:
+            for piece, own_rate in pieces_in(container):
+                num_samples += len(piece)
+                pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
         if own_rate not in (0, rate):
             silence = np.zeros(_TAIL * -(-own_rate // min(own_rate, rate)), np.float32)
             pieces += [*_resampled(av, resampler, silence, own_rate), *_resampled(av, resampler, None, own_rate)]
@@ -50,23 +51,25 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
 
 
-def pieces_of(file: BinaryIO) -> Iterator[tuple[Samples, int]]:
+def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
     """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
+
+    Args:
+        container: the file, as PyAV has opened it.
 
     Raises:
         UndecodableError: there is no sound, its rate changes, or some samples are not finite.
     """
     first = 0
     av: Any = importlib.import_module("av")
-    with opened(file) as container:
-        stream = container.streams.best("audio")  # as torchcodec and players
-        if stream is None:
-            raise UndecodableError("there is no sound in it")
-        for frame in container.decode(stream):
-            first = first or frame.sample_rate
-            if frame.sample_rate != first:
-                raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
-            yield _mean(av, frame), first
+    stream = container.streams.best("audio")  # as torchcodec and players
+    if stream is None:
+        raise UndecodableError("there is no sound in it")
+    for frame in container.decode(stream):
+        first = first or frame.sample_rate
+        if frame.sample_rate != first:
+            raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
+        yield _mean(av, frame), first
 
 
 def _mean(av: Any, frame: Any) -> Samples:

@@ -4,9 +4,9 @@ from typing import BinaryIO
 
 from energon_pack.samples.media.formats import FORMATS, SOUNDS_LIKE, format_of
 from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.sound_headers import plain_pictures, plain_sound
 from energon_pack.samples.media.sound_probe import checked_length, decoded_length
 from energon_pack.samples.media.streams import is_cover, opened, probing
+from energon_pack.samples.media.video_headers import plain_pictures
 
 
 def stream_format(head: bytes, file: BinaryIO) -> MediaFormat | None:
@@ -35,11 +35,5 @@ def _has_video(file: BinaryIO, extension: str) -> bool:
 
 def probe_track(file: BinaryIO) -> tuple[int, int] | None:
     """Return what `probe_audio` returns, for the first sound of a video; None: the video has no sound."""
-    file.seek(0)
-    found = format_of(file.read(16))
-    plain = plain_sound(file, SOUNDS_LIKE.get(found.extension, "")) if found else None
-    if plain is not None:
-        return checked_length(*plain)
     with probing("video"), opened(file) as container:
-        is_silent = not container.streams.audio
-    return None if is_silent else checked_length(*decoded_length(file))
+        return checked_length(*decoded_length(container)) if container.streams.audio else None

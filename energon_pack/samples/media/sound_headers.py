@@ -1,12 +1,10 @@
 """Reads the number of samples of plain sounds from their headers: PyAV's result, many times faster.
 
-A plain sound is whole, and is a WAV or AIFF of integers, a FLAC, an MP3, an Ogg with one whole stream of Opus or
-Vorbis, AAC in an mp4, or Opus, Vorbis or AAC in a WebM or Matroska. All other sounds are decoded.
+A plain sound is whole, and is a WAV or AIFF of integers, a FLAC or an MP3. All other sounds are decoded.
 """
 
 import os
 import struct
-from contextlib import suppress
 from functools import cache
 from typing import BinaryIO
 
@@ -14,9 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.samples.media.sound_mp3 import CutShortError, mp3
-from energon_pack.samples.media.sound_mp4 import aac_in_mp4, is_upright_mp4, pictures_in_mp4
-from energon_pack.samples.media.sound_ogg import sound_in_ogg
-from energon_pack.samples.media.sound_webm import is_upright_webm, pictures_in_webm, sound_in_webm
 
 _PCM, _ALAW, _MULAW, _EXTENSIBLE = 1, 6, 7, 0xFFFE
 _GUID = b"\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"  # ends the subformat of an extensible WAV
@@ -28,20 +23,6 @@ _PERIOD = 32_767  # powers of x
 _FLAC_TAIL = 1 << 15  # bytes in which the last frame begins if the header does not tell the size of frames
 
 
-def plain_pictures(file: BinaryIO, extension: str) -> bool | None:
-    """Tell whether a container of videos has pictures that are no cover; None: its tables do not say it plainly."""
-    with suppress(struct.error, IndexError):
-        return {"mp4": pictures_in_mp4, "mkv": pictures_in_webm}[extension](file)
-    return None
-
-
-def plainly_upright(file: BinaryIO, extension: str) -> bool:
-    """Tell whether a container surely asks players not to turn its pictures; only mp4 and Matroska can ask it."""
-    with suppress(struct.error, IndexError):
-        return {"mp4": is_upright_mp4, "mkv": is_upright_webm}.get(extension, lambda _: True)(file)
-    return False
-
-
 def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     """Return number of samples and rate of a sound; None: decode it.
 
@@ -51,11 +32,6 @@ def plain_sound(file: BinaryIO, extension: str) -> tuple[int, int] | None:
     Raises:
         CutShortError: the file holds less than its header says.
     """
-    whole = {"m4a": aac_in_mp4, "mka": sound_in_webm, "ogg": sound_in_ogg}.get(extension)
-    if whole is not None:  # a damaged file is decoded, and the decoder says what is wrong
-        with suppress(struct.error, IndexError):
-            return whole(file)
-        return None
     read = {"wav": _wav, "aiff": _aiff, "flac": _flac, "mp3": mp3}.get(extension)
     if read is None:
         return None

@@ -1,16 +1,16 @@
 """Reads how many samples a sound has, and its rate.
 
-Headers and tables of some files say exactly how many samples the decoder gives; `sound_headers` reads them. In other
-files delays, paddings and cuts hide samples, so the decoder that training uses decodes and counts the sound.
+Headers of some files say exactly how many samples the decoder gives; `sound_headers` reads them. In other files
+delays, paddings and cuts hide samples, so the decoder that training uses decodes and counts the sound.
 """
 
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from energon_pack.samples.media.audio import pieces_of
+from energon_pack.samples.media.audio import pieces_in
 from energon_pack.samples.media.medium import MediaFormat
 from energon_pack.samples.media.sound_headers import plain_sound
 from energon_pack.samples.media.sound_mp3 import CutShortError
-from energon_pack.samples.media.streams import probing
+from energon_pack.samples.media.streams import opened, probing
 from energon_pack.samples.skip import Reason, Skip
 
 _LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
@@ -27,7 +27,10 @@ def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
         found = plain_sound(file, container.extension)
     except CutShortError as error:
         raise Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {error}") from None
-    return checked_length(*(found or decoded_length(file)))
+    if found is None:
+        with probing("sound"), opened(file) as opened_file:
+            found = decoded_length(opened_file)
+    return checked_length(*found)
 
 
 def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
@@ -44,11 +47,15 @@ def _check_whole(file: BinaryIO, container: MediaFormat) -> None:
         raise Skip(Reason.UNREADABLE_MEDIA, "the sound is cut short")
 
 
-def decoded_length(file: BinaryIO) -> tuple[int, int]:
-    """Decode a sound; return its number of samples, and its samples a second."""
+def decoded_length(container: Any) -> tuple[int, int]:
+    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second.
+
+    Raises:
+        Skip: `unreadable_media` if it can't be decoded.
+    """
     num_samples = rate = 0
     with probing("sound"):
-        for piece, rate in pieces_of(file):
+        for piece, rate in pieces_in(container):
             num_samples += len(piece)
             if num_samples > _LONGEST * rate:
                 break

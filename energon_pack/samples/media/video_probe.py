@@ -3,9 +3,9 @@
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.sound_headers import plainly_upright
 from energon_pack.samples.media.streams import film, opened, probing
 from energon_pack.samples.media.video import upright
+from energon_pack.samples.media.video_headers import plainly_upright
 from energon_pack.samples.skip import Reason, Skip
 
 _HIDDEN = 0.01  # fraction of a frame that counts as a rounding error

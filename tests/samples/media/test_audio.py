@@ -50,14 +50,14 @@ KINDS = [
     ("aiff", "pcm_s16be", 22_050, "aiff", True),
     ("flac", "flac", 96_000, "flac", True),
     ("ogg", "flac", 16_000, "ogg", False),
-    ("ogg", "libopus", 16_000, "ogg", True),
-    ("webm", "libopus", 48_000, "mka", True),
+    ("ogg", "libopus", 16_000, "ogg", False),
+    ("webm", "libopus", 48_000, "mka", False),
     ("mp3", "libmp3lame", 22_050, "mp3", True),
     ("mp3", "libmp3lame", 48_000, "mp3", True),
-    ("ipod", "aac", 44_100, "m4a", True),
-    ("mp4", "aac", 16_000, "m4a", True),
-    ("mov", "aac", 44_100, "m4a", True),
-    ("matroska", "aac", 22_050, "mka", True),
+    ("ipod", "aac", 44_100, "m4a", False),
+    ("mp4", "aac", 16_000, "m4a", False),
+    ("mov", "aac", 44_100, "m4a", False),
+    ("matroska", "aac", 22_050, "mka", False),
     ("adts", "aac", 16_000, "aac", False),
 ]
 
@@ -78,7 +78,7 @@ def test_as_many_samples_as_training_decodes(
         assert len(decode_audio(data, found.rate)) == found.num_samples > 0
         for wanted in (16_000, 24_000):
             assert len(decode_audio(data, wanted)) == resampled_length(found.num_samples, found.rate, wanted)
-        if num_samples > 10_000:  # an Opus of one packet is decoded, and an m4a whose last one is nearly cut off
+        if num_samples > 10_000:  # FFmpeg does not take fewer frames for an MP3
             assert (plain_sound(io.BytesIO(data), extension) is not None) == tells
 
 
@@ -217,42 +217,23 @@ def test_what_is_no_sound_is_not_decoded() -> None:
         decode_audio(video(), 16_000)
 
 
-@pytest.mark.parametrize("begin", [-1, 0, 1, 1023, 1024, 1500, 2112, 9000])
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize(("begin", "seconds"), [(0, 5.0), (1500, 0.3), (2112, 5.0), (9000, 5.0)])
 def test_edits_of_an_mp4(begin: int, seconds: float) -> None:
-    """An edit leaves out samples of the first packets, or whole packets: what is not sure is decoded."""
+    """An edit leaves out samples of the first packets, or whole packets."""
     data = bytearray(encoded(20_011, 16_000, "ipod", "aac"))
     place = data.index(b"elst") + 12
     data[place : place + 8] = struct.pack(">Ii", round(seconds * 1000), begin)
-    found = plain_sound(io.BytesIO(data), "m4a")
-    assert (found is None) == (begin in (-1, 9000) or seconds < 5)
-    assert found is None or found == (len(decode_audio(bytes(data), 16_000)), 16_000)
-
-
-def test_tables_that_say_something_else_are_not_believed() -> None:
-    """Another codec, a rate that may be doubled, a tag of another player, packets of several lengths."""
-    m4a, webm = encoded(20_011, 16_000, "ipod", "aac"), encoded(20_011, 48_000, "webm", "libopus")
-    assert plain_sound(io.BytesIO(m4a), "m4a") == (20_480, 16_000)
-    sbr, free, times = m4a.index(b"\x56\xe5\x00"), m4a.index(b"udta"), m4a.index(b"stts") + 16
-    assert plain_sound(io.BytesIO(m4a[: sbr + 2] + b"\x80" + m4a[sbr + 3 :]), "m4a") is None
-    assert plain_sound(io.BytesIO(m4a[:free] + b"iTunSMPB" + m4a[free + 8 :]), "m4a") is None
-    assert plain_sound(io.BytesIO(m4a[:times] + b"\0\0\3\xc0" + m4a[times + 4 :]), "m4a") is None
-    assert plain_sound(io.BytesIO(m4a.replace(b"mp4a", b"ac-3")), "m4a") is None
-    assert plain_sound(io.BytesIO(m4a[:-100]), "m4a") in (None, (20_480, 16_000))
-    for cut in (10, 300, len(webm) - 20):
-        assert plain_sound(io.BytesIO(webm[:cut]), "mka") is None
-    assert plain_sound(io.BytesIO(webm.replace(b"A_OPUS", b"A_FLAC")), "mka") is None
-    assert plain_sound(io.BytesIO(encoded(401, 48_000, "webm", "libopus")), "mka") is None
+    assert probe(io.BytesIO(data)).num_samples == len(decode_audio(bytes(data), 16_000))
 
 
 def test_what_a_header_does_not_know_is_decoded() -> None:
-    """Two streams in a chain, and one that lacks its end: a header would tell of one, or of more than there is."""
-    opus = encoded(9000, 16_000, "ogg", "libopus")
-    assert plain_sound(io.BytesIO(opus + opus), "ogg") is None
-    assert plain_sound(io.BytesIO(opus[:-10]), "ogg") is None
+    """Two streams in a chain, and files that lack their end: a header would tell of one, or of more than there is."""
+    opus, webm = encoded(9000, 16_000, "ogg", "libopus"), encoded(20_011, 48_000, "webm", "libopus")
     flac = encoded(9000, 16_000, "flac", "flac")
+    for data in (opus + opus, webm[:-20], flac + b"TAG" + bytes(125)):
+        found = probe(io.BytesIO(data))
+        assert found.num_samples == len(decode_audio(data, found.rate)) > 0
     assert plain_sound(io.BytesIO(flac + b"TAG" + bytes(125)), "flac") is None
-    assert probe(io.BytesIO(flac + b"TAG" + bytes(125))).num_samples == 9000
 
 
 def test_ten_hours_that_are_only_declared() -> None:
@@ -264,7 +245,7 @@ def test_ten_hours_that_are_only_declared() -> None:
     m4a[place : place + 4] = struct.pack(">I", hours // 1024)
     place = m4a.index(b"stts") + 12
     m4a[place : place + 4] = struct.pack(">I", hours // 1024)
-    assert plain_sound(io.BytesIO(m4a), "m4a") is plain_sound(io.BytesIO(flac), "flac") is None
+    assert plain_sound(io.BytesIO(flac), "flac") is None
     wav = sound(800)
     for data in (bytes(flac), bytes(m4a), wav[:40] + struct.pack("<I", 2 * hours) + wav[44:]):
         with suppress(Skip):
