@@ -169,7 +169,7 @@ def test_one_bos_is_what_gemma_3_is_given(real: Path, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     node = read_model("gemma3")
     for setting, num in ((node["add_special_tokens"], 1), (True, 2)):
-        template = load_template(of_model("gemma3", processor, add_special_tokens=setting))
+        template = load_template(of_model("shapes", processor, add_special_tokens=setting))
         ids = template.encode(Sample(messages, [])).ids
         assert [template.token_id("<bos>") == token for token in ids].count(True) == num
         assert ids == full_ids(full_processor(template.spec.processor), template, Sample(messages, []), {})

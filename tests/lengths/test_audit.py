@@ -228,7 +228,7 @@ def test_what_could_not_be_verified_is_one_short_line() -> None:
         ("qwen3_vl", "qwen3_vl", "video_demo", {"image": "qwen_vl_utils", "video": "qwen_vl_utils"}),
         ("internvl", "internvl3_hf", "video_demo", {"video": "uniform", "num_frames": 4}),
         ("qwen_vl", "qwen2_5_vl", "image_demo", {"image": "center_crop", "crop_width": 300, "crop_height": 200}),
-        ("gemma3", "gemma3", "image_demo", {}),
+        ("shapes", "gemma3", "image_demo", {}),
     ],
 )
 @pytest.mark.slow

@@ -200,13 +200,13 @@ def test_a_tar_of_videos_is_told_apart(real: Path) -> None:
         pytest.param("qwen_vl", "qwen2_5_vl", {"min_pixels": 401_408}, marks=pytest.mark.slow),
         ("internvl", "internvl3_hf", {"crop_to_patches": False}),
         pytest.param("internvl", "internvl3_hf", {"max_patches": 6}, marks=pytest.mark.slow),
-        pytest.param("gemma3", "gemma3", {"image_seq_length": 64}, marks=pytest.mark.slow),
-        pytest.param("gemma3", "gemma3", {"do_pan_and_scan": True}, marks=pytest.mark.slow),
-        pytest.param("idefics3", "granite_docling_idefics3", {"image_seq_len": 100}, marks=pytest.mark.slow),
-        pytest.param("idefics3", "granite_docling_idefics3", {"do_image_splitting": False}, marks=pytest.mark.slow),
-        ("idefics3", "granite_docling_idefics3", {"do_resize": False}),
+        pytest.param("shapes", "gemma3", {"image_seq_length": 64}, marks=pytest.mark.slow),
+        pytest.param("shapes", "gemma3", {"do_pan_and_scan": True}, marks=pytest.mark.slow),
+        pytest.param("shapes", "granite_docling_idefics3", {"image_seq_len": 100}, marks=pytest.mark.slow),
+        pytest.param("shapes", "granite_docling_idefics3", {"do_image_splitting": False}, marks=pytest.mark.slow),
+        ("shapes", "granite_docling_idefics3", {"do_resize": False}),
         pytest.param(
-            "idefics3", "granite_docling_idefics3", {"size": {"height": 700, "width": 900}}, marks=pytest.mark.slow
+            "shapes", "granite_docling_idefics3", {"size": {"height": 700, "width": 900}}, marks=pytest.mark.slow
         ),
         ("llava_onevision", "llava_onevision_qwen2_hf", {"vision_aspect_ratio": "anyres_max_4"}),
         pytest.param(

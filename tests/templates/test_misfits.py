@@ -153,8 +153,6 @@ GIVEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "Qwen3-VL's family": ({"template": "qwen3_vl"}, ["LlavaNextProcessor", "another family"]),
     "InternVL's family": ({"template": "internvl"}, ["LlavaNextProcessor", "another family"]),
     "Kimi's family": ({"template": "kimi"}, ["LlavaNextProcessor", "another family"]),
-    "Gemma's family": ({"template": "gemma3"}, ["LlavaNextProcessor", "another family"]),
-    "Idefics' family": ({"template": "idefics3"}, ["LlavaNextProcessor", "another family"]),
     "LLaVA-OneVision's family": ({"template": "llava_onevision"}, ["LlavaNextProcessor", "another family"]),
 }
 _CALL = "    def __call__(self, images=None, text=None, return_tensors=None, text_kwargs=None, **settings):\n"

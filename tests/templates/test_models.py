@@ -18,8 +18,6 @@ from support.running import ROOT, command, need_torchvision
 
 #: the class of each model's processor in transformers, where its YAML does not say it
 _CLASSES = {
-    "gemma3": "Gemma3",
-    "idefics3": "Idefics3",
     "internvl3": "InternVL",
     "internvl3_5": "InternVL",
     "kimi_k2_5": "Kimi_K25",
@@ -33,7 +31,6 @@ _CLASSES = {
     "qwen3_5_moe": "Qwen3VL",
     "qwen3_vl": "Qwen3VL",
     "qwen3_vl_moe": "Qwen3VL",
-    "smolvlm": "Idefics3",
 }
 CLASSES = _CLASSES | {
     name: node["processor_class"].removesuffix("Processor")

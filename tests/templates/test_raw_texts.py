@@ -67,7 +67,7 @@ def test_the_end_is_a_setting_in_the_fingerprint(demo: tuple[Path, Path], templa
     ("name", "family", "expected"),
     [
         ("llama3_text", "text", "«a cat<|end_of_text|>»"),  # its end of text ends a turn, too: <|eot_id|>
-        ("gemma3", "gemma3", "<bos>«a cat<eos>»"),  # the chat template writes <bos>, and the tokenizer before raw text
+        ("gemma3", "shapes", "<bos>«a cat<eos>»"),  # the chat template writes <bos>, and the tokenizer before raw text
         ("kimi_k25", "kimi", "«a cat[EOS]»"),
     ],
 )

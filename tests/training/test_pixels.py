@@ -47,7 +47,7 @@ def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, fa
 
 def test_a_text_that_spells_a_feature_token_is_refused(real: Path) -> None:
     """Gemma 3 has another token for features than for an image in a text; one too many of them ends a training."""
-    template = load_template(of_model("gemma3", real / "processors" / "gemma3"))
+    template = load_template(of_model("shapes", real / "processors" / "gemma3"))
     turns = [{"role": "user", "content": "<image_soft_token>?"}, {"role": "assistant", "content": "That."}]
     with pytest.raises(Skip, match="the text spells the media token <image_soft_token>"):
         template.render(Sample(turns, []))

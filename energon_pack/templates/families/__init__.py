@@ -1,7 +1,5 @@
 """Families of models: each has a file with its rules; this file lists them by name."""
 
-from energon_pack.templates.families.gemma import Gemma3
-from energon_pack.templates.families.idefics import Idefics3
 from energon_pack.templates.families.internvl import InternVL
 from energon_pack.templates.families.kimi import Kimi
 from energon_pack.templates.families.llava import LlavaOneVision
@@ -17,8 +15,6 @@ FAMILIES: dict[str, type[MediaRules]] = {
     "llava_onevision": LlavaOneVision,
     "internvl": InternVL,
     "kimi": Kimi,
-    "gemma3": Gemma3,
-    "idefics3": Idefics3,
     "text": Text,
     "shapes": Shapes,
     "pixels": Blanks,

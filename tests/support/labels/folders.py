@@ -114,6 +114,8 @@ def build_template(name: str, folder: Path, **settings: Any) -> Template:
     conf = Path(energon_pack.__file__).parents[1] / "conf" / "model" / f"{REAL_FOLDERS.get(name, 'text')}.yaml"
     known = {field.name for field in fields(ModelConfig)}
     values = {key: value for key, value in yaml.safe_load(conf.read_text()).items() if key in known}
+    if values["template"] == "auto":
+        values["template"] = "shapes"  # what is chosen for these, without the trial
     given = {"processor": str(folder), "factor": None, "date": DAY}
     model = ModelConfig(**{**values, **{key: given[key] for key in known & given.keys()}})
     whole = TemplateSettings(model)
