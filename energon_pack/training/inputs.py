@@ -208,6 +208,8 @@ def _check_mask(mask: Tensor, row: Tensor) -> None:
             f"a {mask.dim()}-D mask: eager attention adds a boolean one to the scores, windows are lost, and what is"
             " causal alone lets members see each other; leave it out (model.mask=dict4d makes masks where they are due)"
         )
+    if mask.shape != row.shape:
+        raise MixingError(f"attention_mask {list(mask.shape)} for tokens {list(row.shape)}")
     # An indexed mask (1, 2, … by member) is all ones, too, if a row has one member.
     seen = [positions[real != 0] for positions, real in zip(row, mask.to(row.device), strict=True)]
     if mask.max() <= 1 and any(bool((positions.diff() != 1).any()) for positions in seen):

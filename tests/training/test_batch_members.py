@@ -195,7 +195,7 @@ def test_a_later_mask_with_other_values_is_tried(hidden: float) -> None:
     held = guard(model, batches=[{**GOOD, "attention_mask": torch.where(apart > 0, 0.0, -1e9)}])
     model(**{**GOOD, "attention_mask": torch.where(apart > 0, 0.0, -1e9)})
     assert len(held.trials) == 1
-    seen = apart if hidden == -5.0 else torch.ones(30, 30).tril()
+    seen = apart if hidden == -5.0 else torch.ones(1, 1, 30, 30).tril()
     with pytest.raises(MixingError, match="mixes the members of a batch"):
         model(**{**GOOD, "attention_mask": torch.where(seen > 0, 0.0, hidden)})
 
