@@ -90,11 +90,10 @@ class Batches:
         """Return the members of a batch.
 
         Raises:
-            MixingError: see `read_members`; or labels train the first token of a member.
+            MixingError: see `read_members`; or labels train the first token of a member, or tokens in no member.
         """
         members = read_members(inputs, self.given)
-        _refuse_first_labels(inputs, members)
-        _refuse_other_labels(inputs, members)
+        _refuse_labels(inputs, members)
         return members
 
     def longest_of(self, inputs: Mapping[str, Any]) -> int:
@@ -104,8 +103,10 @@ class Batches:
     def is_open(self, inputs: Mapping[str, Any]) -> bool:
         """Say whether a 4-D mask lets tokens of different members see each other: bool, or added to the scores."""
         mask = inputs.get("attention_mask")
-        masks = mask.values() if isinstance(mask, Mapping) else [mask]
-        return any(_is_open(one, self.read(inputs)) for one in masks if isinstance(one, Tensor) and one.dim() == 4)
+        all_masks = mask.values() if isinstance(mask, Mapping) else [mask]
+        masks = [one for one in all_masks if isinstance(one, Tensor) and one.dim() == 4]
+        members = self.read(inputs) if masks else None
+        return members is not None and any(_is_open(one, members) for one in masks)
 
     def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
         """Return the inputs in which members are changed; None: there are no two members with words."""
@@ -148,8 +149,8 @@ def _is_open(mask: Tensor, members: ReadMembers) -> bool:
     return bool((sees & pairs[:, None]).any())
 
 
-def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
-    """Check that no label lets a member's last token predict the first one of the next, or its own first token."""
+def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
+    """Check that labels train only members, and no member's first token: the last of the member before predicts it."""
     is_shifted = inputs.get("shift_labels") is not None
     if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
         return
@@ -166,14 +167,7 @@ def _refuse_first_labels(inputs: Mapping[str, Any], members: ReadMembers) -> Non
             f"labels train the first token of {len(trained)} of {len(members.spans)} members (row {row}, token"
             f" {place}): the member before it predicts it; its label has to be {IGNORE}"
         )
-
-
-def _refuse_other_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
-    """Check that no label is of a token in no member."""
-    is_shifted = inputs.get("shift_labels") is not None
-    if (labels := inputs.get("shift_labels" if is_shifted else "labels")) is None:
-        return
-    rest = labels.cpu() != IGNORE
+    rest = labels != IGNORE
     for one in members.spans:
         rest[one.row, one.start : one.end] = False
     if rest.any():
