@@ -228,7 +228,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
         cache = folder / f"cache{num_workers}"
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, progress, cache)
-            indexed = index_shards(shards, False, run)
+            indexed = index_shards(shards, False, 0, run)
             measure_shards(indexed[:2], method, run)  # processes are up now
             start = time.perf_counter()
             measure_shards(indexed, method, run)
@@ -249,7 +249,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
     with LocalExecutor(1) as executor:
         start = time.perf_counter()
         run = Run(executor, progress, cache)
-        measured = measure_shards(index_shards(shards, False, run), method, run)
+        measured = measure_shards(index_shards(shards, False, 0, run), method, run)
         lengths = Lengths(measured, {}, None)
         plan_packs(lengths.items, PackingConfig(max_token_len=16384))
         again = time.perf_counter() - start

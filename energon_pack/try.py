@@ -24,7 +24,7 @@ from energon_pack.dataset.losses import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.source import index_shard, look, template_of
-from energon_pack.lengths.index import IndexedShard
+from energon_pack.lengths.index import IndexedShard, every
 from energon_pack.plan.compare_lens import Choice, print_choices, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import no_plan
@@ -91,7 +91,7 @@ def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
-    config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
+    indexed = every(step, indexed) if step > 1 else indexed
     _show_samples(config, source, indexed)
     method, cost = measuring.prepare_method(config, places, run)
     measured, method = measuring.measure_source(config, places, indexed, method, run)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from energon_pack.config.naming import content_settings
 from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
-from energon_pack.lengths.index import draw_samples, first_samples
+from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
@@ -21,7 +21,6 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
-from energon_pack.sources.draws import parse_slice
 from energon_pack.sources.jsonl.meta import read_blend
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.templates.processor import load_saved
@@ -66,8 +65,8 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     config = config_of(given)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
-    if config.source.mixture is not None:
-        raise PackError("source.mixture: a stream has no mixture: sources=[…] of it have weights")
+    if isinstance(config.source.path, Mapping):
+        raise PackError("source.path has entries of a mixture, and a stream has none: sources=[…] of it have weights")
     if sources is not None and config.source.path is not None:
         raise PackError(f"source.path={config.source.path} and sources: give one of them")
     if config.output.splits.val or config.output.splits.test:
@@ -140,12 +139,10 @@ def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
     if places.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
-    excluded, limit = places.source.excluded, config.source.limit
-    indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
-    indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))
+    limit = config.source.limit
+    indexed = first_samples(index_source(config, places, run), limit)
     depends = [[item.key, *item.how_drawn] for item in indexed]
-    left_out = {name: sorted(keys) for name, keys in excluded.items()}
-    identity = hashlib.sha256(json.dumps([depends, left_out, limit], sort_keys=True).encode()).hexdigest()[:24]
+    identity = hashlib.sha256(json.dumps([depends, limit], sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda made: write_index(made / _ROWS, indexed, excluded, limit))
+    make_once(folder, lambda made: write_index(made / _ROWS, indexed, limit))
     return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)

@@ -75,7 +75,7 @@ class Report:
     """
 
     samples_in: int  # samples that the source settings select, each as often as it is drawn
-    samples_excluded: int  # left out by split, exclude, slice, sample_ratio or limit
+    samples_excluded: int  # left out by split, exclude, sample_ratio or limit
     samples_repeated: int  # draws of samples that were drawn before
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
@@ -299,7 +299,7 @@ def print_plan(report: Report) -> None:
     for line in _lines_of_sources(report):
         out.print(line)
     if report.samples_excluded:
-        out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
+        out.print(f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit")
     if report.samples_repeated:
         out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs")
     for reason, number in report.skipped_by_reason.items():

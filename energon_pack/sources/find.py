@@ -70,12 +70,14 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
     names = dict(zip(found, names_of(roots, called), strict=True))
     prepared = {real: selection.prepared_folder(tar) or "" for real, tar in found.items()}
     maps = {folder: read_field_map(folder) if folder else None for folder in sorted({*prepared.values()})}
-    shards = (shard_of(names[real], plain.get(tar, tar), field_map=maps[prepared[real]]) for real, tar in found.items())
+    shards = (
+        shard_of(names[real], plain.get(tar, tar), field_map=maps[prepared[real]], excluded=left_out[real].keys)
+        for real, tar in found.items()
+    )
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),
         stored=frozenset(filter(is_address, folders)),
-        excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},
         num_left_out=sum(item.num_samples for item in left_out.values()),
     )
 

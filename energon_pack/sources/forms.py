@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.samples.settings import ReadSettings
@@ -21,7 +21,7 @@ from energon_pack.sources.jsonl.find import find_lines, kind_of_lines, read_meta
 from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.metadataset import read_metadataset
-from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
+from energon_pack.sources.mixture import Entry, Mixture, read_mixture
 from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.settings import Format, SourceConfig
@@ -41,18 +41,16 @@ _LINES: dict[Format, type[JsonlShard]] = {
 _KINDS = {Format.wds: TarShard, **_LINES}
 
 
-def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
+def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -> Source:
     """Find the files of a source, in the form that the settings name, or that their names show.
 
     Args:
-        path: ignored if `source.mixture` names the entries.
+        path: as `source.path`.
         copies: where uncompressed copies of compressed tars are kept; None: compressed tars are refused.
 
     Raises:
         PackError: like `find_shards` and `find_lines`, and for an entry with files of two forms.
     """
-    if settings.mixture is not None:
-        return _mixed(settings, given_mixture(settings.mixture), copies)
     mixed = read_mixture(path) or read_metadataset(path, settings.split) or read_meta_mixture(path, settings)
     if mixed:
         return _mixed(settings, mixed, copies)
@@ -85,7 +83,7 @@ def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path 
 def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
-    alone = replace(settings, format=Format.auto.value, mixture=None)
+    alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
@@ -113,8 +111,7 @@ def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
 
 
 def _renamed(part: Source, name: str) -> Source:
-    shards = [replace(shard, name=f"{name}/{shard.name}") for shard in part.shards]
-    return replace(part, shards=shards, excluded={f"{name}/{of}": keys for of, keys in part.excluded.items()})
+    return replace(part, shards=[replace(shard, name=f"{name}/{shard.name}") for shard in part.shards])
 
 
 def _lines(
@@ -224,7 +221,6 @@ def _together(parts: Sequence[Source]) -> Source:
     return Source(
         shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
         folders=frozenset().union(*(part.folders for part in parts)),
-        excluded={name: keys for part in parts for name, keys in part.excluded.items()},
         num_left_out=sum(part.num_left_out for part in parts),
         stored=frozenset().union(*(part.stored for part in parts)),
     )

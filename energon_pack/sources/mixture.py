@@ -1,4 +1,4 @@
-"""Read a mixture: sources with the share of each in the training, as a YAML file or as `source.mixture`.
+"""Read a mixture: sources with the share of each in the training, as a YAML file or as entries in `source.path`.
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
@@ -53,9 +53,14 @@ class Entry:
 def read_mixture(path: Any) -> list[Entry] | None:
     """Read the entries of a mixture; None: the path is no mixture.
 
+    Args:
+        path: a YAML file, or the entries by name, as a config has them.
+
     Raises:
         PackError: an entry makes no sense, or two contradict each other.
     """
+    if isinstance(path, Mapping):
+        return _by_name(path)
     if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
         return None
     try:
@@ -76,12 +81,11 @@ def read_mixture(path: Any) -> list[Entry] | None:
     return checked(path, [replace(entry, weight_of=weight_of) for entry in entries])
 
 
-def given_mixture(given: Any) -> list[Entry]:
-    """Read the entries of `source.mixture`, by their names; raises PackError as `read_mixture`."""
-    if not isinstance(given, Mapping) or not all(isinstance(item, Mapping) for item in given.values()):
-        raise PackError(f"source.mixture: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(given)[:80]}")
-    entries = [_entry(f"source.mixture.{name}", {**item, "name": name}, os.getcwd()) for name, item in given.items()]
-    return checked("source.mixture", entries)
+def _by_name(items: Mapping[str, Any]) -> list[Entry]:
+    if not items or not all(isinstance(item, Mapping) for item in items.values()):
+        raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
+    entries = [_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
+    return checked("source.path", entries)
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import json_value
@@ -149,18 +150,24 @@ class TarShard(_File):
 
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
     field_map: FieldMap | None = field(default=None, kw_only=True)
+    #: keys that its folder leaves out
+    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity[:-1], None if self.field_map is None else asdict(self.field_map)
+        field_map = None if self.field_map is None else asdict(self.field_map)
+        return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     def index(self) -> pa.Table:
-        """Index the places of its samples: a row of `wds.INDEX_SCHEMA` for each.
+        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
 
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
-        return wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        table = wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        if not self.excluded:
+            return table
+        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Read a sample's JSON or text; for a question and an answer in separate texts, make the JSON of both."""
@@ -338,6 +345,7 @@ def shard_of(
     lines: Lines | None = None,
     kind: type[JsonlShard] = JsonlShard,
     field_map: FieldMap | None = None,
+    excluded: frozenset[str] | None = None,
 ) -> Shard:
     """Describe a file as it is now: a tar, or a file that is read as lines.
 
@@ -354,7 +362,9 @@ def shard_of(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
     path = absolute(path)
-    return TarShard(name, path, *state, field_map=field_map) if lines is None else kind(name, path, *state, lines)
+    if lines is not None:
+        return kind(name, path, *state, lines)
+    return TarShard(name, path, *state, field_map=field_map, excluded=excluded or frozenset())
 
 
 @dataclass(frozen=True)
@@ -363,8 +373,7 @@ class Source:
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
-    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
-    num_left_out: int = 0  # samples of shards that are left out whole, as far as the source says
+    num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
     stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from energon_pack.config import OnDamaged, PackConfig, plain
 from energon_pack.config.resolve import Places
-from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
+from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
@@ -16,7 +16,6 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.context import Run
 from energon_pack.run.part import Part, Spans
 from energon_pack.run.scratch import Scratch
-from energon_pack.sources.draws import parse_slice
 from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.shard import Shard
 from energon_pack.steps.cost import CostModel, cost_model
@@ -37,14 +36,14 @@ class Measured:
 def index_source(
     config: PackConfig, places: Places, run: Run, shards: Sequence[Shard] | None = None
 ) -> list[IndexedShard]:
-    """Find the place of each sample of the source.
+    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file.
 
     Args:
         shards: the shards to index; None: the whole source.
     """
     with run.timed("index"):
         chosen = places.source.shards if shards is None else [*shards]
-        return index_shards(chosen, config.source.on_damaged is OnDamaged.keep, run)
+        return index_shards(chosen, config.source.on_damaged is OnDamaged.keep, config.seed, run)
 
 
 def prepare_method(config: PackConfig, places: Places, run: Run) -> tuple[Method, CostModel]:
@@ -69,21 +68,20 @@ def measure_source(
     """
     source, limit = places.source, config.source.limit
     with run.timed("lengths"):
-        drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
-        first = first_samples(drawn, limit, _num_excluded(places))
+        first = first_samples(indexed, limit)
         flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
 
         def lengths_by(method: Method) -> Lengths:
             measured = measure_shards(first, method, run)
             scratch = Scratch(run.cache())
             lengths = Lengths(
-                measured, source.excluded, limit, flavor, shares, config.seed, scratch, method.with_beginnings,
+                measured, limit, flavor, shares, config.seed, scratch, method.with_beginnings,
                 config.labels.untrained,
             )  # fmt: skip
             return expand(lengths, config.labels, method, run)
 
         lengths, method = without_wrong_shortcut(lengths_by, method)
-        num_repeated = sum(item.num_repeated for item in drawn)
+        num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, num_found, num_repeated, source.mixture), method
 
@@ -95,16 +93,11 @@ def measure_share(config: PackConfig, places: Places, part: Part, run: Run) -> i
     """
     shards = places.source.shards
     spans = Spans([shard.size for shard in shards])
-    is_counted = config.source.limit is not None or parse_slice(config.source.slice) != (0, 1)
-    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # draws by count need all shards
+    is_counted = config.source.limit is not None
+    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # a limit counts the samples of all shards
     indexed = index_source(config, places, run, [shards[number] for number in chosen])
     method, _ = prepare_method(config, places, run)
     with run.timed("lengths"):
-        drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
-        first = first_samples(drawn, config.source.limit, _num_excluded(places))
+        first = first_samples(indexed, config.source.limit)
         rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
         return measure_part(first, rows, method, run)
-
-
-def _num_excluded(places: Places) -> int:
-    return sum(map(len, places.source.excluded.values()))

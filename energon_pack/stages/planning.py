@@ -55,7 +55,7 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
-        by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
+        by = (config.seed, None, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
     return Planned(lengths, plan, cost, shards, identity, report)

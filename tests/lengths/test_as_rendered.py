@@ -60,7 +60,7 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
         run = Run(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
         method = prepare(settings, ReadSettings(), "auto", run)
-        indexed = index_shards(find_shards(str(source)).shards, False, run)
+        indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
         measured, method = without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
         [chunk] = in_chunks(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
@@ -219,6 +219,6 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
         with LocalExecutor(1) as executor:
             run = Run(executor, Progress(quiet=True), cache)
             method = prepare(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
-            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, run), method, run)
+            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, 0, run), method, run)
             [chunk] = in_chunks(enumerate(item.pieces for item in measured))
             assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

@@ -58,7 +58,7 @@ def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list
     method = Method(folder, ReadSettings())
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
-        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, run), method, run), method
+        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, 0, run), method, run), method
 
 
 def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -> AuditJob:

@@ -36,7 +36,7 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
     def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
-            indexed = index_shards(find_shards(str(source)).shards, keep, run)
+            indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
             return measure_shards(indexed, Method(folder, settings or ReadSettings()), run)
 
     return measure
@@ -144,10 +144,9 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
 def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, run)
+        indexed = index_shards(find_shards(str(demo[0])).shards, False, 0, run)
     assert [item.num_samples for item in indexed] == [107, 107, 106]
-    assert [len(first_samples(indexed, limit, 0)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
-    assert len(first_samples(indexed, 107, num_excluded=1)) == 2
+    assert [len(first_samples(indexed, limit)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
 
 
 def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[..., PackConfig], tmp_path: Path) -> None:

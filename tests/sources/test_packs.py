@@ -220,7 +220,7 @@ def test_packs_whose_members_can_not_be_told_are_refused(config: Make, ours: tup
     manifest = folder / ".nv-meta" / "energon_pack.json"
     value = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**value, "format": 2}))
-    with pytest.raises(PackError, match="its packs have the format 2, and 3 is read: pack its source again"):
+    with pytest.raises(PackError, match="it has the format 2, without the tokens of its packs, which 3 has"):
         read(folder)
     manifest.write_text(json.dumps(value))
     for shard in folder.glob("*.tar"):
