@@ -26,6 +26,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import joined_name
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.jsonl.lmdb_file import open_value
+from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 
@@ -39,6 +40,7 @@ class LmdbShard(JsonlShard):
     """An LMDB of images and labels; `record_offset` is the number of a sample, from 1."""
 
     names = re.compile(r"(?i)(^|/)data\.mdb$|\.lmdb$")
+    format = Format.lmdb
     called = "LMDB of images and labels"
     is_read_by_place = False
 

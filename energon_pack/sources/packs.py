@@ -6,7 +6,7 @@ The key of a sample is that of its pack, with the member's number: `ps_00000012#
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -29,7 +29,7 @@ from energon_pack.sources import wds
 from energon_pack.sources.draws import source_key
 from energon_pack.sources.foreign import FORMS, Member, PackForm, foreign_form
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
-from energon_pack.sources.shard import Shard, Source, TarShard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
 from energon_pack.sources.tar import TarScan
 
@@ -135,8 +135,8 @@ def _num_stated(value: dict[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------- which tars are packs
 
 
-def with_members(source: Source) -> Source:
-    """Return a source in which the members of packs are samples.
+def with_members(tars: Sequence[Shard]) -> list[Shard]:
+    """Return tars of which those of packs have their members as samples.
 
     The first samples of a folder tell whether its tars hold packs.
 
@@ -145,14 +145,11 @@ def with_members(source: Source) -> Source:
             messages, another version packed them, or their folder lacks energon_pack.json.
     """
     folders: dict[str, list[str]] = {}
-    for tar in source.shards:
+    for tar in tars:
         folders.setdefault(folder_of(tar.path), []).append(tar.path)
-    forms = {folder: _form_in(folder, tars[:_MOST_LOOKED_AT]) for folder, tars in folders.items()}
-    shards: list[Shard] = []
-    for shard in source.shards:
-        form = forms[folder_of(shard.path)]
-        shards.append(shard if form is None else _as_packs(shard, form))
-    return replace(source, shards=shards)
+    forms = {folder: _form_in(folder, paths[:_MOST_LOOKED_AT]) for folder, paths in folders.items()}
+    of_tars = (forms[folder_of(tar.path)] for tar in tars)
+    return [tar if form is None else _as_packs(tar, form) for tar, form in zip(tars, of_tars, strict=True)]
 
 
 def _as_packs(shard: Shard, form: str) -> PackShard:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.own import NOTHING, Own
 from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.text_pairs import SIDES, question_and_answer
@@ -55,6 +57,8 @@ class _File:
     mark: ClassVar[str]
     #: bytes of the header before each part of a sample
     lead: ClassVar[int] = 0
+    #: the `source.format` that finds such files
+    format: ClassVar[Format]
     #: its name in the description of a source
     called: ClassVar[str]
     #: the noun for such a file in messages
@@ -145,6 +149,7 @@ class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
     mark = "/"
+    format = Format.wds
     called = "WebDataset tars"
     lead = BLOCK
 
@@ -227,13 +232,12 @@ class JsonlShard(_File):
     """A file of JSON samples with media in separate files; it has the same methods as a tar."""
 
     mark = ":"
+    format = Format.jsonl
     called = "JSONL"
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
-    #: whether names of files tell splits, from which `source.split` takes one
-    has_splits: ClassVar[bool] = False
 
     lines: Lines
 
@@ -342,17 +346,20 @@ Shard = TarShard | JsonlShard
 def shard_of(
     name: str,
     path: str,
-    lines: Lines | None = None,
-    kind: type[JsonlShard] = JsonlShard,
-    field_map: FieldMap | None = None,
-    excluded: frozenset[str] | None = None,
+    kind: type[Shard] = TarShard,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+    state: State | None = None,
 ) -> Shard:
-    """Describe a file as it is now: a tar, or a file that is read as lines.
+    """Describe a file as it is now.
+
+    Args:
+        fields: the other fields of its class.
+        state: its size and version; None: they are looked up.
 
     Raises:
         PackError: it is not a regular file, or its name can't be written in the ledger.
     """
-    state = state_of(path)
+    state = state or state_of(path)
     if state is None:
         raise PackError(f"source.path: {path} is not a regular file")
     try:
@@ -361,10 +368,7 @@ def shard_of(
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    path = absolute(path)
-    if lines is not None:
-        return kind(name, path, *state, lines)
-    return TarShard(name, path, *state, field_map=field_map, excluded=excluded or frozenset())
+    return kind(name, absolute(path), *state, **fields)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
+from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
@@ -25,9 +26,9 @@ class TableShard(JsonlShard):
     """
 
     names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    format = Format.table
     called = "tables"
     is_read_by_place = False
-    has_splits = True
 
     def index(self) -> pa.Table:
         table = table_of(self.path)

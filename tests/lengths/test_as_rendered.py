@@ -21,7 +21,6 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
 from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat import template as chat_template
 from energon_pack.templates.chat.jinja import environment
@@ -32,6 +31,7 @@ from energon_pack.templates.processor import lines_of, load_saved, load_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.finding import find_shards
 from support.models import of_model
 from support.packed import packed
 from support.processors import change

@@ -37,10 +37,10 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.sources.find import find_shards
 from energon_pack.templates.processor import prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.finding import find_shards
 from support.models import of_model
 from support.running import PIPELINE, REAL, need_torchvision
 

@@ -22,9 +22,9 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
+from support.finding import find_shards
 from support.models import of_model
 from support.samples import chat, picture, write_tar
 

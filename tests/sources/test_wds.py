@@ -22,9 +22,10 @@ from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.sources.find import find_shards, names_of
+from energon_pack.sources.find import names_of
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.wds import damage_of, dotted_of, index_tar, record_of
+from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
 

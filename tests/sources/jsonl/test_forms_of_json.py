@@ -12,8 +12,8 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.sources.compressed import plain_copies
-from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Compressed, Format
+from support.finding import find_lines
 from support.packed import Make, json_lines, packed, samples
 from support.running import command_here
 from support.samples import picture
