@@ -19,7 +19,7 @@ from energon_pack.dataset.order_parts import parts_of
 from energon_pack.dataset.ordered import Part, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import Entry, read_entry, refuse_unlike, relative_path
-from energon_pack.plan.drawn import MANY_EPOCHS, Share, shares_of
+from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
 from energon_pack.plan.packs import PackPlan, costs_of_packs
@@ -105,7 +105,7 @@ def _parts(entries: list[Entry], start: str | None) -> list[Part]:
     return parts
 
 
-def _say_shares(shares: list[Share], tokens: np.ndarray) -> None:
+def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
     for share, number in zip(shares, tokens.tolist(), strict=True):
         asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
         often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""

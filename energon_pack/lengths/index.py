@@ -15,7 +15,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.sources import reader, wds
-from energon_pack.sources.draws import copy_numbers, drawn_rows
+from energon_pack.sources.copies import copy_numbers, drawn_rows
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR

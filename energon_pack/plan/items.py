@@ -19,7 +19,7 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
 from energon_pack.plan.cached_rows import CachedRows
-from energon_pack.plan.drawn import Share
+from energon_pack.plan.entry_shares import EntryShare
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
@@ -28,7 +28,7 @@ from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.draws import copy_numbers
+from energon_pack.sources.copies import copy_numbers
 from energon_pack.templates.settings import Untrained
 
 #: Columns that the report counts, over all measured samples.
@@ -151,7 +151,7 @@ class Lengths:
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self.flavor, self.seed, self._shares = flavor, seed, shares
         #: one for each entry of a mixture, in its order; empty: there is no mixture
-        self.shares_of_entries: list[Share] = []
+        self.shares_of_entries: list[EntryShare] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
         #: the type of the column `cut`
@@ -233,7 +233,7 @@ class Lengths:
     def drawn(
         self,
         counts: Ints,
-        shares: Sequence[Share] = (),
+        shares: Sequence[EntryShare] = (),
         entry_of_shard: Ints | None = None,
         phase_of_shard: Ints | None = None,
     ) -> "Lengths":

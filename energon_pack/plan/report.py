@@ -10,7 +10,7 @@ from rich.table import Table
 
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.counted import CountedPacks, count, count_packs
-from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import NOTES, AnyInts, Lengths
 from energon_pack.plan.mix import mixture_figures

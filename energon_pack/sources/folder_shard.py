@@ -44,12 +44,16 @@ class FolderShard(JsonlShard):
 
     names = re.compile(r"(?!)")  # matches no file: it is a folder
     format = Format.folder
-    called = "images or videos in folders"
+    _called = "images or videos in folders"
     noun = "folder"
     is_read_by_place = False
 
     #: how folder names are used; None: captions are texts beside the media
     classes: Classes | None = None
+
+    @property
+    def holds(self) -> str:
+        return f"captions: {'texts beside them' if self.classes is None else 'the names of their folders'}"
 
     @cached_property
     def real_path(self) -> str:

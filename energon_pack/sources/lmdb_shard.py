@@ -41,8 +41,7 @@ class LmdbShard(JsonlShard):
 
     names = re.compile(r"(?i)(^|/)data\.mdb$|\.lmdb$")
     format = Format.lmdb
-    called = "LMDB of images and labels"
-    is_read_by_place = False
+    _called = "LMDB of images and labels"
 
     def index(self) -> pa.Table:
         numbers = np.arange(1, self._num_samples() + 1)

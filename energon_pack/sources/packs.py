@@ -26,7 +26,7 @@ from energon_pack.samples.references import has_references
 from energon_pack.samples.single import single
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import source_key
 from energon_pack.sources.foreign import FORMS, Member, PackForm, foreign_form
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
 from energon_pack.sources.shard import Shard, TarShard
@@ -41,7 +41,7 @@ _MOST_LOOKED_AT = 4  # tars of a folder, and samples of each: the first may be d
 class PackShard(TarShard):
     """A tar of packs; each member of a pack is a sample."""
 
-    called = "packs"
+    _called = "packs"
 
     #: the flavour of the packs, or the name of another tool's form
     form: str = field(kw_only=True)
@@ -49,6 +49,10 @@ class PackShard(TarShard):
     @property
     def identity(self) -> tuple[Any, ...]:
         return *super().identity, self.form
+
+    @property
+    def holds(self) -> str:
+        return f"each member a sample: {self.form}"
 
     def index(self) -> pa.Table:
         table = super().index()

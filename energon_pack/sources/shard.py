@@ -30,7 +30,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import source_key
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
@@ -59,8 +59,8 @@ class _File:
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
     format: ClassVar[Format]
-    #: its name in the description of a source
-    called: ClassVar[str]
+    #: the name of its kind in the description of a source
+    _called: ClassVar[str]
     #: the noun for such a file in messages
     noun: ClassVar[str] = "file"
     #: whether a sample is a range of bytes
@@ -82,6 +82,16 @@ class _File:
     def identity(self) -> tuple[Any, ...]:
         """Return everything that its index depends on."""
         return self.real_path, self.size, self.version, None
+
+    @property
+    def called(self) -> str:
+        """Return its name in the description of a source."""
+        return self._called
+
+    @property
+    def holds(self) -> str:
+        """Say what its samples are, for the description of a source; empty: its first samples tell."""
+        return ""
 
     @property
     def media_root(self) -> str | None:
@@ -150,7 +160,7 @@ class TarShard(_File):
 
     mark = "/"
     format = Format.wds
-    called = "WebDataset tars"
+    _called = "WebDataset tars"
     lead = BLOCK
 
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
@@ -162,6 +172,11 @@ class TarShard(_File):
     def identity(self) -> tuple[Any, ...]:
         field_map = None if self.field_map is None else asdict(self.field_map)
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
+
+    @property
+    def holds(self) -> str:
+        names = [name for name, _ in self.field_map.fields] if self.field_map else []
+        return f"{' and '.join(names)} by Energon's field_map" if names else ""
 
     def index(self) -> pa.Table:
         """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
@@ -233,7 +248,7 @@ class JsonlShard(_File):
 
     mark = ":"
     format = Format.jsonl
-    called = "JSONL"
+    _called = "JSONL"
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently

@@ -13,8 +13,10 @@ from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
+from energon_pack.sources.table_names import kind_of_table
 from energon_pack.sources.tables import table_of, table_row
 
+_CALLED = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
 _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 
@@ -27,8 +29,11 @@ class TableShard(JsonlShard):
 
     names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
     format = Format.table
-    called = "tables"
     is_read_by_place = False
+
+    @property
+    def called(self) -> str:
+        return _CALLED[kind_of_table(self.path)]
 
     def index(self) -> pa.Table:
         table = table_of(self.path)

@@ -20,8 +20,8 @@ from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
+from energon_pack.sources.copies import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows
 from energon_pack.sources.settings import Classes, SourceConfig
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
