@@ -157,6 +157,8 @@ def main() -> NoReturn:
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {VERSION}")
         sys.exit(0)
+    if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
+        _show_settings(sys.argv[2:])
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
@@ -197,6 +199,18 @@ def _run_tool(name: str) -> NoReturn:
     """Run a tool: `energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
     runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
+
+
+def _show_settings(keys: Sequence[str]) -> NoReturn:
+    """Print what settings mean, or which key is unknown, and exit."""
+    from energon_pack.config.reference import help_lines
+
+    try:
+        print("\n".join(line for key in keys for line in help_lines(key)))
+    except PackError as error:
+        complain("energon-pack: error", str(error))
+        sys.exit(error.exit_code)
+    sys.exit(0)
 
 
 def _sweep_job() -> SweepJob | None:
