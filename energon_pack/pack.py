@@ -21,7 +21,7 @@ from energon_pack.errors import amount
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.lengths.method import Method
-from energon_pack.plan.report import print_plan, print_stages
+from energon_pack.report.printed import print_plan, print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.context import Run
