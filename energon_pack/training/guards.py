@@ -112,7 +112,8 @@ def guard(
 
     The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
     the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
-    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values.
+    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
+    it refuses it of rows with several members.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).

@@ -143,12 +143,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 def special_ids(config: Any) -> list[int]:
     """Return the ids of tokens that a config names."""
-    values = [
-        value
-        for part in parts(config)
-        for name, value in vars(part).items()
-        if _TOKEN.fullmatch(name)
-    ]
+    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN.fullmatch(name)]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
