@@ -180,7 +180,7 @@ def write_half(path: Path) -> Path:
 
 
 def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path) -> None:
-    """With a share, a slice or the first samples alone, too; of a mixture, and of a meta file."""
+    """With a share or the first samples alone, too; of a mixture, and of a meta file."""
     half = write_half(tmp_path / "half/b.jsonl")
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole/a.jsonl").write_bytes((LINE + b"\n") * 8)
@@ -190,7 +190,6 @@ def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path
     named: list[tuple[Any, dict[str, Any]]] = [
         (half, {}),
         ([str(tmp_path / "whole"), str(half)], {"source__limit": 1}),
-        (half, {"source__slice": "1/8"}),
         (half, {"part": "0/1", "stage": "lengths"}),
         (meta, {}),
         (mixture, {}),

@@ -141,7 +141,7 @@ def test_theirs_are_packed_and_drawn_twice(config: Make, tmp_path: Path) -> None
     """By the way of any other sample: headers in the tar are compared, copies have keys of their own."""
     write_llava_onevision(tmp_path / "theirs")
     mixture = {"theirs": {"path": str(tmp_path / "theirs"), "epochs": 2}}
-    folder = packed(config(None, source__mixture=mixture, packing__max_token_len=2048))
+    folder = packed(config(None, source__path=mixture, packing__max_token_len=2048))
     pictures = [picture(10, 20), picture(30, 20, "PNG"), picture(50, 20)]
     found = [
         data for parts in samples(folder).values() for name, data in parts.items() if name.endswith(("jpg", "png"))
