@@ -15,7 +15,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.sources import reader, wds
-from energon_pack.sources.copies import copy_numbers, drawn_rows
+from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR
@@ -110,11 +110,8 @@ def _damage_error(shard: Shard, offset: int, what: str, num_others: int) -> Pack
 
 
 def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
-    shard = item.shard
-    if shard.ratio == 1:
-        return item
-    rows = drawn_rows(item.num_rows, shard.ratio, shard.name, seed)
-    return replace(item, rows=rows, how_drawn=(shard.ratio, seed, shard.name))
+    rows = item.shard.drawn(item.num_rows, seed)
+    return item if rows is None else replace(item, rows=rows, how_drawn=(item.shard.ratio, seed, item.shard.name))
 
 
 def every(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:

@@ -49,8 +49,8 @@ class Tars(Form):
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
         if not shards:
-            split = self._settings.split
-            raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
+            named, split = ", ".join(path), self._settings.split
+            raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
         shards = with_members(shards)
         if self._settings.map is not None or self._settings.renames or self._settings.messages_key:
             return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]

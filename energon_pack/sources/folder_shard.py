@@ -121,10 +121,12 @@ class Folders(Form):
         self._classes, self._remote_media = settings.classes, settings.remote_media
 
     def in_folder(self, folder: str) -> list[str]:
-        return [absolute(folder)]
+        return []  # the folder itself is what is read
 
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
         """Yield each folder; raises PackError if there are texts beside media and `classes` is set, or neither."""
+        if not folders:
+            raise PackError(f"source.path={entry}: source=folder reads folders of media; name the folder of this file")
         for folder in map(absolute, folders):
             names = _names(folder)
             _check(folder, names, self._classes)

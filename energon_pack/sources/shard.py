@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import json_value
+from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import bucket_of, is_address, lies_in, on_this_machine
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
@@ -30,7 +31,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.copies import source_key
+from energon_pack.sources.copies import drawn_rows, source_key
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
@@ -144,6 +145,10 @@ class _File:
     def ratio(self) -> float:
         """Return how often a sample is drawn."""
         return 1.0
+
+    def drawn(self, num_rows: int, seed: int) -> Ints | None:
+        """Return the rows of its index that are drawn, as `drawn_rows`; None: each comes once."""
+        return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
 
     def key_in_tar(self, key: str) -> str:
         """Return the key that the parts of a sample have in its tar, without the mark of a copy."""

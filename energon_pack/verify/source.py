@@ -20,7 +20,7 @@ from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
-from energon_pack.sources.copies import copy_numbers, drawn_keys, drawn_rows
+from energon_pack.sources.copies import copy_numbers, drawn_keys
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.settings import Classes, SourceConfig
 from energon_pack.sources.shard import Shard, Source
@@ -255,7 +255,7 @@ def _names(job: _Job) -> Iterator[str]:
     """Yield all samples drawn from a shard in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()
-    if shard.ratio != 1:
-        rows = drawn_rows(len(keys), shard.ratio, shard.name, job.seed)
+    rows = shard.drawn(len(keys), job.seed)
+    if rows is not None:
         keys = drawn_keys(keys, rows, copy_numbers(rows))
     return map(shard.sample_id, keys)
