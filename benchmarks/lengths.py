@@ -251,7 +251,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
         start = time.perf_counter()
         run = Run(executor, progress, cache)
         measured = measure_shards(index_shards(shards, False, 0, run), method, run)
-        lengths = Lengths(measured, {}, None)
+        lengths = Lengths(measured)
         plan_packs(lengths.items, PackingConfig(max_token_len=16384))
         again = time.perf_counter() - start
     num_measured = sum(not item.was_cached for item in measured)

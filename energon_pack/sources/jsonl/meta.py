@@ -90,8 +90,8 @@ def files_in(path: str, settings: SourceConfig, wanted: Wanted) -> Iterator[tupl
         if not isinstance(media_dir, str):
             raise PackError(f"{where}: media_dir is {media_dir!r}, not a folder")
         media_dir = root or _local(where, media_dir, folder, settings.remote_media)
-        named = (tuple(sorted(names.items())) for names in (columns, tags))
-        yield absolute(file), Lines(_folder(media_dir), *named, _ratio_of(where, value), settings.remote_media)
+        ratio, in_order = _ratio_of(where, value), [tuple(sorted(names.items())) for names in (columns, tags)]
+        yield absolute(file), Lines(_folder(media_dir), in_order[0], in_order[1], ratio, settings.remote_media)
 
 
 def _read(path: str) -> _Meta | None:
