@@ -23,12 +23,13 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
+from energon_pack.config.cache_dir import sweeps_folder
 from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder, sweeps_folder
+from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,

@@ -8,13 +8,13 @@ from itertools import chain
 from pathlib import Path
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error, plain_copies, plain_name
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.other_formats import PARQUET
 from energon_pack.sources.prepared import LeftOut, Selection
 from energon_pack.sources.shard import Source, shard_of
-from energon_pack.sources.storage import expand, real_path, walk
+from energon_pack.sources.storage import absolute, expand, real_path, walk
 
 TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 LINES = re.compile(r"(?i)\.jsonl?$")
@@ -74,7 +74,7 @@ def find_shards(path: str | Sequence[str], split: str | None = None, copies: Pat
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),
-        stored=frozenset(filter(is_address, folders)),
+        stored=frozenset(folders) - on_this_machine(folders),
         excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},
         num_left_out=sum(item.num_samples for item in left_out.values()),
     )
@@ -119,12 +119,12 @@ def but_parquet(folders: Sequence[str]) -> str:
 
 def local_folders(folders: Iterable[str]) -> frozenset[Path]:
     """Return the folders that are on this machine, with links resolved."""
-    return frozenset(Path(folder).resolve() for folder in folders if not is_address(folder))
+    return frozenset(Path(folder).resolve() for folder in on_this_machine(folders))
 
 
 def _as_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
-    return "/" + path.replace("://", ":/", 1) if is_address(path) else os.path.abspath(path)
+    return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import on_this_machine
 from energon_pack.samples.media.formats import MEDIA_NAMES, kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
@@ -128,7 +128,7 @@ def find_folders(path: Sequence[str], classes: Classes | None, remote_media: boo
         listing = _listing(folder, there, classes)
         lines = Lines(folder, remote_media=remote_media)
         found[name] = FolderShard(name, path_in(folder, _ALL), listing.size, listing.version, lines, classes)
-    stored = frozenset(folder for folder in folders if is_address(folder))
+    stored = frozenset(folders) - on_this_machine(folders)
     return Source([found[name] for name in sorted(found)], local_folders(folders), stored=stored)
 
 

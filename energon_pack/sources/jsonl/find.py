@@ -9,7 +9,7 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
 from energon_pack.run.console import say
-from energon_pack.run.stores import bucket_of, is_address, joined
+from energon_pack.run.stores import bucket_of, is_address, on_this_machine
 from energon_pack.sources.compressed import COMPRESSED_LINES, compressed_error, plain_copies, plain_name
 from energon_pack.sources.find import but_parquet, local_folders, names_of
 from energon_pack.sources.inside import media_in
@@ -21,7 +21,7 @@ from energon_pack.sources.mixture import checked, stem_of, with_own_names
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Source, shard_of
 from energon_pack.sources.splits import of_split
-from energon_pack.sources.storage import absolute, expand, folder_of, is_file, real_path, walk
+from energon_pack.sources.storage import absolute, expand, folder_of, is_file, path_in, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
 _ALPACA = {
@@ -82,7 +82,7 @@ def find_lines(
     Raises:
         PackError: nothing is there, a file comes twice, or a meta file names a missing file; or like `of_split`.
     """
-    if media_root is not None and not (is_address(media_root) or _has_media(os.path.expanduser(media_root))):
+    if media_root is not None and not _has_media(os.path.expanduser(media_root)):
         raise PackError(f"source.media_root={media_root}: no such folder or zip archive")
     wanted = None if datasets is None else _Wanted(datasets)
     roots: list[str] = []
@@ -121,12 +121,12 @@ def find_lines(
     return Source(
         shards=sorted(shards, key=lambda shard: shard.name),
         folders=local_folders(folders),
-        stored=frozenset(filter(is_address, folders)),
+        stored=frozenset(folders) - on_this_machine(folders),
     )
 
 
 def _has_media(root: str) -> bool:
-    return os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    return is_address(root) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 class _Wanted:
@@ -213,7 +213,7 @@ def read_meta_mixture(path: Any, settings: SourceConfig) -> list[MixtureEntry] |
         root = settings.media_root or _in(folder, str(value["media_dir"]))
         _refuse_remote(where, root, folder, settings.remote_media or settings.media_root is not None)
         own: dict[str, Any] = {"datasets": None}
-        if is_address(root) or _has_media(root):  # otherwise media are searched around the file
+        if _has_media(root):  # otherwise media are searched around the file
             own["media_root"] = root
         called = stem_of(name) if name.endswith((".json", ".jsonl")) else name.replace("/", "_").lstrip(".")
         entries.append(MixtureEntry(called or "source", file, None, ratio_of(where, value), None, own))
@@ -230,7 +230,7 @@ def ratio_of(where: str, value: Mapping[str, Any]) -> float:
 
 def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> None:
     """Raise PackError if a meta file names another store than its own, and `source.remote_media` is off."""
-    if is_address(named) and not remote_media and bucket_of(named) != bucket_of(folder):
+    if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
@@ -239,9 +239,7 @@ def _refuse_remote(where: str, named: str, folder: str, remote_media: bool) -> N
 
 def _in(folder: str, name: str) -> str:
     """Return the path of a file that a meta file names."""
-    if is_address(folder) or is_address(name):
-        return joined(folder, name)
-    return os.path.join(folder, os.path.expanduser(name))
+    return path_in(folder, os.path.expanduser(name))
 
 
 def _names(value: Any, where: str) -> dict[str, str]:
