@@ -22,7 +22,7 @@ from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
-from energon_pack.plan.report import print_plan, print_stages
+from energon_pack.report.printed import print_plan, print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of

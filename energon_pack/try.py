@@ -23,11 +23,12 @@ from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.source import index_shard, look, template_of
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.plan.compare_lens import Choice, print_choices, try_lens
+from energon_pack.plan.compare_lens import Choice, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import no_plan
-from energon_pack.plan.report import Report, lines_of_parts
+from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
+from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.executors.choose import executor_of
@@ -163,7 +164,7 @@ def _print_losses(config: PackConfig, lengths: Lengths) -> None:
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
     """Print what cutting loses at the pack length that is set."""
-    for line in lines_of_parts(report):
+    for line in part_lines(report):
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")

@@ -9,9 +9,10 @@ from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_beside, refuse_losses
 from energon_pack.dataset.plan_file import entries_of, ledger
 from energon_pack.errors import SamplesLost
-from energon_pack.plan.compare_lens import print_choices, try_lens
+from energon_pack.plan.compare_lens import try_lens
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
+from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.run.console import say

@@ -13,14 +13,15 @@ from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED, PACKS, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, REPORT, hash_of
 from energon_pack.dataset.pack_sums import pack_sums, to_bytes
 from energon_pack.dataset.plan_file import entries_of
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.audit import Audit
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
-from energon_pack.plan.report import RunFacts, print_stages
+from energon_pack.plan.report import RunFacts
+from energon_pack.report.printed import print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
@@ -68,8 +69,9 @@ def publish(
 ) -> dict[str, Any]:
     """Write the report and its page, publish the dataset, and print where it is; return the figures of report.json."""
     destination, facts = run.destination, _facts_of(run, planned, written, audit)
-    report = replace(planned.report, run=facts)
-    write_whole(staging / REPORT, json.dumps(report.to_json(), indent=2).encode())
+    manifest_hash = hash_of((staging / META_FOLDER / MANIFEST).read_bytes())
+    report = {**replace(planned.report, run=facts).to_json(), "manifest_hash": manifest_hash}
+    write_whole(staging / REPORT, json.dumps(report, indent=2).encode())
     skipped = entries_of(staging / LEDGER)
     named = DatasetFolder(destination.named).for_energon
     stored = destination.named if destination.is_stored else None
@@ -82,7 +84,7 @@ def publish(
     packed = f"packed into {destination.named}"
     for line in (*audit.lines(), packed, f"see it: {destination.named}/{PAGE}", load):
         say(line)
-    return report.to_json()
+    return report
 
 
 def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[str, Any]) -> dict[str, Any]:
