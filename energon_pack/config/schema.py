@@ -158,12 +158,25 @@ class OutputConfig:
         return flavor_for(self.flavor, self.sample_type, self.sample_fields)
 
 
+class Objective(str, Enum):
+    """What a sweeper that optimises gets for each job."""
+
+    #: tokens in packs, by the room in them
+    fill = "fill"
+    #: tokens in packs
+    tokens = "tokens"
+    #: FLOPs of a forward pass for a token in packs, with what ranks wait
+    cost = "cost"
+
+
 @dataclass
 class ReportConfig:
-    """The settings of `stage=lengths`."""
+    """The settings of what a run comes to."""
 
     #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
+    #: the figure that a sweeper such as `hydra/sweeper=optuna` optimises
+    objective: Objective = Objective.fill
 
 
 @dataclass
