@@ -14,6 +14,7 @@ from energon_pack.dataset.files import at
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import Opened
 from energon_pack.inspect.search import entries, ids_of
+from energon_pack.pages.rows import Rows
 from energon_pack.pages.svg import short
 
 _MOST_NAMED, _VALUE = 20, 80  # samples that are named, characters of a value
@@ -59,15 +60,17 @@ def side_of(opened: Opened) -> Side:
     )
 
 
-def figures(left: Side, right: Side) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the figures of both: the name, each value, and the difference."""
+def figures(left: Side, right: Side) -> Rows:
+    """Return the figures of both: the name, each value, and the difference."""
+    rows = []
     for name, keys, form in _FIGURES:
         a, b = (at(side.report, *keys) for side in (left, right))
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             is_share = form is _percent
             more = b - a if is_share or not a else b / a - 1
             told = "" if a == b or not (a or is_share) else f"{100 * more:+.2f} {'points' if is_share else '%'}"
-            yield name, form(a), form(b), told
+            rows.append((name, form(a), form(b), told))
+    return Rows(("", left.name, right.name, "second to first"), rows)
 
 
 def _whole(value: float) -> str:
@@ -97,12 +100,13 @@ _FIGURES = (
 )
 
 
-def settings(left: Side, right: Side) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings that differ, and the value in each dataset."""
+def settings(left: Side, right: Side) -> Rows:
+    """Return the settings that differ, and the value in each dataset."""
     a, b = (_flat(at(side.report, "config") or {}) for side in (left, right))
-    for key in sorted(a.keys() | b.keys()):
-        if a.get(key) != b.get(key):
-            yield key, _json(a.get(key)), _json(b.get(key))
+    rows = [
+        (key, _json(a.get(key)), _json(b.get(key))) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)
+    ]
+    return Rows(("setting", left.name, right.name), rows, num_words=3)
 
 
 def _json(value: Any) -> str:

@@ -2,49 +2,35 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
-from energon_pack.errors import amount, printable
+from energon_pack.errors import amount
 from energon_pack.inspect.beside import Alone, Side, figures, only_in, settings
 from energon_pack.pages.html import Html, page, section, table, tag
 from energon_pack.pages.svg import histogram
 from energon_pack.report.shapes import linear_histogram
+from energon_pack.run.console import print_table, say
 
 
-def print_beside(left: Side, right: Side, to: Console) -> None:
+def print_beside(left: Side, right: Side) -> None:
     """Print the figures, the settings that differ, and how many samples only one has."""
-    for header, rows in (
-        (("", left.name, right.name, ""), list(figures(left, right))),
-        (("setting", left.name, right.name), list(settings(left, right))),
-    ):
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for number, name in enumerate(header):
-            shown.add_column(printable(name), justify="left" if number == 0 else "right", overflow="fold")
-        for row in rows:
-            shown.add_row(*map(printable, row))
-        to.print(shown)
-        to.print()
+    for rows in (figures(left, right), settings(left, right)):
+        print_table(rows)
+        say("")
     for side, other in ((left, right), (right, left)):
         alone = only_in(side, other)
-        to.print(f"only in {side.name}: {amount(alone.number, 'sample')}", markup=False)
+        say(f"only in {side.name}: {amount(alone.number, 'sample')}")
         for name, why in alone.first[:3]:
-            to.print(f"  {printable(name)}: {printable(why)}", markup=False, soft_wrap=True)
+            say(f"  {name}: {why}")
 
 
 def beside_page(left: Side, right: Side) -> str:
     """Show the same as a page, with how full the packs of each are."""
-    names = left.name, right.name
-    differ = list(settings(left, right))
+    differ = settings(left, right)
     return page(
         f"{left.name} beside {right.name}",
         tag("h1", f"{left.name} beside {right.name}"),
         tag("p", f"{left.opened.folder} · {right.opened.folder}", class_="faint"),
-        section("What does each hold?", table(("", *names, "second to first"), figures(left, right))),
-        section(
-            "Which settings differ?",
-            table(("setting", *names), differ, 3) if differ else tag("p", "None."),
-        ),
+        section("What does each hold?", figures(left, right).to_html()),
+        section("Which settings differ?", differ.to_html() if differ.rows else tag("p", "None.")),
         section("How full are their packs?", tag("div", *_fills(left, right), class_="pair")),
         section(
             "Which samples has only one of them?",

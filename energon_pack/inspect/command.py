@@ -7,12 +7,13 @@ import argparse
 import random
 import shlex
 
-from energon_pack.errors import PackError, amount, printable
+from energon_pack.errors import PackError, amount
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.written import write_page
+from energon_pack.pages.rows import Rows
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import console, say
+from energon_pack.run.console import console, print_table, say
 from energon_pack.views.terminal import print_next, print_notes, print_pack
 
 _MOST_HITS = 20
@@ -88,7 +89,7 @@ def _compare(opened: Opened, given: argparse.Namespace) -> int:
     left, right = side_of(opened), side_of(open_dataset(given.beside))
     if given.html:
         write_page(given.html, beside_page(left, right))
-    print_beside(left, right, console())
+    print_beside(left, right)
     return 0
 
 
@@ -98,8 +99,6 @@ def _others(given: argparse.Namespace) -> list[str]:
 
 
 def _search(opened: Opened, given: argparse.Namespace) -> int:
-    from rich.table import Table
-
     from energon_pack.inspect.search import search, skipped
 
     hits, num_hits = search(opened, given.search, given.limit)
@@ -110,14 +109,8 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
         if not lost:
             say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
         return 0 if lost else 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("pack", "member"):
-        table.add_column(name, justify="right")
-    for name in ("key", "sample"):
-        table.add_column(name, overflow="fold")
-    for hit in hits:
-        table.add_row(f"{hit.number:,}", f"#{hit.member}", hit.key, printable(hit.sample_id))
-    console().print(table)
+    rows = [(f"{hit.number:,}", f"#{hit.member}", hit.key, hit.sample_id) for hit in hits]
+    print_table(Rows(("pack", "member", "key", "sample"), rows, num_words=4))
     rest = num_hits - len(hits)
     say(amount(num_hits, "member") + (f", {rest:,} not shown (--limit N)" if rest else ""))
     return 0

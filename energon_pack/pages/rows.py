@@ -8,10 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from energon_pack.errors import printable
 from energon_pack.pages.html import Html, table, tag
 
 if TYPE_CHECKING:  # a page needs no terminal
+    from rich.console import JustifyMethod
     from rich.table import Table
+
+_LEAST = 16  # characters of a column of words, which is folded into them
 
 
 class Cell(NamedTuple):
@@ -49,14 +53,29 @@ class Rows:
         return [tag("b", cell) for cell in cells] if number in self.strong else cells
 
     def to_terminal(self) -> "Table":
-        """Draw the table for a terminal."""
+        """Draw the table for a terminal; words are folded where it is narrow."""
         from rich.table import Table
 
         drawn = Table(box=None, pad_edge=False, header_style="bold")
-        for number, name in enumerate(self.header):
-            is_word = number < self.num_words
-            drawn.add_column(name, justify="left" if is_word else "right", overflow="fold" if is_word else "ellipsis")
-        for number, row in enumerate(self.rows):
-            texts = (cell.text if isinstance(cell, Cell) else cell for cell in row)
-            drawn.add_row(*texts, style="bold" if number in self.strong else None)
+        for number, (name, least) in enumerate(zip(self.header, self._least_widths(), strict=True)):
+            justify: JustifyMethod = "left" if number < self.num_words else "right"
+            drawn.add_column(printable(name), justify=justify, overflow="fold", min_width=least)
+        for number, row in enumerate(self.texts):
+            drawn.add_row(*row, style="bold" if number in self.strong else None)
         return drawn
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Return the cells as a terminal shows them."""
+        return [[printable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows]
+
+    @property
+    def least_width(self) -> int:
+        """Return the characters that a terminal needs to show each number in one line."""
+        return sum(self._least_widths()) + 2 * (len(self.header) - 1)
+
+    def _least_widths(self) -> list[int]:
+        """Return the characters of the longest number of each column, or of a word in its name."""
+        names = (max(map(len, name.split()), default=0) for name in self.header)
+        longest = [max([least, *map(len, cells)]) for least, *cells in zip(names, *self.texts, strict=True)]
+        return [min(width, _LEAST) for width in longest[: self.num_words]] + longest[self.num_words :]

@@ -22,7 +22,7 @@ _COUNTS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_low
 
 def print_plan(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
-    print_table(media_rows(report).to_terminal())
+    print_table(media_rows(report))
     out = console()
     for line in (*_split_lines(report), *_source_lines(report), *_skipped_lines(report)):
         out.print(line)
@@ -162,7 +162,7 @@ def print_choices(choices: Choices) -> None:
     say(f"{counts}; of a sample: {_spread(choices.token_len)}")
     for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
-    print_table(length_rows(choices.lens).to_terminal())
+    print_table(length_rows(choices.lens))
     if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")
 

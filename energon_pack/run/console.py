@@ -11,11 +11,9 @@ from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 
 from energon_pack.errors import printable
-
-_ANY_WIDTH = 10_000  # columns
+from energon_pack.pages.rows import Rows
 
 
 class SafeConsole(Console):
@@ -55,15 +53,14 @@ def in_one_piece(title: str) -> Iterator[None]:
         sys.stdout.flush()
 
 
-def print_table(table: Table) -> None:
+def print_table(rows: Rows) -> None:
     """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
     out = console()
-    if Console(width=_ANY_WIDTH).measure(table).minimum <= out.width:
-        out.print(table)
+    if rows.least_width <= out.width:
+        out.print(rows.to_terminal())
         return
-    names = [str(column.header) for column in table.columns]
-    for row in zip(*(column.cells for column in table.columns), strict=True):
-        first, *others = (f"{name} {cell}".strip() for name, cell in zip(names, row, strict=True) if cell)
+    for row in rows.texts:
+        first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
         out.print(f"{first}: {', '.join(others)}")
 
 
