@@ -18,7 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.search import search
 from energon_pack.inspect.tokens import vocabulary_for
-from energon_pack.views.html import pack_section
+from energon_pack.views.screens import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
 from support.running import command, command_here, need_torchvision

@@ -22,7 +22,7 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     lines = shown.stdout.splitlines()
     assert lines[0].startswith("read as: WebDataset tars, ")
     assert lines[0].endswith("320 samples")
-    assert sum(" tokens, " in line and " trained" in line for line in lines) == 5
+    assert sum(" tokens · " in line and " trained on (" in line for line in lines) == 5
     assert any("«" in line for line in lines)
     assert "nothing: every sample can be packed, if it is not longer than a pack" in lines
     chosen = next(line for line in lines if line.startswith("packing.max_token_len="))

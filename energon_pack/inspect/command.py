@@ -13,8 +13,9 @@ from energon_pack.inspect.overrides import is_override
 from energon_pack.inspect.written import write_page
 from energon_pack.pages.rows import Rows
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import console, print_table, say
-from energon_pack.views.terminal import print_next, print_notes, print_pack
+from energon_pack.run.console import print_table, say
+from energon_pack.views.screens import print_blocks, print_next, print_pack
+from energon_pack.views.text import Line
 
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
@@ -48,7 +49,6 @@ def _show_pack(given: argparse.Namespace) -> int:
     if given.beside is not None:
         return _compare(opened, given)
     with opened.packs:
-        to = console()
         if given.search is not None:
             return _search(opened, given)
         named = given.given[1] if len(given.given) > 1 else "0"
@@ -59,7 +59,7 @@ def _show_pack(given: argparse.Namespace) -> int:
         if len(given.given) == 1 and given.random is None:
             for line in about(opened):
                 say(line)
-            to.print()
+            say("")
         vocabulary, missing = None, None
         if given.tokens or given.processor or given.html:
             from energon_pack.inspect.tokens import vocabulary_for
@@ -73,10 +73,10 @@ def _show_pack(given: argparse.Namespace) -> int:
 
             how = {"trust_remote_code": given.trust_remote_code}
             write_page(given.html, pack_page(opened, found, view, processor_of(opened, given.processor), how))
-        print_notes([*opened.notes, *([missing] if missing else [])], to)
-        print_pack(view, to, given.full)
+        print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
+        print_pack(view, given.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given), to)
+        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given))
     return 0
 
 

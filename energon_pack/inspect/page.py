@@ -9,7 +9,7 @@ from energon_pack.inspect.dataset import Opened, about
 from energon_pack.pages.html import Html, anchor, page, section, tag
 from energon_pack.samples.flavors import inputs_of_pack
 from energon_pack.samples.member import MemberInput
-from energon_pack.views.html import members_table, pack_section
+from energon_pack.views.screens import members_rows, pack_section
 from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # imports torch, which only a page with batches needs
@@ -38,7 +38,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
         *(tag("p", note, class_="bad") for note in opened.notes),
         tag("p", "On this page: ", *links),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
-        section("Members", members_table(view.members[:_MOST_ROWS])),
+        section("Members", members_rows(view.members[:_MOST_ROWS]).to_html()),
         *training_sections(opened, found, processor, how),
     )
 

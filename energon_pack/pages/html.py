@@ -88,7 +88,7 @@ def section(title: str, *content: Any, says: str | None = None, name: str | None
         name: its anchor is made from it; None: from the title.
     """
     heading = tag("h2", title, id=anchor(name or title))
-    return tag("section", heading, None if says is None else tag("p", says, class_="says"), *content)
+    return tag("section", heading, tag("p", says, class_="says") if says else None, *content)
 
 
 def anchor(title: str) -> str:

@@ -25,9 +25,9 @@ class Cell(NamedTuple):
     html: Html
 
 
-def code(text: str, mark: str = "") -> Cell:
-    """Return a name as it is written in data, behind a mark."""
-    return Cell(f"{mark}{text}", tag("code", f"{mark}{text}"))
+def code(text: str) -> Cell:
+    """Return a name as it is written in data."""
+    return Cell(text, tag("code", text))
 
 
 @dataclass(frozen=True)

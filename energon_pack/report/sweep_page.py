@@ -96,10 +96,8 @@ def _rows(sweep: Sweep, folder: Path) -> Rows:
     rows: list[list[str | Cell]] = []
     for row in sweep.rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
-        cells = [
-            Cell(f"{row.number}{star}", join((link, star))),
-            *(clipped(row.settings[key], _VALUE) for key in sweep.keys),
-        ]
+        cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
+        cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
         if row.same_as is not None:
             rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
             continue

@@ -67,3 +67,9 @@ def print_table(rows: Rows) -> None:
 def console() -> Console:
     """Return standard output as a console: as wide as the terminal, or 120 columns."""
     return SafeConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
+
+
+def has_colours() -> bool:
+    """Say whether standard output shows colours."""
+    out = console()
+    return out.color_system is not None and not out.no_color

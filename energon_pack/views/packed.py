@@ -18,8 +18,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TokensDamaged
 from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.turns import turns_of
-from energon_pack.views.view import Medium, MemberView, PackView
+from energon_pack.views.view import Medium, MemberView, PackView, turns_of
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.views.spans import Vocabulary

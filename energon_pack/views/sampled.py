@@ -12,8 +12,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.views.member import encoded, vocabulary_of
 from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.turns import turns_of
-from energon_pack.views.view import Medium, MemberView
+from energon_pack.views.view import Medium, MemberView, turns_of
 
 
 def sample_view(
