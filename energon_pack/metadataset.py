@@ -16,11 +16,11 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.pack_files import first_json
 from energon_pack.errors import PackError
-from energon_pack.pages.rows import Rows
 from energon_pack.plan.splits import SPLITS
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import stores
 from energon_pack.run.command import count, parser, run
-from energon_pack.run.console import print_table, say
+from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores import StoreError, is_address, place_of

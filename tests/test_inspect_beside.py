@@ -7,8 +7,7 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
-from energon_pack.inspect.beside import figures, only_in, settings, side_of
-from energon_pack.inspect.beside_page import beside_page
+from energon_pack.inspect.beside import beside_page, figures, only_in, settings, side_of
 from energon_pack.inspect.dataset import open_dataset
 from support.html_page import check_page
 from support.packed import packed

@@ -1,7 +1,7 @@
 """Compare two packed datasets: their figures, their settings, and the samples that only one of them has."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import at
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.inspect.dataset import Opened
 from energon_pack.inspect.search import entries, ids_of
-from energon_pack.pages.rows import Rows
-from energon_pack.pages.svg import short
+from energon_pack.report.pages.html import Html, page, section, tag
+from energon_pack.report.pages.rows import Rows, code, print_table
+from energon_pack.report.pages.svg import histogram, short
+from energon_pack.report.shapes import linear_histogram
+from energon_pack.run.console import say
 
 _MOST_NAMED, _VALUE = 20, 80  # samples that are named, characters of a value
 _COLUMNS = ("pack", "shard", "key", "record_part", "token_len")
@@ -141,3 +144,54 @@ def _of(names: list[str], side: Side) -> Iterator[Mapping[str, Any]]:
     """Yield the ledger's entries about these samples."""
     wanted = set(names)
     yield from (entry for entry in entries(side.opened) if entry.get("sample_id") in wanted) if wanted else ()
+
+
+def print_beside(left: Side, right: Side) -> None:
+    """Print the figures, the settings that differ, and how many samples only one has."""
+    for rows in (figures(left, right), settings(left, right)):
+        print_table(rows)
+        say("")
+    for side, other in ((left, right), (right, left)):
+        alone = only_in(side, other)
+        say(f"only in {side.name}: {amount(alone.number, 'sample')}")
+        for name, why in alone.first[:3]:
+            say(f"  {name}: {why}")
+
+
+def beside_page(left: Side, right: Side) -> str:
+    """Show the same as a page, with how full the packs of each are."""
+    differ = settings(left, right)
+    return page(
+        f"{left.name} beside {right.name}",
+        tag("h1", f"{left.name} beside {right.name}"),
+        tag("p", f"{left.opened.folder} · {right.opened.folder}", class_="faint"),
+        section("What does each hold?", figures(left, right).to_html()),
+        section("Which settings differ?", differ.to_html() if differ.rows else tag("p", "None.")),
+        section("How full are their packs?", tag("div", *_fills(left, right), class_="pair")),
+        section(
+            "Which samples has only one of them?",
+            *_alone(left, right, only_in(left, right)),
+            *_alone(right, left, only_in(right, left)),
+        ),
+    )
+
+
+def _fills(*sides: Side) -> list[Html]:
+    shapes = [linear_histogram({"fill": side.fill}, most=100) for side in sides]
+    return [
+        tag(
+            "div",
+            tag("h3", side.name),
+            histogram(shape.edges, shape.counts, "% of max_token_len", "packs", is_half=True),
+        )
+        for side, shape in zip(sides, shapes, strict=True)
+        if shape
+    ]
+
+
+def _alone(side: Side, other: Side, alone: Alone) -> Sequence[Html]:
+    title = tag("h3", f"Only in {side.name}: {alone.number:,}")
+    if not alone.number:
+        return [title]
+    rows = [(code(name), why) for name, why in alone.first]
+    return [title, Rows(("sample", f"what {other.name} says of it"), rows, 2).to_html()]

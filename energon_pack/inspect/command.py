@@ -8,14 +8,13 @@ import random
 import shlex
 
 from energon_pack.errors import PackError, amount
+from energon_pack.inspect.arguments import is_override, write_page
 from energon_pack.inspect.dataset import Opened, about, open_dataset
-from energon_pack.inspect.overrides import is_override
-from energon_pack.inspect.written import write_page
-from energon_pack.pages.rows import Rows
+from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.report.views.screens import print_blocks, print_next, print_pack
+from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import print_table, say
-from energon_pack.views.screens import print_blocks, print_next, print_pack
-from energon_pack.views.text import Line
+from energon_pack.run.console import say
 
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
@@ -81,8 +80,7 @@ def _show_pack(given: argparse.Namespace) -> int:
 
 
 def _compare(opened: Opened, given: argparse.Namespace) -> int:
-    from energon_pack.inspect.beside import side_of
-    from energon_pack.inspect.beside_page import beside_page, print_beside
+    from energon_pack.inspect.beside import beside_page, print_beside, side_of
 
     if len(given.given) > 1:
         raise PackError(f"--beside compares whole datasets: leave {given.given[1]} out")

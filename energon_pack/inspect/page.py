@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.lookup import Found
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
-from energon_pack.pages.html import Html, anchor, page, section, tag
+from energon_pack.report.pages.html import Html, anchor, page, section, tag
+from energon_pack.report.views.screens import members_rows, pack_section
+from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
 from energon_pack.samples.member import MemberInput
-from energon_pack.views.screens import members_rows, pack_section
-from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # imports torch, which only a page with batches needs
     from energon_pack.training.batch import PackedBatch

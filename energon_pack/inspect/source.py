@@ -14,11 +14,14 @@ from typing import Any
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect.overrides import is_override
-from energon_pack.inspect.written import write_page
+from energon_pack.inspect.arguments import is_override, write_page
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
+from energon_pack.report.views.sampled import sample_view
+from energon_pack.report.views.screens import print_next, print_sample, sample_page
+from energon_pack.report.views.text import Raw
+from energon_pack.report.views.view import MemberView
 from energon_pack.run.console import say
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint
@@ -36,10 +39,6 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
-from energon_pack.views.sampled import sample_view
-from energon_pack.views.screens import print_next, print_sample, sample_page
-from energon_pack.views.text import Raw
-from energon_pack.views.view import MemberView
 
 _MOST_CHARS = 400  # characters of a string in the raw JSON
 _MOST_THUMBNAILS = 24

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.pages.rows import Rows
 from energon_pack.plan.compare_lens import Choice, Choices
 from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.items import NOTES
-from energon_pack.plan.report import LOST_BITS, Report
-from energon_pack.plan.step_figures import STEP_COSTS
-from energon_pack.run.console import console, print_table, say
+from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
+from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, VIDEO

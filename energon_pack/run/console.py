@@ -13,7 +13,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from energon_pack.errors import printable
-from energon_pack.pages.rows import Rows
 
 
 class SafeConsole(Console):
@@ -51,17 +50,6 @@ def in_one_piece(title: str) -> Iterator[None]:
     finally:
         sys.stdout.write(f"\n{title}\n{out.getvalue()}")
         sys.stdout.flush()
-
-
-def print_table(rows: Rows) -> None:
-    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
-    out = console()
-    if rows.least_width <= out.width:
-        out.print(rows.to_terminal())
-        return
-    for row in rows.texts:
-        first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
-        out.print(f"{first}: {', '.join(others)}")
 
 
 def console() -> Console:

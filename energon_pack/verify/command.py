@@ -22,11 +22,11 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.order_parts import opened
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
-from energon_pack.pages.rows import Rows
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import print_table, say
+from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
@@ -88,7 +88,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     if not folder.has(f"{META_FOLDER}/{MANIFEST}"):
         raise PackError(
             f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}. Packs of another tool are a source:"
-            f" python -m energon_pack.try {shlex.quote(folder.path)} +model=NAME says what can be read"
+            f" energon-pack try {shlex.quote(folder.path)} +model=NAME says what can be read"
         )
     _verify(folder, options, findings)
     return findings

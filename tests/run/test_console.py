@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from energon_pack.errors import PackError
-from energon_pack.pages.rows import Rows
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import console
-from energon_pack.run.console import LogLine, complain, in_one_piece, print_table, say
+from energon_pack.run.console import LogLine, complain, in_one_piece, say
 from energon_pack.run.progress import Progress
 from support.running import run_here
 
@@ -27,7 +27,7 @@ def test_a_narrow_terminal_gets_words(
     width: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 40 columns `47,188` was `47,…`."""
-    monkeypatch.setattr(console, "console", lambda: Console(width=width))
+    monkeypatch.setattr("energon_pack.report.pages.rows.console", lambda: Console(width=width))
     print_table(Rows(("", "packs", "fill"), [("text", "6", "96.00%")]))
     assert capsys.readouterr().out == shown
 

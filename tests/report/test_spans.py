@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.screens import member_facts
+from energon_pack.report.views.spans import spans_of
+from energon_pack.report.views.text import Tokens
+from energon_pack.report.views.view import MemberView, Span, Turn
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views.member import vocabulary_of
-from energon_pack.views.screens import member_facts
-from energon_pack.views.spans import spans_of
-from energon_pack.views.text import Tokens
-from energon_pack.views.view import MemberView, Span, Turn
 from support.models import of_model
 from support.weighted import turns
 
@@ -112,7 +112,7 @@ def test_weights_are_shown_behind_what_they_weigh(template: Template, monkeypatc
     assert "assistant\n«Say 0<|im_end|>»×0.5\n" in plain
     assert "assistant\nSay 1<|im_end|>\n" in plain
     assert plain.endswith("assistant\n«Say 2<|im_end|>»")
-    monkeypatch.setattr("energon_pack.views.text.has_colours", lambda: True)
+    monkeypatch.setattr("energon_pack.report.views.text.has_colours", lambda: True)
     assert "Say 0<|im_end|>×0.5\n" in Tokens(spans).to_terminal(None).plain
     page = Tokens(spans, 10_000).to_html()
     assert page.count("<mark") == 2

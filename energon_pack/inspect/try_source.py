@@ -1,4 +1,4 @@
-"""Try a source before it is packed: `python -m energon_pack.try PATH +model=MODEL`
+"""Try a source before it is packed: `energon-pack try PATH +model=MODEL`
 
     form ─► five samples as they are trained ─► what would be lost ─► the pack length to choose ─► the next commands
 
@@ -28,6 +28,8 @@ from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
 from energon_pack.report.printed import part_lines, print_choices
+from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
+from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of
@@ -42,8 +44,6 @@ from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of
-from energon_pack.views.screens import member_blocks, print_blocks, print_heading
-from energon_pack.views.text import Line
 
 _MOST_FILES = 64
 _MOST_SAMPLES = 10_000

@@ -16,6 +16,12 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.screens import pack_section
+from energon_pack.report.views.text import Tokens, shared_evenly
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import PackView, Span
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
@@ -24,12 +30,6 @@ from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views.member import vocabulary_of
-from energon_pack.views.packed import Place, pack_view
-from energon_pack.views.screens import pack_section
-from energon_pack.views.text import Tokens, shared_evenly
-from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.view import PackView, Span
 from support.packed import demo_config, packed
 from support.samples import picture, video, write_tar
 

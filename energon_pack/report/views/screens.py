@@ -1,16 +1,18 @@
 """Show a pack, and a sample of a source, in a terminal and on a page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from rich.text import Text
 
 from energon_pack.errors import amount, printable
-from energon_pack.pages.html import Html, details, page, section, tag
-from energon_pack.pages.rows import Rows, code
-from energon_pack.run.console import console, print_table, say
-from energon_pack.views.strips import pack_strip
-from energon_pack.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
-from energon_pack.views.view import Medium, MemberView, PackView, times
+from energon_pack.report.pages.html import Html, details, join, page, section, tag
+from energon_pack.report.pages.rows import Rows, code, print_table
+from energon_pack.report.pages.svg import Piece, legend, strip
+from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, times
+from energon_pack.run.console import console, say
+from energon_pack.samples.media.kinds import KINDS
 
 _LEAST_CHARS = 240  # characters of a member's text on a page
 _OPEN = 4  # members that are open without a click
@@ -220,3 +222,56 @@ def print_next(command: str, others: Sequence[str]) -> None:
     """Print the commands that may be typed next."""
     say("")
     print_blocks([Line(f"next: {command}"), Line(f"or:   {', '.join(others)}")])
+
+
+_MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
+
+
+def pack_strip(pack: PackView) -> Html | None:
+    """Draw a pack as a bar, with a key to its colours; a member that was not measured has no piece."""
+    pieces = [
+        piece._replace(is_odd=number % 2 == 1)
+        for number, member in enumerate(pack.members)
+        for piece in _member_pieces(member, f"member {number}")
+    ]
+    if not pieces:
+        return None
+    used = sum(piece.size for piece in pieces)
+    total = max(pack.max_token_len or 0, used)
+    kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
+    return join((strip(_fewer(pieces), total), legend(kinds)))
+
+
+def _member_pieces(member: MemberView, name: str) -> list[Piece]:
+    """Return the pieces of a member: by its tokens, or, without them, its media and then its text."""
+    where = f"{name}, {member.sample_id}"
+    if member.spans is not None:
+        alike = groupby(member.spans, key=lambda span: span.kind if span.kind in KINDS else "text")
+        sums, left = [], member.shared_len
+        for kind, spans in alike:
+            num = sum(span.num_tokens for span in spans)
+            sums.append((kind, max(0, num - left)))
+            left = max(0, left - num)
+    elif member.token_len is None:
+        return []
+    elif member.num_visual_tokens is None:
+        sums = [("unknown" if member.media else "text", member.token_len - member.shared_len)]
+    else:
+        visual = member.num_visual_tokens - member.num_shared_visual
+        sums = [(member.media_type, visual), ("text", member.token_len - member.shared_len - visual)]
+    words = {"mix": "images and videos", "unknown": "text and media"}
+    return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
+
+
+def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
+    """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
+    every = -(-len(pieces) // _MOST_PIECES)
+    return list(pieces) if every < 2 else list(_joined(pieces, every))
+
+
+def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
+    for start in range(0, len(pieces), every):
+        some = pieces[start : start + every]
+        most = max(some, key=lambda piece: piece.size)
+        size = sum(piece.size for piece in some)
+        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")

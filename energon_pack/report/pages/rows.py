@@ -6,14 +6,14 @@ Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal() ─► a tabl
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from rich.console import JustifyMethod
+from rich.table import Table
 
 from energon_pack.errors import printable
-from energon_pack.pages.html import Html, table, tag
-
-if TYPE_CHECKING:  # a page needs no terminal
-    from rich.console import JustifyMethod
-    from rich.table import Table
+from energon_pack.report.pages.html import Html, table, tag
+from energon_pack.run.console import console
 
 _LEAST = 16  # characters of a column of words, which is folded into them
 
@@ -52,10 +52,8 @@ class Rows:
         cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
         return [tag("b", cell) for cell in cells] if number in self.strong else cells
 
-    def to_terminal(self) -> "Table":
+    def to_terminal(self) -> Table:
         """Draw the table for a terminal; words are folded where it is narrow."""
-        from rich.table import Table
-
         drawn = Table(box=None, pad_edge=False, header_style="bold")
         for number, (name, least) in enumerate(zip(self.header, self._least_widths(), strict=True)):
             justify: JustifyMethod = "left" if number < self.num_words else "right"
@@ -79,3 +77,14 @@ class Rows:
         names = (max(map(len, name.split()), default=0) for name in self.header)
         longest = [max([least, *map(len, cells)]) for least, *cells in zip(names, *self.texts, strict=True)]
         return [min(width, _LEAST) for width in longest[: self.num_words]] + longest[self.num_words :]
+
+
+def print_table(rows: Rows) -> None:
+    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
+    out = console()
+    if rows.least_width <= out.width:
+        out.print(rows.to_terminal())
+        return
+    for row in rows.texts:
+        first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
+        out.print(f"{first}: {', '.join(others)}")

@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from energon_pack.errors import printable
-from energon_pack.pages.html import Html, details, join, picture, table, tag
+from energon_pack.report.pages.html import Html, details, join, picture, table, tag
+from energon_pack.report.views.view import Medium, Span, Turn, times
 from energon_pack.run.console import has_colours
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.views.view import Medium, Span, Turn, times
 
 MAX_CHARS = 60_000  # characters of a text on a page of its own
 _LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # spans of a member that are shown, and characters that allow one more
