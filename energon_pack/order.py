@@ -23,8 +23,8 @@ from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
 from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.step_figures import STEP_COSTS
 from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.seeded import Ints
