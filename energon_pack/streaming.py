@@ -21,7 +21,7 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool
-from energon_pack.steps.journal import reading
+from energon_pack.steps.position import reading
 from energon_pack.trainers.doors import Streamed
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
