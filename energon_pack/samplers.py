@@ -17,19 +17,17 @@ from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.position import Position, State, Taken, positions_in, taken_by
-from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.topology import Stream, Topology
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
 _METHOD = "state_dict()"
+_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
 Item = TypeVar("Item")
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
 _JITTER = 0.005
-
-_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
@@ -302,7 +300,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
             raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
         if window < 1:
             raise ValueError(f"window={window}: at least 1 batch")
-        are_overlong = self._limits.are_exceeded(given)
+        are_overlong = np.greater(given, max_batch_tokens or np.inf)
         self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
         self._lens = given[self._samples]
         if len(self._samples) < ranks:

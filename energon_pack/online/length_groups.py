@@ -46,11 +46,6 @@ class Limits(NamedTuple):
         if (self.batch_size or self.max_batch_tokens or 0) < 1:
             raise ValueError(f"{given}: at least 1")
 
-    def are_exceeded(self, lens: Ints) -> npt.NDArray[np.bool_]:
-        """Return bool[num]: whether a sample alone has more tokens than a batch may have."""
-        longest = self.max_batch_tokens
-        return np.zeros(len(lens), np.bool_) if longest is None else np.greater(lens, longest)
-
     def samples(self, lens: Ints) -> float:
         """Estimate how many samples a batch has."""
         return self.batch_size or (self.max_batch_tokens or 1) / max(1.0, float(lens.mean()))

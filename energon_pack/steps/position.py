@@ -7,7 +7,7 @@ Rank r's t-th turn is number t · ranks + r of those left, so that in each turn 
 neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,11 +31,7 @@ class Taken:
     def left(self, index: int) -> int:
         """Return the number at an index among those left."""
         number = self.first + index
-        for taken in self.above:
-            if taken > number:
-                break
-            number += 1
-        return number
+        return number + bisect_right(range(len(self.above)), number, key=lambda i: self.above[i] - i)
 
     def index(self, number: int) -> int:
         """Return the index of a number among those left."""
@@ -115,8 +111,11 @@ class Position:
         return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
 
 
-def taken_by(positions: Sequence[Position]) -> Taken:
+def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
     """Return the numbers that all ranks together have taken.
+
+    Args:
+        reader: the word for a rank.
 
     Raises:
         ValueError: a rank is missing or there twice, or they did not begin together.
@@ -124,11 +123,13 @@ def taken_by(positions: Sequence[Position]) -> Taken:
     ranks, before = positions[0].ranks, positions[0].before
     begun = [replace(position, rank=0, turns=Taken()) for position in positions]
     if any(position != begun[0] for position in begun):
-        raise ValueError("states that are not of the same run: give those of one checkpoint")
+        raise PackError("states that are not of the same run: give those of one checkpoint")
     present = sorted(position.rank for position in positions)
     if present != list(range(ranks)):
         names = ", ".join(map(str, present))
-        raise ValueError(f"states of rank {names}, but {ranks} ranks have trained: give the state of each of them")
+        raise PackError(
+            f"states of {reader} {names}, but {ranks} {reader}s have trained: give the state of each of them"
+        )
     num = min(position.turns.first * ranks + position.rank for position in positions)
     ahead = [
         turn * ranks + position.rank

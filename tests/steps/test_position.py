@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from energon_pack.steps.journal import Consumed, Journal, resume
 from energon_pack.steps.position import Position, Taken, taken_by
-from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.topology import Stream, Topology
 
 START = Position("10 packs")
 
