@@ -4,11 +4,12 @@ Nothing here imports torch or transformers, so that `--help` and completion answ
 """
 
 import json
+import math
 import os
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
+from energon_pack.config.cache_dir import sweeps_folder
 from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
@@ -39,8 +41,6 @@ from energon_pack.run.command import (
     tool_lines,
 )
 from energon_pack.run.console import complain, in_one_piece, say
-from energon_pack.run.stores import is_address
-from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.version import VERSION
 
@@ -75,8 +75,8 @@ class _Refusals:
         return max((error.exit_code for error in self._errors), default=0)
 
 
-def _run(composed: DictConfig, refusals: _Refusals) -> None:
-    """Run one job: a single run, or one of a sweep."""
+def _run(composed: DictConfig, refusals: _Refusals) -> float:
+    """Run one job: a single run, or one of a sweep; return `report.objective`, for a sweeper that optimises."""
     sweep = _sweep_job()
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
@@ -85,8 +85,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
-            return
-        _pack(config, sweep, refusals.are_here)
+            return _objective(config, sweep.figures_of(first))
+        return _objective(config, _pack(config, sweep, refusals.are_here))
     except BrokenPipeError:
         raise
     except (PackError, OSError) as error:
@@ -97,17 +97,27 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
+        return math.nan
 
 
-def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
-    """Pack, and record the result for the sweep."""
+def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
+    """Return a job's figure for a sweeper that optimises; nan: there is none, as of a job that Slurm does later."""
+    from energon_pack.report.sweep import objective_of
+
+    return (
+        objective_of(figures, config.report.objective.value, config.packing.max_dropped_tokens) if figures else math.nan
+    )
+
+
+def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[str, Any]:
+    """Pack, and record the result for the sweep; return the figures."""
+    from energon_pack.config.output_dir import page_of
     from energon_pack.pack import pack
-    from energon_pack.stages.pages import page_of
 
     if config.executor.kind == ExecutorKind.slurm:
         figures = _submit(config)
         if not figures:
-            return
+            return figures
         say(f"see it: {page_of(config)}")
     elif is_here:
         figures = pack(config)
@@ -116,13 +126,15 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
             figures = pack(config, job)
     if sweep:
         sweep.done(page_of(config), figures, config.packing.max_dropped_tokens)
+    return figures
 
 
 def _written_by(config: PackConfig) -> tuple[str, str]:
     """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
-    from energon_pack.stages.pages import page_of
+    from energon_pack.config.output_dir import page_of
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
+    del settings["report"]["objective"]
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
@@ -151,14 +163,16 @@ def main() -> NoReturn:
     refusals = _Refusals()
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-    def run(composed: DictConfig) -> None:
-        _run(composed, refusals)
+    def run(composed: DictConfig) -> float:
+        return _run(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
-    OmegaConf.register_new_resolver("energon_pack_runs", _runs_folder, replace=True)
+    OmegaConf.register_new_resolver("energon_pack_runs", sweeps_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {VERSION}")
         sys.exit(0)
+    if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
+        _show_settings(sys.argv[2:])
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
@@ -201,6 +215,18 @@ def _run_tool(name: str) -> NoReturn:
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 
+def _show_settings(keys: Sequence[str]) -> NoReturn:
+    """Print what settings mean, or which key is unknown, and exit."""
+    from energon_pack.config.reference import help_lines
+
+    try:
+        print("\n".join(line for key in keys for line in help_lines(key)))
+    except PackError as error:
+        complain("energon-pack: error", str(error))
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
 def _sweep_job() -> SweepJob | None:
     """Return this job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
@@ -215,11 +241,6 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import end_sweep
 
         end_sweep(folder)
-
-
-def _runs_folder(output_dir: str) -> str:
-    """Return the folder for sweeps: beside the datasets, or on this machine if those are on an object store."""
-    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _end_of_help() -> str:

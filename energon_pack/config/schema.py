@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -89,19 +88,19 @@ class OutputConfig:
     dir: str = "packed"
     #: name of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
     name: str | None = None
-    #: form of the packs' JSON: a `Flavor`, or what an installed package adds
+    #: the form of the packs' JSON, which says which class reads them; installed packages add others
     flavor: str = Flavor.packed_multi_mix_qa.value
     #: copy: media are in the packs; reference: they stay in the source, from which loading reads them
     media: MediaIn = MediaIn.copy
     #: whether the JSON of packs holds the conversations: training reads only their tokens
     messages: bool = True
-    #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
+    #: how Energon reads the packs: typed: as this package's class; crude: as plain dicts, for your own cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
-    #: whether a loader in plain Python is written, for a stack that can't import energon_pack
+    #: whether sample_loader.py is written beside the packs, for a training stack that can't import energon_pack
     sample_loader_py: bool = False
-    #: `module:Class`, the class with which such a stack reads packs; None: this package's own class
+    #: for sample_loader_py: `module:Class`, that stack's sample class, as my_stack.data:PackedSample; None: ours
     sample_type: str | None = None
-    #: the fields of this class; None: the class is imported and asked
+    #: for sample_loader_py: the fields of that class, where it can't be imported here; None: it is imported and asked
     sample_fields: list[str] | None = None
     #: the beginning of the shards' names
     shard_prefix: str = "packed"
@@ -120,8 +119,6 @@ class OutputConfig:
         """Raise PackError for settings with which nothing could be written."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
-        if self.sqlite and is_address(self.dir):
-            raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({self.dir})")
         for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
             if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
                 raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")
@@ -161,12 +158,25 @@ class OutputConfig:
         return flavor_for(self.flavor, self.sample_type, self.sample_fields)
 
 
+class Objective(str, Enum):
+    """What a sweeper that optimises gets for each job."""
+
+    #: tokens in packs, by the room in them
+    fill = "fill"
+    #: tokens in packs
+    tokens = "tokens"
+    #: FLOPs of a forward pass for a token in packs, with what ranks wait
+    cost = "cost"
+
+
 @dataclass
 class ReportConfig:
-    """The settings of `stage=lengths`."""
+    """The settings of what a run comes to."""
 
-    #: pack lengths to try, in tokens
+    #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
+    #: the figure that a sweeper such as `hydra/sweeper=optuna` optimises
+    objective: Objective = Objective.fill
 
 
 @dataclass

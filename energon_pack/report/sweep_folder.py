@@ -94,6 +94,11 @@ class SweepJob:
         self._leave()
         return int(first["number"])
 
+    def figures_of(self, number: int) -> Mapping[str, Any]:
+        """Return the figures of another job; empty: it has not ended yet, or it failed."""
+        job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
+        return job.get("figures") or {}
+
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
         """Record that the job succeeded.
 

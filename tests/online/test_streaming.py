@@ -7,9 +7,16 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from hydra.version import getbase
 
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
@@ -278,3 +285,35 @@ def test_tars_lines_and_conversations_in_one_stream(make: Any, demo: tuple[Path,
     assert others == sorted([*(f"a.jsonl:{i}" for i in range(1, 4)), *(f"conversations/{i}" for i in range(4))])
     ledger = Counter(line["reason"] for line in json_lines(offline / "skipped.jsonl"))
     assert dataset.statistics()["left_out"] == ledger == {"overlong": 5}
+
+
+def test_a_trainer_that_runs_in_hydra_builds_its_data(
+    make: Any, demo: tuple[Path, Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within `@hydra.main` all three ended with "GlobalHydra is already initialized"; the application goes on."""
+    settings = [f"cache_dir={cache}", f"output.dir={tmp_path}", f"source.path={demo[0]}", f"model.processor={demo[1]}"]
+    settings = ["+model=qwen2_5_vl", *settings, "executor.num_workers=1", "packing.max_token_len=2048"]
+    made = []
+
+    @hydra.main(version_base="1.2", config_path=str(tmp_path))
+    def train(_: Any) -> None:
+        application, base = GlobalHydra.instance().hydra, getbase()
+        made.append(compose_config(settings))
+        made.append(make([Conversations("a", 40)]))
+        made.append(LazyPackedDataset(settings))
+        made.append(instantiate({"_target_": "energon_pack.LazyPackedDataset", "config": settings}))
+        with pytest.raises(PackError, match="no model 'qwen2_5_lv'"):
+            compose_config(["+model=qwen2_5_lv"])
+        assert GlobalHydra.instance().hydra is application
+        assert getbase() == base
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", "hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none"]
+    )
+    train()
+    config, stream, packs, again = made
+    assert config.packing.max_token_len == 2048
+    assert next(iter(stream)).members
+    assert len(packs) == len(again) > 1
+    assert not GlobalHydra.instance().is_initialized()

@@ -1,0 +1,44 @@
+"""Find where a run writes: the dataset `output.dir/output.name`, and its page."""
+
+from pathlib import Path
+
+from energon_pack.config import PackConfig, Stage
+from energon_pack.config.cache_dir import cache_folder, short_hash
+from energon_pack.dataset.destination import Destination
+from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_store import InStore
+from energon_pack.dataset.losses import page_beside
+from energon_pack.errors import PackError
+from energon_pack.run.stores import parent
+from energon_pack.sources.storage import path_in
+
+
+def destination_of(config: PackConfig) -> Destination:
+    """Return where the dataset of a run will be.
+
+    Raises:
+        PackError: it has no name, or `output.sqlite` asks for a file that no store gets.
+    """
+    output = config.output
+    if output.name is None:
+        raise PackError("output.name must be set")
+    dataset = DatasetFolder(path_in(output.dir, output.name))
+    if not dataset.is_stored:
+        return InFolder(Path(output.dir).expanduser() / output.name)
+    if output.sqlite:
+        raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
+    here = cache_folder(config.cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
+    return InStore(dataset.path, here / output.name)
+
+
+def page_of(config: PackConfig) -> Path:
+    """Return the path of a run's page: in the dataset, or, for a single stage, next to where the dataset would be."""
+    final = destination_of(config).final
+    return final / PAGE if publishes(config) else page_beside(final, f"{config.stage.value}.html")
+
+
+def publishes(config: PackConfig) -> bool:
+    """Say whether a run ends with a dataset under its name."""
+    return config.stage in (Stage.all, Stage.publish)
