@@ -366,13 +366,17 @@ def test_a_rank_goes_on_with_its_own_state(num: int, ranks: int, after: int) -> 
         other = sampler(packs, ranks - 1, ranks)
         other.load_state_dict(state)
         assert list(islice(chain.from_iterable(repeat_call(other)), 20)) == expected[after:]
-    if ranks > 1:
-        with pytest.raises(ValueError, match="ranks have trained"):
-            sampler(packs, 0, 1).load_state_dict(one.state_dict())
+    alone = sampler(packs, 0, 1)  # the state of any rank is that of all
+    alone.load_state_dict(one.state_dict(after))
+    of_all = one.of_all_ranks(after * ranks + 20)[after * ranks :]
+    assert list(islice(chain.from_iterable(repeat_call(alone)), 20)) == of_all
     with pytest.raises(ValueError, match="states of another dataset"):
         sampler(Fake(num + 1), ranks - 1, ranks).load_state_dict(one.state_dict())
     with pytest.raises(ValueError, match=r"^states: a list"):
         sampler(packs, ranks - 1, ranks).load_state_dict(None)  # type: ignore[arg-type]
+    if after:
+        with pytest.raises(ValueError, match="states of several steps"):
+            sampler(packs, 0, 2, states=[one.state_dict(after), one.state_dict(after - 1)])
 
 
 def test_steps_stay_whole_where_they_change() -> None:
