@@ -1,7 +1,6 @@
 """Checks of a packed dataset as a whole: its files, whether they agree, and their totals."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.shards import shard_names
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
@@ -43,7 +43,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     yield from (f"{name} is missing" for name in sorted(NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     known |= {f"{META_FOLDER}/{PROCESSOR}/{name}" for name in _of_processor(folder)}
-    shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
+    shard = shard_names(prefix)
     for name in sorted(there - known):
         if not shard.fullmatch(name):
             yield f"{name} is none of a packed dataset's files"
