@@ -76,7 +76,8 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         #: the config with every setting
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`
-        self.encoder = PackEncoder(begun.made, begun.template.input_rules, **options)
+        rules = begun.template.rules_by(self.config.measure.engine.value)
+        self.encoder = PackEncoder(begun.made, rules, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
