@@ -15,7 +15,7 @@ PACKAGE = ROOT / "energon_pack"
 
 #: Rooms and faces: each may import what stands in a line above it, and none in its own. A newcomer reads downwards.
 ORDER = """
-errors flavors pages version
+errors flavors version
 run
 steps
 samples
@@ -28,7 +28,6 @@ config
 reading packed_with
 loading dataset_encoder packed_seq_params hydra_plugin
 task_encoder webdataset
-views
 report
 verify stages
 pack online
@@ -37,7 +36,7 @@ trainers
 lazy streaming on_disk
 automodel
 unpack cli metadataset inspect recipes
-order try
+order
 __main__
 """
 #: Below all: media, leaves that read bytes, processors, what a pack and its members are.

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
-from energon_pack.pages.html import Html, clipped, section, table, tag
-from energon_pack.pages.svg import short
 from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
+from energon_pack.report.pages.html import Html, clipped, section, table, tag
+from energon_pack.report.pages.svg import short
 from energon_pack.report.plan_rules import smaller_media
 from energon_pack.report.printed import expanded_line, media_rows, shared_line
 from energon_pack.report.remark import Grade, Remark

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error, plain_copies, plain_name
 from energon_pack.sources.other_formats import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
-from energon_pack.sources.storage import State, expand, walk
+from energon_pack.sources.storage import State, absolute, expand, walk
 
 LINES = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
@@ -99,10 +99,11 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
         shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields, leaf.state)
         for name, leaf in zip(names_of(roots, called), leaves, strict=True)
     ]
+    local = on_this_machine(folders)
     return Source(
         shards=sorted(form.finished(path, shards), key=lambda shard: shard.name),
-        folders=frozenset(Path(folder).resolve() for folder in folders if not is_address(folder)),
-        stored=frozenset(filter(is_address, folders)),
+        folders=frozenset(Path(folder).resolve() for folder in local),
+        stored=frozenset(folders) - local,
         num_left_out=form.num_left_out,
     )
 
@@ -146,7 +147,7 @@ def but_parquet(folders: Sequence[str]) -> str:
 
 def _as_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
-    return "/" + path.replace("://", ":/", 1) if is_address(path) else os.path.abspath(path)
+    return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:

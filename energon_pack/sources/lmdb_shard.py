@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import joined_name
@@ -56,7 +55,7 @@ class LmdbShard(JsonlShard):
 
     def _num_samples(self) -> int:
         """Return how many samples there are; raises PackError if the LMDB has another layout."""
-        if is_address(self.path):
+        if self.is_stored:
             raise PackError(f"{self.path}: an LMDB is read from a disk alone: copy it there")
         try:
             return int(self._text(_NUMBER))

@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.run.stores import is_address, joined
 from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
-from energon_pack.sources.storage import absolute, folder_of, open_file
+from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
 #: bytes of a file that names others
 LARGEST = 16 << 20
@@ -152,9 +151,7 @@ def _number(where: str, item: dict[str, Any], key: str) -> float | None:
 
 
 def in_folder(folder: str, path: str) -> str:
-    if is_address(folder) or is_address(path):
-        return joined(folder, path)
-    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+    return absolute(path_in(folder, os.path.expanduser(path)))
 
 
 def stem_of(path: str) -> str:

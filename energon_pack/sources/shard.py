@@ -99,6 +99,11 @@ class _File:
         """Return the folder that names of its media are relative to; None: media lie in the file itself."""
         return None
 
+    @cached_property
+    def is_stored(self) -> bool:
+        """Say whether it is on an object store."""
+        return is_address(self.path)
+
     @property
     def is_same_object(self) -> bool:
         """Tell whether a store still has the same object; its version covers every byte."""
@@ -203,7 +208,7 @@ class TarShard(_File):
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
-        return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
+        return self.is_same_object if self.is_stored else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Return the record of a sample from the bytes of its JSON or text.
@@ -313,7 +318,7 @@ class JsonlShard(_File):
         return split_name(self.path_of(name))[0] == self.path
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
+        return self.is_same_object if self.is_stored else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -340,7 +345,7 @@ class JsonlShard(_File):
 
     def _asked_for(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        if is_address(name) and not self.lines.remote_media and bucket_of(name) != bucket_of(self.media_root):
+        if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
             what = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, what)
         return name
@@ -425,7 +430,7 @@ class Source:
     def around(self, place: str) -> Path | str | None:
         """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
         if is_address(place):
-            beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}
+            beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
@@ -43,7 +42,7 @@ class TableShard(JsonlShard):
         return index_of(numbers, numbers, sizes, self._digest(), table.bad, table.damage)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if is_address(self.path) else about["digest"] == self._digest()
+        return self.is_same_object if self.is_stored else about["digest"] == self._digest()
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]

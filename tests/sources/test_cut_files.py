@@ -204,5 +204,7 @@ def test_whole_samples_are_kept_if_the_user_says_so(config: Make, demo: tuple[Pa
     half = write_half(tmp_path / "half/b.jsonl")
     kept = pack(config(half, source__on_damaged=OnDamaged.keep, max_skipped=0.5, source__format="jsonl"))
     assert (kept["samples_packed"], kept["skipped_by_reason"]) == (8, {"invalid_json": 1})
-    shown = command_here("energon_pack.try", half, "+model=qwen2_5_vl", f"model.processor={demo[1]}", cwd=tmp_path)
+    shown = command_here(
+        "energon_pack.inspect.try_source", half, "+model=qwen2_5_vl", f"model.processor={demo[1]}", cwd=tmp_path
+    )
     assert (shown.returncode, "breaks off within line 9" in shown.stderr) == (1, True)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.find import Form, Leaf, but_parquet
 from energon_pack.sources.jsonl.dialects import Lines
@@ -31,7 +30,7 @@ class LineFiles(Form):
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
         root = settings.media_root
-        if root is not None and not (is_address(root) or has_media(os.path.expanduser(root))):
+        if root is not None and not has_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
         self._wanted = Wanted(settings.datasets)

@@ -173,7 +173,7 @@ def meta_entries(path: str, value: Any, settings: SourceConfig) -> list[Entry] |
         file = _local(where, str(item["file_name"]), folder, settings.remote_media)
         root = given or _local(where, str(item["media_dir"]), folder, settings.remote_media)
         own: dict[str, Any] = {"datasets": None}
-        if is_address(root) or has_media(root):  # otherwise media are searched around the file
+        if has_media(root):  # otherwise media are searched around the file
             own["media_root"] = root
         called = stem_of(name) if name.endswith((".json", ".jsonl")) else name.replace("/", "_").lstrip(".")
         entries.append(Entry(called or "source", file, None, _ratio_of(where, item), None, own))
@@ -187,8 +187,8 @@ def is_drawn_by_file(path: str) -> bool:
 
 
 def has_media(root: str) -> bool:
-    """Tell whether there is a folder, or a zip archive, of this path."""
-    return os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
+    return is_address(root) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 def _blend(path: str, value: Any) -> _Meta | None:

@@ -1,9 +1,17 @@
-"""Write the page that the user asked for."""
+"""Tell overrides of a config from other arguments, and write the page that an argument asks for."""
 
+import re
 from pathlib import Path
 
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
+
+_OVERRIDE = re.compile(r"(\+\+?|~)?[A-Za-z_][\w.@]*=|~[A-Za-z_]")
+
+
+def is_override(text: str) -> bool:
+    """Say whether an argument is an override, as `+model=qwen2_5_vl`, and not a number, key or id."""
+    return _OVERRIDE.match(text) is not None
 
 
 def write_page(out: str, page: str) -> None:

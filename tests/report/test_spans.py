@@ -1,22 +1,21 @@
 """All tokens are shown, each once, and the marked ones are exactly the trained ones."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.screens import member_facts
+from energon_pack.report.views.spans import spans_of
+from energon_pack.report.views.text import Tokens
+from energon_pack.report.views.view import MemberView, Span, Turn
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.sample import Message
 from energon_pack.templates.build import build
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views import html, terminal
-from energon_pack.views.member import vocabulary_of
-from energon_pack.views.spans import spans_of
-from energon_pack.views.view import MemberView, Span, Turn
 from support.models import of_model
 from support.weighted import turns
 
@@ -104,18 +103,18 @@ def test_some_tokens_of_a_text_are_shown_without_the_others(template: Template) 
     assert [(span.text, span.is_trained) for span in spans] == [(text[:1], False), (text[1:], True)]
 
 
-def test_weights_are_shown_behind_what_they_weigh(template: Template) -> None:
+def test_weights_are_shown_behind_what_they_weigh(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that counts less looks as if it did, and one that is not trained looks like a question."""
     spans = shown(template, Sample(turns(0.5, 0.0, 1.0), []))
     found = {span.text.partition("<")[0]: span.weight for span in spans if span.text.startswith("Say")}
     assert found == {"Say 0": 0.5, "Say 2": 1.0}
-    plain = terminal.tokens_text(spans, Console(no_color=True)).plain
+    plain = Tokens(spans).to_terminal(None).plain
     assert "assistant\n«Say 0<|im_end|>»×0.5\n" in plain
     assert "assistant\nSay 1<|im_end|>\n" in plain
-    assert "assistant\n«Say 2<|im_end|>»\n" in plain
-    coloured = terminal.tokens_text(spans, Console(force_terminal=True, color_system="standard")).plain
-    assert "Say 0<|im_end|>×0.5\n" in coloured
-    page = html.tokens_text(spans, 10_000)
+    assert plain.endswith("assistant\n«Say 2<|im_end|>»")
+    monkeypatch.setattr("energon_pack.report.views.text.has_colours", lambda: True)
+    assert "Say 0<|im_end|>×0.5\n" in Tokens(spans).to_terminal(None).plain
+    page = Tokens(spans, 10_000).to_html()
     assert page.count("<mark") == 2
     assert 'class="less"><' not in page
     assert '<span class="weight">×0.5</span></mark>' in page
@@ -123,9 +122,5 @@ def test_weights_are_shown_behind_what_they_weigh(template: Template) -> None:
 
 def test_the_weight_of_a_sample_is_said_once() -> None:
     view = MemberView("a", "text", 9, 4, 0, [Turn("user", "hi")], spans=[], weight=0.25)
-    assert "the whole sample counts ×0.25" in html.member_facts(view)
-    assert "counts" not in html.member_facts(replace(view, weight=1.0))
-    to = Console(no_color=True, file=io.StringIO())
-    terminal.print_member(view, to, None)
-    assert isinstance(to.file, io.StringIO)
-    assert "the whole sample counts ×0.25" in to.file.getvalue()
+    assert "the whole sample counts ×0.25" in member_facts(view)
+    assert "counts" not in member_facts(replace(view, weight=1.0))

@@ -1,18 +1,71 @@
-"""Estimate what a smaller `max_pixels` would do to samples longer than a pack: bounds, computed from counts.
+"""What the sizes of images say: whether the model's limits bind, and what fewer pixels would do.
 
 An image of at most `max_pixels` has at most `max_pixels / factor²` tokens, and a sample of n images at most n times as
 many. So no image has to be read again.
 """
 
+import math
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import AnyInts, Lengths
 from energon_pack.report.lens import MOST_DROPPED
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.skip import Skip
 from energon_pack.templates.families.rules import MediaRules
+
+#: width and height of the smallest images and of the largest; some are flat, because rules that cut tiles like these
+#: best
+_SMALLEST = ((16, 16), (32, 32), (64, 64))
+_LARGEST = ((16_000, 16_000), (16_000, 8_000), (8_000, 16_000), (16_000, 5_000))
+_NEAR = 0.1  # share of the bound that still counts as near
+
+
+@dataclass(frozen=True)
+class TokensOfImages:
+    """How many visual tokens an image has, counted over samples that hold images and no other media."""
+
+    least: int  # tokens that any image has, whatever its size
+    most: int
+    samples: int
+    at_least: int  # samples whose images have about the fewest tokens
+    at_most: int
+
+
+def tokens_of_images(
+    rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
+) -> TokensOfImages | None:
+    """Count how many tokens images have, between the bounds of the model's rules.
+
+    Args:
+        visual, num_images: visual tokens and images of a sample.
+        counts: how many samples have these two numbers.
+    """
+    bounds = _bounds(rules) if rules and len(visual) else None
+    if bounds is None:
+        return None
+    least, most = bounds
+    each = visual / np.maximum(num_images, 1)
+    # Each side is rounded to whole tokens, which matters where there are few.
+    near_least = max(least * (1 + _NEAR), (math.sqrt(least) + 1) ** 2)
+    near_most = min(most * (1 - _NEAR), (math.sqrt(most) - 1) ** 2)
+    at_least, at_most = (int(counts[of].sum()) for of in (each <= near_least, each >= near_most))
+    return TokensOfImages(least, most, int(counts.sum()), at_least, at_most)
+
+
+def _bounds(rules: MediaRules) -> tuple[int, int] | None:
+    """Return the visual tokens of the smallest image and of the largest; None: the model sees no images."""
+    found = []
+    for width, height in (*_SMALLEST, *_LARGEST):
+        with suppress(Skip):
+            found.append(rules.expand(Media(IMAGE.kind, width, height), [])[1])
+    return (min(found), max(found)) if found else None
+
 
 _FEWEST = 256  # tokens of an image; with fewer it shows little
 

@@ -6,11 +6,11 @@ from itertools import islice
 
 import numpy as np
 
+from energon_pack.report.views.spans import Vocabulary, media_places, spans_of
+from energon_pack.report.views.view import Medium, MemberView
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.template import Template
-from energon_pack.views.spans import Vocabulary, media_places, spans_of
-from energon_pack.views.view import Medium, MemberView
 
 
 def vocabulary_of(template: Template) -> Vocabulary:

@@ -1,4 +1,4 @@
-"""Try a source before it is packed: `python -m energon_pack.try PATH +model=MODEL`
+"""Try a source before it is packed: `energon-pack try PATH +model=MODEL`
 
     form ─► five samples as they are trained ─► what would be lost ─► the pack length to choose ─► the next commands
 
@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.text import Text
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.dataset.losses import dropped
 from energon_pack.dataset.plan_file import ledger
-from energon_pack.errors import PackError, amount, printable
+from energon_pack.errors import PackError, amount
 from energon_pack.inspect.source import index_shard, look, template_of
 from energon_pack.lengths.index import IndexedShard, every
 from energon_pack.plan.compare_lens import Choice, try_lens
@@ -29,8 +28,10 @@ from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
 from energon_pack.report.printed import part_lines, print_choices
+from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
+from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser, run
-from energon_pack.run.console import console, say
+from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.sources.described import read_as
@@ -43,12 +44,11 @@ from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of
-from energon_pack.views.terminal import print_member, print_notes
 
 _MOST_FILES = 64
 _MOST_SAMPLES = 10_000
 _SHOWN = 5
-_LINES = 10  # of the text of a sample
+_CHARS = 600  # of the text of a sample
 #: share of the samples that the suggested pack length may drop
 _MOST_DROPPED = 0.001
 _STAGES = "index", "processor", "lengths", "plan"
@@ -92,13 +92,13 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     _show_samples(config, source, indexed)
     measured = measuring.measure_source(run, indexed, measuring.prepare_method(run))
     lengths = measured.lengths
-    _heading("what would be lost")
+    print_heading("── what would be lost")
     _print_losses(config, lengths)
     if config.packing.overlong in CUTTING:
         _print_cuts(config, plan_source(run, measured).report)
     if not (lengths.items.lens > 0).any():
         raise PackError(f"{given.path}: no sample can be packed: what would be lost, above, says why")
-    _heading("the pack length to choose")
+    print_heading("── the pack length to choose")
     share = len(shards) / len(source.shards) / step
     if share < 1:
         say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
@@ -112,7 +112,7 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     gains = gains_of(lens[(lens > 0) & (lens <= chosen.max_token_len)], chosen)
     for line in _advice(gains, chosen):
         say(line)
-    _heading("next")
+    print_heading("── next")
     _print_next(given, chosen)
 
 
@@ -128,22 +128,15 @@ def _show_samples(config: PackConfig, source: Source, indexed: Sequence[IndexedS
     shard = min((item.shard for item in indexed if item.num_rows), key=lambda shard: shard.size)
     rows = index_shard(source, shard).rows
     template, missing = template_of(config)
-    to = console()
-    _heading("as they are trained: what counts is green, or «so»")
-    print_notes([missing] if missing else [], to)
+    print_heading("── as they are trained: what counts is green, or «so»")
+    print_blocks([Line(missing, "bad")] if missing else [])
     with Reader() as reader:
         for number in range(min(_SHOWN, len(rows))):
             row = rows[number * len(rows) // min(_SHOWN, len(rows))]
             looked = look(config, reader, shard, row, template)
-            view = looked.view
-            facts = ", ".join(
-                [view.media_type]
-                + ([f"{view.token_len:,} tokens"] if view.token_len else [])
-                + ([f"{view.num_supervised:,} trained"] if view.num_supervised is not None else [])
-            )
-            to.print(Text.assemble((printable(view.sample_id), "bold"), f"  {facts}"), soft_wrap=True)
-            print_notes(looked.remarks, to)
-            print_member(replace(view, notes=[]), to, _LINES)
+            print_heading(looked.view.sample_id)
+            print_blocks(Line(remark, "bad") for remark in looked.remarks)
+            print_blocks(member_blocks(looked.view), _CHARS)
 
 
 def _print_losses(config: PackConfig, lengths: Lengths) -> None:
@@ -229,12 +222,6 @@ def _print_next(given: argparse.Namespace, chosen: Choice) -> None:
 def _named(path: str) -> str:
     """Name the dataset of a source."""
     return re.sub(r"\W+", "_", stem_of(path.rstrip("/"))).strip("_") or "mine"
-
-
-def _heading(text: str) -> None:
-    to = console()
-    to.print()
-    to.print(Text(f"── {text}", "bold"))
 
 
 def _arguments() -> argparse.Namespace:

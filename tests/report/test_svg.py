@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from energon_pack.pages.html import Html
-from energon_pack.pages.svg import Mark, Piece, curves, histogram, short, strip
+from energon_pack.report.pages.html import Html
+from energon_pack.report.pages.svg import Mark, Piece, curves, histogram, short, strip
 
 
 def rects(made: Html, kind: str) -> list[dict[str, float]]:

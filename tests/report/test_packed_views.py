@@ -16,6 +16,12 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.screens import pack_section
+from energon_pack.report.views.text import Tokens, shared_evenly
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import PackView, Span
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.pack_tokens import pack_tokens
@@ -24,11 +30,6 @@ from energon_pack.sources.storage import InMemory, open_file
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views.html import pack_section, shared_evenly, tokens_text
-from energon_pack.views.member import vocabulary_of
-from energon_pack.views.packed import Place, pack_view
-from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.view import PackView, Span
 from support.packed import demo_config, packed
 from support.samples import picture, video, write_tar
 
@@ -215,9 +216,9 @@ def spans(*texts: str) -> list[Span]:
 
 def test_the_end_of_a_member_is_always_seen() -> None:
     """`… and 2 more tokens` hid the `<|im_end|>`, the token that people look for."""
-    made = tokens_text(spans("<s>", "q" * 5000, "</s>", "<a>", "A" * 900 + "Z", "<END>"), 400)
+    made = Tokens(spans("<s>", "q" * 5000, "</s>", "<a>", "A" * 900 + "Z", "<END>"), 400).to_html()
     assert made.endswith('Z<span class="special">&lt;END&gt;</span></mark></div>')
-    many = tokens_text(spans(*["<s>", "q", "A"] * 2000, "<END>"), 400)
+    many = Tokens(spans(*["<s>", "q", "A"] * 2000, "<END>"), 400).to_html()
     assert many.endswith('A<span class="special">&lt;END&gt;</span></mark></div>')
     assert len(many) < 4000
     assert " tokens … " in many
@@ -225,7 +226,7 @@ def test_the_end_of_a_member_is_always_seen() -> None:
 
 def test_a_long_system_turn_takes_no_room_of_what_is_trained_on() -> None:
     """Of 400 characters the question took all; the answer, of 250, is whole."""
-    made = tokens_text(spans("<s>", "q" * 5000, "<a>", "A" * 250, "<END>"), 400)
+    made = Tokens(spans("<s>", "q" * 5000, "<a>", "A" * 250, "<END>"), 400).to_html()
     assert "A" * 250 in made
     assert made.count("q") == 150
 

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from energon_pack.report.views.member import encoded, vocabulary_of
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.sample import MediaPart, media_type
 from energon_pack.samples.skip import Skip
@@ -10,10 +13,6 @@ from energon_pack.sources.sample import ReadSample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.views.member import encoded, vocabulary_of
-from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.turns import turns_of
-from energon_pack.views.view import Medium, MemberView
 
 
 def sample_view(

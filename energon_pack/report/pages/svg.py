@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from energon_pack.pages.html import Html, tag
+from energon_pack.report.pages.html import Html, tag
 
 SIDE = 1000.0  # width and height of a drawing in its own units; it is stretched to its place
 _LEAST = 4.0  # the least height of a bar, so that it is seen

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from energon_pack.inspect.try_source import gains_of
 from energon_pack.plan.compare_lens import Choice
 from support.running import command_here
 
 
 def tried(folder: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-    return command_here("energon_pack.try", *words, "+model=qwen2_5_vl", cwd=folder)
+    return command_here("energon_pack.inspect.try_source", *words, "+model=qwen2_5_vl", cwd=folder)
 
 
 def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, Path], tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
     lines = shown.stdout.splitlines()
     assert lines[0].startswith("read as: WebDataset tars, ")
     assert lines[0].endswith("320 samples")
-    assert sum(" tokens, " in line and " trained" in line for line in lines) == 5
+    assert sum(" tokens · " in line and " trained on (" in line for line in lines) == 5
     assert any("«" in line for line in lines)
     assert "nothing: every sample can be packed, if it is not longer than a pack" in lines
     chosen = next(line for line in lines if line.startswith("packing.max_token_len="))
@@ -57,9 +58,5 @@ def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) 
 
 def test_gains_are_those_of_the_lengths() -> None:
     """Four samples of 10 and 40 tokens in one pack of 100, against two rows of a batch padded to 40 each."""
-    import importlib
-
-    gains = importlib.import_module("energon_pack.try").gains_of(
-        np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0)
-    )
+    gains = gains_of(np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0))
     assert (gains.samples_per_pack, gains.padded_share) == (4.0, 1.6)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from energon_pack.dataset.contents import Pack, written_tokens
 from energon_pack.dataset.members import messages_of
 from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.kinds import IMAGE, KINDS
@@ -17,12 +19,9 @@ from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TokensDamaged
-from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.turns import turns_of
-from energon_pack.views.view import Medium, MemberView, PackView
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.views.spans import Vocabulary
+    from energon_pack.report.views.spans import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
 
 def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: "Vocabulary") -> MemberView:
     """Return the view of a member with the tokens that were written."""
-    from energon_pack.views.member import encoded
+    from energon_pack.report.views.member import encoded
 
     with _noting(view.notes):
         return _checked(view, encoded(view, tokens, vocabulary))

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from energon_pack.report.views.view import Span
 from energon_pack.samples.media.kinds import AUDIO
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.views.view import Span
 
 
 @dataclass(frozen=True)

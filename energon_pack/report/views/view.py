@@ -1,6 +1,10 @@
 """The view of a pack: its members, their turns and media, and which of their tokens are trained on."""
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from energon_pack.samples.sample import Message
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,11 @@ class Span:
     def is_trained(self) -> bool:
         return self.weight > 0
 
+    @property
+    def as_text(self) -> str:
+        """Return the text; of a medium its description and its tokens, in brackets."""
+        return self.text if self.kind in ("text", "special") else f"[{self.text}, {self.num_tokens:,} tokens]"
+
 
 def times(weight: float) -> str:
     """Write a weight as it is shown: `×0.5`."""
@@ -28,6 +37,19 @@ class Turn:
 
     role: str
     text: str  # with its placeholders
+
+
+def turns_of(messages: Iterable[Message]) -> list[Turn]:
+    """Return each message as text: its content, then its other keys (tool calls, reasoning), as JSON."""
+    turns = []
+    for message in messages:
+        content = message.get("content", "")
+        parts = [content] if isinstance(content, str) else content
+        text = "".join(part if isinstance(part, str) else part.get("text", f"<{part['type']}>") for part in parts)
+        rest = {key: item for key, item in message.items() if key not in ("role", "content") and item is not None}
+        lines = [text] * bool(text) + [f"{key}: {json.dumps(item, ensure_ascii=False)}" for key, item in rest.items()]
+        turns.append(Turn(str(message.get("role", "")), "\n".join(lines)))
+    return turns
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,12 @@ class Medium:
     def __str__(self) -> str:
         frames = f", {self.num_frames:,} frames" if self.num_frames else ""
         return f"{self.kind} {self.size}{frames}" if self.size else self.kind
+
+    @property
+    def as_seen(self) -> str:
+        """Describe it, what the model sees of it, and its tokens."""
+        seen = f" → {self.seen}" if self.seen else ""
+        return f"{self}{seen}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Pages contain their input, escaped, and load nothing from other files."""
 
-from energon_pack.pages.html import Html, anchor, page, picture, section, table, tag
-from energon_pack.pages.policy import content_policy
+from energon_pack.report.pages.html import Html, anchor, content_policy, page, picture, section, table, tag
 
 
 def test_what_is_not_markup_is_escaped() -> None:
