@@ -73,9 +73,7 @@ def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return Kind(
-        assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest
-    )
+    return Kind(assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
 
 
 def assembly_of(model: Module) -> list[Any]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.inputs import forks_of, text_row
-from energon_pack.training.media_keys import ADDS_KINDS, MEDIA_KEYS
-from energon_pack.training.sizes import parts
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.watch import tokens_of
+from energon_pack.training.wrapped import parts
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
@@ -25,6 +26,8 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 SOUNDS = ("input_features", "input_values", "audio_input_features")
 #: as `SOUNDS`, or pixels
 _VALUES = ("pixel_values", *SOUNDS)
+#: whether packages add kinds of media, whose inputs may have any name
+_ADDS_KINDS = bool(entry_points(group="energon_pack.kinds"))
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
 
 
+def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a batch that are no data."""
+    return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
+
+
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
     """Return the members of a row on which no other member builds; in a row without trees, return all members.
 
@@ -121,7 +129,7 @@ def is_content(name: str) -> bool:
 
     Inputs for kinds that packages add may have any name.
     """
-    return name.startswith(_VALUES) or (ADDS_KINDS and name not in MEDIA_KEYS)
+    return name.startswith(_VALUES) or (_ADDS_KINDS and name not in MEDIA_KEYS)
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
@@ -143,12 +151,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 def special_ids(config: Any) -> list[int]:
     """Return the ids of tokens that a config names."""
-    values = [
-        value
-        for part in parts(config)
-        for name, value in vars(part).items()
-        if _TOKEN.fullmatch(name)
-    ]
+    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN.fullmatch(name)]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
