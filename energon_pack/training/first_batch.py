@@ -115,7 +115,7 @@ class FirstBatch:
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
-        from energon_pack.training.place import first_place
+        from energon_pack.training.refusal import first_place
 
         pending.begin(0)
         with silent(pending.part):
