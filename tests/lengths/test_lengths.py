@@ -37,13 +37,8 @@ from support.samples import chat, picture, write_tar
 def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
     folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
 
-    def measure(
-        source: Path,
-        settings: ReadSettings | None = None,
-        num_workers: int = 1,
-        keep: bool = False,
-        limit: int | None = None,
-    ):  # type: ignore[no-untyped-def]
+    def measure(source: Path, settings: ReadSettings | None = None, **more: Any):  # type: ignore[no-untyped-def]
+        num_workers, keep, limit = more.get("num_workers", 1), more.get("keep", False), more.get("limit")
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
             indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
