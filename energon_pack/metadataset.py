@@ -114,7 +114,7 @@ def blend(
     for entry in entries:
         if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
-    if is_address(out) and (here := next((e.folder for e in entries if not is_address(e.folder.path)), None)):
+    if is_address(out) and (here := next((e.folder for e in entries if not e.folder.is_stored), None)):
         raise PackError(f"{out} is on an object store, and {here} is not: a blend there is of datasets on stores alone")
     start = folder_of(real_path(absolute(out)))
     splits = {}

@@ -163,12 +163,11 @@ class Indexed:
 
 def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
-    excluded = source.excluded.get(shard.name, frozenset())
     table = shard.index()
     about = about_of(table)
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
-    return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
+    return Indexed(shard, [*rows_of(table, IndexRow)], damage)
 
 
 def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexed, int, int]:

@@ -21,7 +21,7 @@ from energon_pack.dataset.lost_samples import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect.source import index_shard, look, template_of
-from energon_pack.lengths.index import IndexedShard
+from energon_pack.lengths.index import IndexedShard, every
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.pack_lengths import Choice, try_lengths
 from energon_pack.plan.packs import no_plan
@@ -88,8 +88,7 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
-    config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
-    run = replace(run, config=config)
+    indexed = every(step, indexed) if step > 1 else indexed
     _show_samples(config, source, indexed)
     measured = measuring.measure_source(run, indexed, measuring.prepare_method(run))
     lengths = measured.lengths

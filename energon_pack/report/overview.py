@@ -185,7 +185,7 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
 def _besides(report: Report) -> Iterator[Html]:
     """List the samples that were changed on their way: neither packed as they came nor skipped."""
     said = {
-        "left out by split, exclude, slice, sample_ratio or limit": report.samples_excluded,
+        "left out by split, exclude, sample_ratio or limit": report.samples_excluded,
         "drawn again by sample_ratio": report.samples_repeated,
         "cut, and packed as their parts": report.samples_cut,
     }

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from energon_pack.errors import amount
-from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.svg import short

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.items import NOTES
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
@@ -73,7 +73,7 @@ def _source_lines(report: Report) -> Iterator[str]:
         of = "samples" if entry["share_of"] == "samples" else "trained tokens"
         yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
     if report.samples_excluded:
-        yield f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit"
+        yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit"
     if report.samples_repeated:
         yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
 

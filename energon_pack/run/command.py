@@ -103,12 +103,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-def on_disk(text: str) -> Path:
+_IN_STORE = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
+
+
+def on_disk(text: str, why: str = _IN_STORE) -> Path:
     """Return the path of a file or folder that a tool writes; raises PackError for an address."""
     if is_address(text):
-        raise PackError(
-            f"{text} is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
-        )
+        raise PackError(f"{text}{why}")
     return Path(text)
 
 

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.class_trial import try_class
 from energon_pack.training.inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, loss_weights
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.trees import neat_trees, paths, refuse_unlike
 from support.emulated_flash import flash_attn_varlen_func
@@ -187,7 +187,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     tree = tiny_tree(name, model)
     assert not try_class(model, tree).mixes
     monkeypatch.setattr("energon_pack.training.trees.neat_trees", fault)
-    monkeypatch.setattr("energon_pack.training.class_trial.check_inputs", lambda *_: None)
+    monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     finding = try_class(model, tree)
     print(fault.__name__, finding)
     assert finding.mixes

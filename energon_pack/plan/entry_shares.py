@@ -18,7 +18,7 @@ MANY_EPOCHS = 4.0
 
 
 @dataclass(frozen=True)
-class Share:
+class EntryShare:
     """The share that an entry should have, and the draws that give it."""
 
     name: str
@@ -29,7 +29,7 @@ class Share:
     of: WeightOf = "tokens"  # whether `asked` is a share of the trained tokens or of the samples
 
 
-def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Share]:
+def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
     """Decide how often the samples of each entry come.
 
     Args:
@@ -43,13 +43,13 @@ def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[Shar
     samples = np.bincount(entry, trained > 0, len(entries))
     sizes = samples if entries[0].weight_of == "samples" else tokens
     total, weights = sizes.sum(), sum(item.weight or 0.0 for item in entries)
-    shares = list[Share]()
+    shares = list[EntryShare]()
     for item, num_tokens, num_samples in zip(entries, tokens.tolist(), samples.tolist(), strict=True):
         if item.weight and not num_tokens:
             raise PackError(f"mixture: {item.name} has the weight {item.weight:g}, and no sample that can be trained")
         asked = None if item.weight is None else item.weight / weights
         epochs = (item.epochs or 0.0) if asked is None else float(asked * total / max(1, sizes[len(shares)]))
-        shares.append(Share(item.name, asked, epochs, int(num_samples), int(num_tokens), item.weight_of))
+        shares.append(EntryShare(item.name, asked, epochs, int(num_samples), int(num_tokens), item.weight_of))
     return shares
 
 

@@ -1,4 +1,4 @@
-"""Draw samples of a source by the `sample_ratio` of a meta file and by `source.slice`. Pure."""
+"""Draw samples of a source by the `sample_ratio` of a meta file. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from zlib import crc32
 
 import numpy as np
 
-from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints, random_keys
 
 _COPY = re.compile(r"@\d+$")
@@ -40,15 +39,3 @@ def drawn_keys(keys: Sequence[str], rows: Ints, copies: Ints) -> list[str]:
 def source_key(key: str) -> str:
     """Return the key of a sample in its source, without the `@2` of a copy."""
     return _COPY.sub("", key)
-
-
-def parse_slice(text: str | None) -> tuple[int, int]:
-    """Parse `1/4` as (1, 4); None gives (0, 1).
-
-    Raises:
-        PackError: the text has another form, or there is no such slice.
-    """
-    number, slash, of = (text or "0/1").partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        raise PackError(f"source.slice={text}: i/n with i from 0 to n - 1, as 0/4")
-    return int(number), int(of)
