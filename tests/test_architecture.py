@@ -155,6 +155,12 @@ def test_no_two_files_import_each_other() -> None:
     assert {name: sorted(others & ring.keys()) for name, others in ring.items()} == {}
 
 
+def test_a_plan_is_computed_and_not_printed() -> None:
+    """It is shown by `report`, in a terminal and on a page, and in each with the same figures."""
+    printing = {"run.console", "run.progress", "report.pages.rows"}
+    assert [name for name, path in MODULES.items() if name.startswith("plan.") and printing & imports(path)] == []
+
+
 def test_no_file_imports_the_door() -> None:
     """The door imports every public module for types: who imports it stands in a ring with all of them."""
     assert [name for name, path in MODULES.items() if "__init__" in imports(path)] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.inspect.try_source import gains_of
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from support.running import command_here
 
 

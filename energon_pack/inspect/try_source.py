@@ -17,13 +17,13 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.losses import dropped
+from energon_pack.dataset.lost_samples import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect.source import index_shard, look, template_of
 from energon_pack.lengths.index import IndexedShard, every
-from energon_pack.plan.compare_lens import Choice, try_lens
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.pack_lengths import Choice, try_lengths
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
@@ -103,7 +103,7 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     if share < 1:
         say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
     positions = most_positions(folder_of(measured.method.template_folder))
-    choices = try_lens(lengths, config.packing, config.report.lens, positions)
+    choices = try_lengths(lengths, config.packing, config.report.lens, positions)
     print_choices(replace(choices, lens=[row.scaled(1 / share) for row in choices.lens]))
     chosen = _chosen(choices.lens)
     if chosen is None:
