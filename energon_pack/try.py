@@ -7,6 +7,7 @@ Some thousand samples are measured, spread over the source. Nothing is published
 
 import argparse
 import math
+import os
 import re
 import shlex
 import tempfile
@@ -21,7 +22,7 @@ from energon_pack.config.compose import compose_config
 from energon_pack.dataset.losses import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount, printable
-from energon_pack.inspect.source import index_shard, look, template_of
+from energon_pack.inspect.source import index_shard, look
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.plan.compare_lens import Choice, try_lens
 from energon_pack.plan.items import Lengths
@@ -33,6 +34,7 @@ from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
+from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.described import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
@@ -42,7 +44,8 @@ from energon_pack.stages import measuring
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
-from energon_pack.templates.processor import folder_of
+from energon_pack.templates.processor import folder_of, load_saved
+from energon_pack.templates.template import Template
 from energon_pack.views.terminal import print_member, print_notes
 
 _MOST_FILES = 64
@@ -69,13 +72,23 @@ def main() -> int:
     given = _arguments()
     config = compose_config(given.overrides)
     with tempfile.TemporaryDirectory(prefix="energon_pack_try_") as folder:
-        cache_dir = config.cache_dir or folder
+        cache_dir = config.cache_dir or _kept() or folder
         output = replace(config.output, dir=folder, name="try")
         source = replace(config.source, path=given.path)
         config = replace(config, output=output, source=source, cache_dir=cache_dir)
         with executor_of(config.executor) as executor:
             _try(begin_run(config, executor, Progress(_STAGES)), given)
     return 0
+
+
+def _kept() -> str | None:
+    """Return the user's cache, for the next `try` of the same processor and files; None: it can't be written."""
+    folder = user_folder("try", "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
 
 
 def _try(run: PackRun, given: argparse.Namespace) -> None:
@@ -90,8 +103,13 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     step = math.ceil(num_rows / given.num_samples)
     config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
     run = replace(run, config=config)
-    _show_samples(config, source, indexed)
-    measured = measuring.measure_source(run, indexed, measuring.prepare_method(run))
+    try:
+        method = measuring.prepare_method(run)
+    except PackError as error:  # samples are shown without a processor, too
+        _show_samples(config, source, indexed, None, f"no tokens: {error}")
+        raise
+    _show_samples(config, source, indexed, load_saved(method.template_folder))
+    measured = measuring.measure_source(run, indexed, method)
     lengths = measured.lengths
     _heading("what would be lost")
     _print_losses(config, lengths)
@@ -124,14 +142,19 @@ def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
-def _show_samples(config: PackConfig, source: Source, indexed: Sequence[IndexedShard]) -> None:
+def _show_samples(
+    config: PackConfig,
+    source: Source,
+    indexed: Sequence[IndexedShard],
+    template: Template | None,
+    note: str | None = None,
+) -> None:
     """Print some samples of the smallest file as training gets them."""
     shard = min((item.shard for item in indexed if item.num_rows), key=lambda shard: shard.size)
     rows = index_shard(source, shard).rows
-    template, missing = template_of(config)
     to = console()
     _heading("as they are trained: what counts is green, or «so»")
-    print_notes([missing] if missing else [], to)
+    print_notes([note] if note else [], to)
     with Reader() as reader:
         for number in range(min(_SHOWN, len(rows))):
             row = rows[number * len(rows) // min(_SHOWN, len(rows))]
