@@ -14,9 +14,9 @@ from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import draw_samples, first_samples
 from energon_pack.online.given import Given, MapStyle
-from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import Samples
+from energon_pack.online.rows import IndexedRow, Rows, write_index
+from energon_pack.online.samples import IndexedInFiles, Samples
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
@@ -135,7 +135,7 @@ def _held(source: Any, config: PackConfig) -> Samples:
     return Given(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
-def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
+def _indexed(config: PackConfig, places: Places, run: Run) -> Samples:
     """Return the samples that `source.*` draws from files."""
     if places.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
@@ -148,4 +148,4 @@ def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
     identity = hashlib.sha256(json.dumps([depends, left_out, limit], sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
     make_once(folder, lambda made: write_index(made / _ROWS, indexed, excluded, limit))
-    return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)
+    return IndexedInFiles([item.shard for item in indexed], config.source.reading, Rows(folder / _ROWS, IndexedRow))
