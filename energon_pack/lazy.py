@@ -28,7 +28,7 @@ from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
-from energon_pack.trainers.packs_by_number import PacksByNumber
+from energon_pack.trainers.doors import PacksByNumber
 from energon_pack.training.pack_encoder import PackEncoder, Unread, check_options
 
 __all__ = ["LazyPackedDataset"]

@@ -27,7 +27,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.sources.prepared import read_prepared
 from energon_pack.steps.topology import topology_of
-from energon_pack.trainers.packs_by_number import PacksByNumber
+from energon_pack.trainers.doors import PacksByNumber
 
 __all__ = ["PackedDataset"]
 
@@ -90,11 +90,7 @@ class PackedDataset(PacksByNumber):
         return SimpleNamespace(seed=int(content.get("seed", 0)), packing=node_of(PackingConfig, content["packing"]))
 
     def _in_split(self, split: str) -> Ints:
-        """Return the numbers of a split's packs in the whole dataset.
-
-        Raises:
-            PackError: there is no such part; or a shard is missing or cut.
-        """
+        """Return the numbers of a split's packs in the dataset; raises PackError if it or a shard of it is missing."""
         folder, manifest = self._files.folder, self.encoder.made
         prepared = read_prepared(folder.path, split, "split")
         if prepared is None:
@@ -112,11 +108,7 @@ class PackedDataset(PacksByNumber):
         return np.array(taken, np.int64)
 
     def _read_sums(self) -> PackSums:
-        """Read the sums over the members of each pack in the whole dataset.
-
-        Raises:
-            PackError: the file is missing, or not as it was packed; or shards and plan have other numbers of packs.
-        """
+        """Read sums over the members of each pack of the dataset; raises PackError if they are not of these shards."""
         folder, hashes = self._files.folder, self.encoder.made.get("hashes", {})
         try:
             sums = PackSums.read(read_as_packed(folder.path, PACKS, hashes.get(PACKS)))

@@ -50,7 +50,7 @@ templates.folder templates.full templates.quiet templates.served templates.torch
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
-on_disk webdataset dataset_encoder training trainers.doors trainers.packs_by_number online.ranks
+on_disk webdataset dataset_encoder training trainers.doors online.ranks
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
 dataset.pack_sums dataset.readable dataset.referenced
 """
@@ -64,7 +64,7 @@ ASKED_FOR = {
     ("task_encoder", "packed_with"): "Energon packs while it reads",
     ("task_encoder", "pooling.measuring"): "Energon packs while it reads",
     ("on_disk", "plan.settings"): "a sampler makes steps even",
-    ("trainers.packs_by_number", "samplers"): "a trainer takes the packs as rows",
+    ("trainers.doors", "samplers"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.collator"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.loss"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.rows"): "a trainer takes the packs as rows",

@@ -10,9 +10,8 @@ import numpy.typing as npt
 class PackSums(NamedTuple):
     """A value for each pack in each column, in the order of the plan; the file has them as float64[num_packs, 4]."""
 
-    #: cost in the language model, and in the vision encoder
-    lm: npt.NDArray[Any]
-    vision: npt.NDArray[Any]
+    lm: npt.NDArray[Any]  # cost in the language model
+    vision: npt.NDArray[Any]  # in the vision encoder
     tokens: npt.NDArray[Any]
     trained: npt.NDArray[Any]  # of the tokens
 

@@ -1,9 +1,23 @@
-"""The methods that give packs to trainers with loaders of their own; your own loop needs none of their modules."""
+"""Packs as loaders and trainers take them: by number, from shards or made while loading; the latter also as a stream.
 
+(epoch, number) ──`_pack`──► its key and its members ──PackEncoder──► Pack ──collate──► a batch
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.errors import PackError
-from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack.online.ranks import ranks_here
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.member import MemberInput
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
@@ -35,6 +49,123 @@ class ForTrainers:
         from energon_pack.trainers.loss import TokenMean
 
         return TokenMean(shifted=self.encoder.labels_shifted)
+
+
+class PacksByNumber(ForTrainers, Dataset[Pack]):
+    """A map-style dataset of packs; an item is an encoded pack."""
+
+    #: packs of each rank in a step
+    micro_batches: int
+    #: identifies these packs
+    fingerprint: str
+    _num_packs: int
+    _epoch: Any = 0  # of a number without one
+
+    @abstractmethod
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | Unread]]:
+        """Return the key of a pack, and its members, not encoded."""
+
+    @abstractmethod
+    def _sums(self, epoch: int) -> PackSums:
+        """Return sums over the members of each pack of an epoch."""
+
+    def __len__(self) -> int:
+        """Number of packs in every epoch."""
+        return self._num_packs
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
+        """Read and encode a pack.
+
+        Args:
+            index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
+
+        Raises:
+            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can; or the JSON can't be read.
+        """
+        if isinstance(index, list):
+            raise ValueError(
+                f"an index is {index!r}: LengthGroupedSampler deals batches: batch_sampler=…, not sampler=…"
+            )
+        epoch, number = index if isinstance(index, tuple) else (int(self._epoch), index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pack {number} of {len(self)}")
+        number %= len(self)
+        key, members = self._pack(epoch, number)
+        pack = self.encoder.encode(key, members)
+        if pack is None:
+            raise BadPack(f"{key}: none of its {len([*self.members(epoch, number)])} members can be encoded")
+        return pack
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
+        """Return the packs of a batch, for torch's DataLoader.
+
+        Raises:
+            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
+        """
+        if isinstance(indices, tuple):
+            raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
+        return [self[index] for index in indices]
+
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
+        """Read the members of a pack, without encoding them."""
+        yield from self._pack(epoch, number)[1]
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
+
+    def have_epoch(self, epoch: int) -> None:
+        """Plan an epoch before workers start that will read it."""
+
+    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return the costs by which `PackSampler` makes steps even.
+
+        Returns:
+            float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
+            int64[num_packs], its trained tokens.
+        """
+        lm, vision, _, trained = self._sums(epoch)
+        return np.stack([lm, vision]), trained.astype(np.int64)
+
+    def lens(self, epoch: int = 0) -> Ints:
+        """The tokens of each pack of an epoch, int64[num_packs].
+
+        With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
+        """
+        return self._sums(epoch).tokens.astype(np.int64)
+
+    def as_dataset(self, epochs: int = 1, ranks: int | None = None, micro_batches: int | None = None) -> Any:
+        """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
+
+        A trainer that reads it in this order (`train_sampling_strategy="sequential"`), with one pack a batch, has even
+        steps. A trainer that shuffles it still trains each pack once. Columns: `pack`, `epoch`, and the tokens of the
+        pack under the names by which trainers group: `length` and `lengths`.
+
+        Args:
+            epochs: epochs of packs, one after another; then train one epoch of this dataset. Each epoch of lazy packs
+                has other packs.
+            ranks: data-parallel ranks; by default the ranks of torch.distributed or torchrun. To resume with another
+                number of ranks, give the number of the first run, and keep ranks × accumulated packs the same.
+            micro_batches: packs of each rank in a step: gradient accumulation; by default
+                `packing.topology.micro_batches`.
+
+        Returns:
+            Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
+
+        Raises:
+            PackError: `datasets` is not installed.
+            ValueError: there are fewer packs than one step takes.
+        """
+        from energon_pack.samplers import PackSampler
+
+        if epochs < 1:
+            raise PackError(f"epochs={epochs}: at least 1")
+        rows = import_rows()
+        ranks = ranks_here()[1] if ranks is None else ranks
+        num = epochs * len(self) // ranks * ranks
+        packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)  # type: ignore[arg-type]
+        lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
+        return rows.PackRows.of(packs, lens[tuple(np.array(packs).T)])
 
 
 def import_rows() -> Any:

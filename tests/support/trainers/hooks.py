@@ -5,12 +5,11 @@ from typing import Any
 import energon_pack
 from energon_pack.trainers import doors
 from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.packs_by_number import PacksByNumber
 
 #: names that are replaced, so that no type holds for them
 _PACKAGE: Any = energon_pack
 _ALL: Any = doors.ForTrainers
-_NUMBERED: Any = PacksByNumber
+_NUMBERED: Any = doors.PacksByNumber
 _STREAMED: Any = energon_pack.StreamingPackedDataset
 
 
