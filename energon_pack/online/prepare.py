@@ -116,9 +116,7 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
                     lambda method: measure_given(given, known or "once", method, run, num_workers), method
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths(
-                    [shard], None, source.limit, flavor, shares, config.seed, untrained=config.labels.untrained
-                )
+                lengths = Lengths([shard], source.limit, flavor, shares, config.seed, untrained=config.labels.untrained)
             measured = Measured(lengths, method, len(given), 0)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
@@ -153,7 +151,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
     Raises:
         PackError: a setting draws from files; the cache can't be written.
     """
-    for name in ("slice", "split", "map"):
+    for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = cache_folder(config.cache_dir, config.output.dir)

@@ -4,7 +4,7 @@ Lengths             ──write_measured──┐
 list[IndexedShard]  ──write_index─────┴──► batches of `_BATCH` rows, not compressed ──memory map──► Rows[number]
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -67,27 +67,21 @@ def write_measured(path: Path, lengths: Lengths) -> None:
     _write(path, tables, schema)
 
 
-def write_index(
-    path: Path, indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]], limit: int | None
-) -> None:
+def write_index(path: Path, indexed: Sequence[IndexedShard], limit: int | None) -> None:
     """Write an `IndexedRow` for each draw of a sample, in the order of the source.
 
     Args:
-        excluded: keys of samples left out, by shard.
-        limit: write only the first so many of the others.
+        limit: write only the first so many.
     """
-    _write(path, _first(_tables(indexed, excluded), limit), _INDEXED)
+    _write(path, _first(_tables(indexed), limit), _INDEXED)
 
 
-def _tables(indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]]) -> Iterator[pa.Table]:
+def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
         tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
         table = pa.concat_tables([_INDEXED.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
         if item.rows is not None:
             table = table.take(pa.array(item.rows))
-        if left_out := excluded.get(item.shard.name):
-            is_in = [key not in left_out for key in table["key"].to_pylist()]
-            table = table.take(pa.array(np.flatnonzero(is_in)))
         yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_INDEXED)
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from energon_pack.lengths.table_cache import Chunk
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.draws import drawn_keys
+from energon_pack.sources.copies import drawn_keys
 
 
 @dataclass(frozen=True)

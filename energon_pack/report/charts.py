@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack.pages.html import Html, clipped, section, table, tag
-from energon_pack.pages.svg import Mark, curves, histogram, short
-from energon_pack.plan.step_figures import STEP_COSTS
+from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
+from energon_pack.report.pages.html import Html, clipped, section, table, tag
+from energon_pack.report.pages.svg import Mark, curves, histogram, short
 from energon_pack.report.printed import length_rows
 from energon_pack.report.shapes import Histogram
 

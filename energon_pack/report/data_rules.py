@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from energon_pack.errors import amount
-from energon_pack.pages.html import clipped
 from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
+from energon_pack.report.pages.html import clipped
 from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.samples.keys import hint
 from energon_pack.samples.skip import Reason

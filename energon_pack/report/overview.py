@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
-from energon_pack.pages.html import Html, clipped, section, table, tag
-from energon_pack.pages.svg import short
 from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
+from energon_pack.report.pages.html import Html, clipped, section, table, tag
+from energon_pack.report.pages.svg import short
 from energon_pack.report.plan_rules import smaller_media
 from energon_pack.report.printed import expanded_line, media_rows, shared_line
 from energon_pack.report.remark import Grade, Remark
@@ -185,7 +185,7 @@ def _in_and_out(figures: Figures) -> Iterator[Html]:
 def _besides(report: Report) -> Iterator[Html]:
     """List the samples that were changed on their way: neither packed as they came nor skipped."""
     said = {
-        "left out by split, exclude, slice, sample_ratio or limit": report.samples_excluded,
+        "left out by split, exclude, sample_ratio or limit": report.samples_excluded,
         "drawn again by sample_ratio": report.samples_repeated,
         "cut, and packed as their parts": report.samples_cut,
     }

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
 from energon_pack.report.grid import PackGrid, grid_section
+from energon_pack.report.pages.html import Html, clipped, page, section, tag
 from energon_pack.report.remarks import remarks
-from energon_pack.views.view import Medium
+from energon_pack.report.views.view import Medium
 
 _TITLE = 120  # characters
 

@@ -63,7 +63,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
-        by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
+        by = (config.seed, None, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(content, shards.key_prefix, [_state(item) for item in lengths.shards])
     return Planned(lengths, method, plan, cost, shards, content, identity, report)

@@ -4,16 +4,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.lengths import measure as lengths
 from energon_pack.lengths import worker as measuring
-from energon_pack.lengths.index import first_samples, index_shards
+from energon_pack.lengths.index import IndexedShard, every, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
@@ -22,9 +24,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.shard import shard_of
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
+from support.finding import find_shards
 from support.models import of_model
 from support.samples import chat, picture, write_tar
 
@@ -36,7 +39,7 @@ def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: igno
     def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
-            indexed = index_shards(find_shards(str(source)).shards, keep, run)
+            indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
             return measure_shards(indexed, Method(folder, settings or ReadSettings()), run)
 
     return measure
@@ -141,13 +144,21 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
     assert [row["reason"] for row in kept if row["reason"]] == ["truncated_tar"]
 
 
+def test_every_third_sample_is_counted_over_all_files() -> None:
+    """`try` looks at a few samples: of small files, the first of each would come."""
+    items = [IndexedShard(shard_of(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
+    items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), how_drawn=(0.625,))
+    first, second, third = every(3, items)
+    assert [item.rows.tolist() for item in (first, second, third) if item.rows is not None] == [[0, 3], [], [0, 2]]
+    assert [item.how_drawn for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
+
+
 def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, run)
+        indexed = index_shards(find_shards(str(demo[0])).shards, False, 0, run)
     assert [item.num_samples for item in indexed] == [107, 107, 106]
-    assert [len(first_samples(indexed, limit, 0)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
-    assert len(first_samples(indexed, 107, num_excluded=1)) == 2
+    assert [len(first_samples(indexed, limit)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
 
 
 def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[..., PackConfig], tmp_path: Path) -> None:
