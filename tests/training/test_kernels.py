@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.class_trial import try_class
 from energon_pack.training.layout import IGNORE, Form, neat
-from energon_pack.training.proof import prove
+from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
 from support.tiny import TEXT, Values, text_members, tf
