@@ -142,10 +142,9 @@ def _indexed(run: PackRun) -> Indexed:
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
-    limit = config.source.limit
-    indexed = first_samples(index_source(run), limit)
-    depends = [[item.key, *item.how_drawn] for item in indexed]
-    identity = hashlib.sha256(json.dumps([depends, limit], sort_keys=True).encode()).hexdigest()[:24]
+    indexed = first_samples(index_source(run), config.source.limit)
+    depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
+    identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda made: write_index(made / _ROWS, indexed, limit))
+    make_once(folder, lambda made: write_index(made / _ROWS, indexed))
     return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)

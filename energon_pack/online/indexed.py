@@ -34,13 +34,9 @@ class FoundRow(IndexRow):
     shard: int  # number of its source shard
 
 
-def write_index(path: Path, indexed: Sequence[IndexedShard], limit: int | None) -> None:
-    """Write a row for each draw of a sample, in the order of the source.
-
-    Args:
-        limit: write only the first so many.
-    """
-    write_tables(path, _first(_tables(indexed), limit), _SCHEMA)
+def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
+    """Write a row for each draw of a sample, in the order of the source."""
+    write_tables(path, _tables(indexed), _SCHEMA)
 
 
 def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
@@ -50,12 +46,6 @@ def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
         if item.rows is not None:
             table = table.take(pa.array(item.rows))
         yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_SCHEMA)
-
-
-def _first(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
-    for table in tables:
-        yield table if limit is None else table.slice(0, limit)
-        limit = None if limit is None else max(0, limit - table.num_rows)
 
 
 class Indexed:

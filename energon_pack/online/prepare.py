@@ -110,15 +110,15 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
             measured = measure_source(run, indexed, method)
             members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
         else:
-            samples = Given(conversations, source.reading, source.media_root)
+            samples = Given(conversations, source.reading, source.media_root, source.limit)
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
                 shard, method = without_wrong_shortcut(
                     lambda method: measure_given(samples, known or "once", method, run, num_workers), method
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths([shard], source.limit, flavor, shares, config.seed, untrained=config.labels.untrained)
-            measured, members = Measured(lengths, method, len(samples), 0), GivenRows(samples)
+                lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
+            measured, members = Measured(lengths, method, len(conversations), 0), GivenRows(samples)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):

@@ -137,8 +137,8 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
     tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
     positions = text_row(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
-    is_masked = isinstance(mask, Tensor) and mask.dim() == 2
-    return spans_of(tokens, begins, mask != 0 if is_masked else torch.ones_like(begins))
+    is_real = mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else torch.ones_like(begins)
+    return spans_of(tokens, begins, is_real)
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:

@@ -293,7 +293,7 @@ def test_a_trainer_that_runs_in_hydra_builds_its_data(
     """Within `@hydra.main` all three ended with "GlobalHydra is already initialized"; the application goes on."""
     settings = [f"cache_dir={cache}", f"output.dir={tmp_path}", f"source.path={demo[0]}", f"model.processor={demo[1]}"]
     settings = ["+model=qwen2_5_vl", *settings, "executor.num_workers=1", "packing.max_token_len=2048"]
-    made = []
+    made: list[Any] = []
 
     @hydra.main(version_base="1.2", config_path=str(tmp_path))
     def train(_: Any) -> None:

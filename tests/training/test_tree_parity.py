@@ -249,7 +249,7 @@ def test_models_without_trees_are_refused_by_name(name: str, change: dict[str, A
     for key, value in change.items():
         setattr(model.config.get_text_config(), key, value)
     with pytest.raises(MixingError, match=says):
-        tree_batch(tree, rope=has_rope_rows(model)).batch.model_inputs(model)
+        tree_batch(model, tree).batch.model_inputs(model)
 
 
 def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> None:
@@ -257,7 +257,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
         """As in LFM2."""
 
     model = make_model("llama")
-    batch = tree_batch(tiny_tree("llama", model), rope=False).batch
+    batch = tree_batch(model, tiny_tree("llama", model)).batch
     model.model.layers[0].conv = ShortConv()
     with pytest.raises(MixingError, match="LlamaForCausalLM has a ShortConv, which carries a state along the row"):
         batch.model_inputs(model)
@@ -271,7 +271,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
 
 def test_images_seen_in_both_directions_have_masks_alone() -> None:
     model = make_model("gemma3")
-    batch = tree_batch(tiny_tree("gemma3", model), rope=False).batch
+    batch = tree_batch(model, tiny_tree("gemma3", model)).batch
     use_tree_attention(model)
     with pytest.raises(MixingError, match="sees images in both directions, for which energon_pack_tree has no place"):
         batch.model_inputs(model)
