@@ -213,7 +213,8 @@ def main() -> NoReturn:
 
 def _run_tool(name: str) -> NoReturn:
     """Run a tool: `energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
-    runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
+    module = "inspect.try_source" if name == "try" else name  # a keyword can't be imported
+    runpy.run_module(f"energon_pack.{module}", run_name="__main__", alter_sys=True)
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 

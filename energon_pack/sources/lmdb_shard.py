@@ -25,6 +25,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import joined_name
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.jsonl.lmdb_file import open_value
+from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 
@@ -38,8 +39,8 @@ class LmdbShard(JsonlShard):
     """An LMDB of images and labels; `record_offset` is the number of a sample, from 1."""
 
     names = re.compile(r"(?i)(^|/)data\.mdb$|\.lmdb$")
-    called = "LMDB of images and labels"
-    is_read_by_place = False
+    format = Format.lmdb
+    _called = "LMDB of images and labels"
 
     def index(self) -> pa.Table:
         numbers = np.arange(1, self._num_samples() + 1)

@@ -385,6 +385,10 @@ class Template(Preparation):
             for sample, text, (ids, supervised, weights) in each
         ]
 
+    def rules_by(self, engine: str) -> InputRules:
+        """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
+        return replace(self.input_rules, tokenize=partial(tokens_of, self, engine=engine))
+
     @cached_property
     def input_rules(self) -> InputRules:
         """How tokens and media become a model's inputs: what training needs of this template."""
