@@ -13,9 +13,9 @@ from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
-from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import Samples
+from energon_pack.online.rows import IndexedRow, Rows, write_index
+from energon_pack.online.samples import IndexedInFiles, Samples
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -136,7 +136,7 @@ def _held(source: Any, config: PackConfig) -> Samples:
     return Given(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
-def _indexed(run: PackRun) -> Indexed:
+def _indexed(run: PackRun) -> Samples:
     """Return the samples that `source.*` draws from files."""
     config = run.config
     if run.source.mixture is not None:
@@ -147,4 +147,4 @@ def _indexed(run: PackRun) -> Indexed:
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
     make_once(folder, lambda made: write_index(made / _ROWS, indexed))
-    return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)
+    return IndexedInFiles([item.shard for item in indexed], config.source.reading, Rows(folder / _ROWS, IndexedRow))

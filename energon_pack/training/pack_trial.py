@@ -14,14 +14,21 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.inputs import PROVEN, forks_of, text_row
+from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
 from energon_pack.training.layout import Form
 from energon_pack.training.made_probe import plain_inputs, probe_of, twins_of
 from energon_pack.training.probe import Probe
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
 from energon_pack.training.subject import Subject
 from energon_pack.training.trial import Pending
-from energon_pack.training.trial_inputs import TrialInputs, members_of, special_ids, switches_of, trial_inputs
+from energon_pack.training.trial_inputs import (
+    TrialInputs,
+    members_of,
+    special_ids,
+    switches_of,
+    trial_inputs,
+    without_loss,
+)
 from energon_pack.training.watch import tokens_of
 
 #: inputs of packs that some trainers leave out
@@ -61,7 +68,9 @@ class Packs(Subject):
             probe = made_rows(self.model, batch, _fitting(self, pending), self.longest)
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _BOUNDARIES}
         inputs = in_place(switches_of(batch) | named, batch, self.media)
-        return replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
+        probe = replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
+        loses_ids = has_rope_rows(self.model) and _loses_ids(pending)
+        return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
 
     def way_out(self, _: Mapping[str, Any]) -> str:
         """Say that the class keeps members apart."""
@@ -69,6 +78,28 @@ class Packs(Subject):
             "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
             " that out, or train on unpacked samples"
         )
+
+
+def _loses_ids(pending: Pending) -> bool:
+    """Say whether a hook takes the ids away, by which a model finds the positions of images: ms-swift's embeds them."""
+    kept: list[bool] = []
+    if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
+        return False
+    handle = pending.part.register_forward_pre_hook(
+        lambda _, __, inputs: kept.append("input_ids" in inputs), with_kwargs=True
+    )
+    try:
+        with torch.no_grad():
+            pending.call(**without_loss(pending.inputs))
+    finally:
+        handle.remove()
+    return "input_ids" in pending.inputs and not all(kept)
+
+
+def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
+    """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
+    own = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
+    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, own.row, None, own.places]}
 
 
 def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:

@@ -409,6 +409,26 @@ def test_images_that_see_each_other_are_refused() -> None:
         model(**inputs_of("qwen2_5_vl", model, [images]))
 
 
+def test_a_hook_that_embeds_ids_leaves_a_sample_its_positions() -> None:
+    """ms-swift's: without ids a model takes an image alone for text, and a model that mixes nothing was refused."""
+    model = make_model("qwen2_5_vl")
+    members = make_members("qwen2_5_vl", model)
+    held = guard(model, Members(members, "positions"))
+
+    def embed(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
+        ids, pixels = inputs.pop("input_ids"), inputs.pop("pixel_values", None)
+        embeds = model.get_input_embeddings()(ids)
+        if pixels is not None:
+            features = model.get_image_features(pixels, inputs.pop("image_grid_thw")).pooler_output
+            is_image = (ids == model.config.image_token_id)[..., None].expand_as(embeds)
+            embeds = embeds.masked_scatter(is_image, torch.cat(list(features)))
+        return args, {**inputs, "inputs_embeds": embeds}
+
+    model.register_forward_pre_hook(embed, with_kwargs=True)
+    model(**inputs_of("qwen2_5_vl", model, [members]))
+    assert not held.trials[0].mixes
+
+
 def test_a_pack_of_one_member_is_tried_with_made_ones() -> None:
     """It waited for a batch with two members in a row, and trained meanwhile; changes of others need such a batch."""
     model = make_model("llama")
