@@ -31,6 +31,7 @@ from energon_pack.training.makeup import replaced_in
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.proof import Proof, kept_proofs
+from energon_pack.training.tower_trial import use_tower
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -168,6 +169,7 @@ def guard(
         _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
         trees, masks = of_trees[-1], masks | {form_of(model)}
     PROVEN[model] = proofs[-1].mask
+    use_tower(model, encoder, samples, proofs[-1].mask, device)
     tried = frozenset(name for member in samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
     _end_earlier(model)

@@ -7,6 +7,7 @@ import torch
 
 from energon_pack.training.inputs import PROVEN, has_rope_rows
 from energon_pack.training.masks import Sight, sight_of
+from energon_pack.training.tower import TOWERS, TowerProof
 from energon_pack.training.wrapped import unwrapped
 
 
@@ -24,6 +25,8 @@ class Outline:
     sight: Sight
     dtype: torch.dtype
     device: torch.device
+    #: the values for its tower that were shown to change nothing
+    tower: TowerProof | None
 
     def for_worker(self) -> "Outline":
         """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""
@@ -45,4 +48,5 @@ def outline_of(model: Any) -> Outline:
         sight=sight_of(model),
         dtype=model.dtype,
         device=model.device,
+        tower=TOWERS.get(model),
     )
