@@ -4,7 +4,8 @@ import argparse
 import gc
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
+from energon_pack.training.tower import BOUNDARIES
 
 #: options of the encoder, and whether batches bring the values for the tower
 VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -87,24 +89,23 @@ def stalls_of(model: Any, batches: Sequence[PackedBatch]) -> Stalls:
         model.zero_grad()
     seen = max(batches, key=lambda batch: len(batch.get("image_grid_thw", ())))
     found.num_bytes = seen.num_bytes
-    found.reads = syncs_of(model, seen) if is_cuda else reads_of(model, seen)
+    inputs = seen.to(device).model_inputs(model)
+    found.reads = reads_in(model, inputs, [value for name, value in inputs.items() if BOUNDARIES in name])
     found.num_kernels = kernels_of(model, seen) if is_cuda else None
     return found
 
 
 @torch.no_grad()
-def reads_of(model: Any, batch: PackedBatch) -> dict[str, int]:
-    """Reads of a forward as they are counted on any device."""
-    inputs = batch.to(model.device).model_inputs(model)
-    with HostReads([value for name, value in inputs.items() if "_cu_" in name], model.device) as reads:
-        model(**inputs)
-    return dict(reads.places)
+def reads_in(model: Any, inputs: Mapping[str, Any], kept: Iterable[Any] = ()) -> Counter[str]:
+    """Reads of a forward, by the line: on a GPU the waits that PyTorch reports, else as they are counted anywhere.
 
-
-@torch.no_grad()
-def syncs_of(model: Any, batch: PackedBatch) -> dict[str, int]:
-    """Waits of a forward as PyTorch reports them on a GPU."""
-    inputs, places = batch.to(model.device).model_inputs(model), {}
+    Args:
+        kept: inputs that stay on the host.
+    """
+    if model.device.type != "cuda":
+        with HostReads(kept, model.device) as reads:
+            model(**inputs)
+        return reads.places
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -112,11 +113,8 @@ def syncs_of(model: Any, batch: PackedBatch) -> dict[str, int]:
             model(**inputs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for one in caught:
-        if "synchronizing" in str(one.message):
-            place = f"{Path(one.filename).name}:{one.lineno}"
-            places[place] = places.get(place, 0) + 1
-    return places
+    waits = [one for one in caught if "synchronizing" in str(one.message)]
+    return Counter(f"{Path(one.filename).name}:{one.lineno}" for one in waits)
 
 
 def kernels_of(model: Any, batch: PackedBatch) -> int:

@@ -26,7 +26,7 @@ class Outline:
     dtype: torch.dtype
     device: torch.device
     #: the values for its tower that were shown to change nothing
-    tower: TowerProof | None
+    tower: TowerProof | None = None
 
     def for_worker(self) -> "Outline":
         """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""

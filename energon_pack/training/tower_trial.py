@@ -71,7 +71,7 @@ def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devi
     if ours.mixes:
         kept, placed = [], _placed(given, (), device)
         ours = _counted(small, {**inputs, **placed}, (), device)
-    if ours.number >= plain.number or not _are_alike(_run(small, inputs), _run(small, {**inputs, **placed})):
+    if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
     return TowerProof(tower, frozenset(given), bool(kept), (plain.number, ours.number))
 
@@ -93,7 +93,7 @@ def _counted(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], devi
     return reads
 
 
-def _run(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
+def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
     """Return the logits, and the gradients of all parameters."""
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
