@@ -13,6 +13,7 @@ from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig,
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 
 #: text and image sets, beside the checkout where they are there
@@ -162,6 +163,7 @@ def config_of(size: str, encoder: PackedTaskEncoder, family: str = "qwen3_vl") -
 
 def model_class(family: str = "qwen3_vl") -> Any:
     """Imported late: transformers takes seconds."""
+    prepare_torchvision()
     import transformers
 
     names = {"qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}
