@@ -57,14 +57,14 @@ SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
             },
             {
                 "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
-                "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+                "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
             },
         ),
         "tiny": (
             _SMALL,
             {
                 "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
-                "window_size": 112, "fullatt_block_indexes": [1],
+                "window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": 2,
             },
         ),
     },
