@@ -24,7 +24,7 @@ from gpu_stalls import reads_in
 
 from energon_pack.training.probe import probe_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import BOUNDARIES, tower_in
+from energon_pack.training.tower import BOUNDARIES, tower_in, values_in
 from energon_pack.training.tower_trial import run_of
 
 NUM_IMAGES = 22
@@ -51,7 +51,7 @@ def row_of(one: Named, device: str) -> Row:
         tower = tower_in(model)
         if tower is None:
             return row
-        values = tower(batch)
+        values = values_in(tower(batch))
         kept = {name: value for name, value in values.items() if BOUNDARIES in name}
         moved = {k: v.to(device) if isinstance(v, torch.Tensor) and k not in kept else v for k, v in values.items()}
         row |= {"values": sorted(values), "reads": dict(reads_in(model, {**inputs, **moved}, kept.values()))}

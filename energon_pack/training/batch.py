@@ -16,7 +16,7 @@ from energon_pack.training.masks import additive_masks, prefix_mask
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.outline import Outline, outline_of
 from energon_pack.training.together import moved, together
-from energon_pack.training.tower import BOUNDARIES, TowerProof
+from energon_pack.training.tower import BOUNDARIES, PREFIX, TowerProof, values_in
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class PackedBatch(dict[str, Any]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
-        on_host = _ON_HOST.union(name for name in self.get("tower_keys", ()) if BOUNDARIES in name)
+        on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
         given = [value for name, value in self._tensors() if name not in on_host]
         return self._with(moved(given, lambda one: one.to(device, non_blocking=non_blocking)))
 
@@ -163,7 +163,7 @@ class PackedBatch(dict[str, Any]):
 
     def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
         """Return the values for a tower; boundaries go to the device if its attention does not read them."""
-        own = {name: self[name] for name in self["tower_keys"] if name in proof.names}
+        own = {name: value for name, value in values_in(self).items() if name in proof.names}
         late = {name: own[name].to(device, non_blocking=True) for name in own if BOUNDARIES in name}
         return own if proof.on_host else own | late
 

@@ -277,8 +277,7 @@ class PackEncoder:
             "__key__": [pack.key for pack in packs],
         }
         if self.tower is not None and self.layout == "neat":
-            values = self.tower(media)
-            batch |= {**values, "tower": self.tower.mark, "tower_keys": sorted(values)}
+            batch |= self.tower(media)
         return batch.in_one_buffer()
 
     def use_tower(self, tower: "Tower | None") -> None:

@@ -22,6 +22,8 @@ from energon_pack.training.wrapped import class_of, is_whole
 
 #: input of a tower from which it works out the rest
 _GRID = "grid_thw"
+#: a batch has the values under their names behind this: some models have media of the same names
+PREFIX = "tower_"
 #: part of the names of boundaries, which attention without variable lengths reads on the host
 BOUNDARIES = "_cu_"
 
@@ -45,13 +47,14 @@ class Tower:
         return Tower, self._given
 
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values for the media of a batch, by the names under which a model takes them.
+        """Return what a batch brings for the tower.
 
         Args:
             media: a batch's, on the host, with `image_grid_thw` or `video_grid_thw` [media, 3].
 
         Returns:
-            For each kind `image_cu_seqlens`, `image_position_ids`, `image_max_seqlen` …: whatever the tower has.
+            `tower`: the mark; for each kind `tower_image_cu_seqlens`, `tower_image_position_ids`,
+            `tower_image_max_seqlen` …: whatever the tower has, behind the name under which a model takes it.
         """
         from transformers.exporters.utils import precompute_export_inputs
 
@@ -60,8 +63,8 @@ class Tower:
             if (grid := media.get(f"{kind}_{_GRID}")) is not None:
                 made = {_GRID: grid}
                 precompute_export_inputs(self._module, made)
-                values |= {f"{kind}_{name}": value for name, value in made.items() if name != _GRID}
-        return {name: value for name, value in values.items() if value is not None}
+                values |= {f"{PREFIX}{kind}_{name}": value for name, value in made.items() if name != _GRID}
+        return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property
     def _module(self) -> Any:
@@ -87,6 +90,11 @@ class TowerProof:
 
 #: by guarded model
 TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
+
+
+def values_in(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a batch has, by the names under which a model takes them."""
+    return {name.removeprefix(PREFIX): value for name, value in batch.items() if name.startswith(PREFIX)}
 
 
 def tower_in(model: Module) -> Tower | None:

@@ -16,7 +16,7 @@ from energon_pack.training.host_reads import HostReads
 from energon_pack.training.inputs import attention_of
 from energon_pack.training.probe import probe_of, rows_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import BOUNDARIES, TOWERS, Tower, TowerProof, module_in, tower_in
+from energon_pack.training.tower import BOUNDARIES, TOWERS, Tower, TowerProof, module_in, tower_in, values_in
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devi
     own, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
     if own is None:
         return None
-    given = own(batch)
+    given = values_in(own(batch))
     inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
     kept = [value for name, value in given.items() if BOUNDARIES in name and not is_flash]
     placed = _placed(given, kept, device)
