@@ -1,8 +1,9 @@
-"""This tree and another one by turns: `git worktree add /tmp/before REV; python benchmarks/turns.py /tmp/before`.
+"""This tree and others by turns: `git worktree add /tmp/before REV; python benchmarks/turns.py /tmp/before …`.
 
 Every figure is CPU seconds, user and system, of all processes of one command, the best of some rounds; in a round each
 tree runs each command once, one tree right after the other. The slope between two sizes of a source tells what a sample
-costs apart from starting. Both trees run in this environment, on the same data, each with caches of its own.
+costs apart from starting. All trees run in this environment, on the same data, each with caches of its own, with one
+worker. `--write` puts the table between the marks of docs/performance.md, with the date.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +27,8 @@ from whole import make_tars, pictures
 from energon_pack.sources.demo import make_demo
 
 HERE = Path(__file__).resolve().parent.parent
-FEW, MANY, TEXTS = 1_000, 8_000, 3_000  # samples
+FEW, MANY, SOME_TEXTS, TEXTS = 1_000, 8_000, 600, 3_000  # samples
+PAGE, MARK = HERE / "docs/performance.md", "<!-- benchmarks/turns.py -->"
 #: What a training does with packs, without a model.
 LOADING = """
 import sys
@@ -45,7 +48,8 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path, data: Path, processor: str):
         self.root, self.data, self.processor = root, data, processor
-        self.folder = folder / root.name
+        self.name = "this tree" if root == HERE else revision(root)
+        self.folder = folder / self.name
         self.folder.mkdir(parents=True)
 
     def run(self, *command: str) -> float:
@@ -65,8 +69,8 @@ class Tree:
     def pack(self, source: str, *settings: str) -> float:
         """CPU seconds of packing a source, of which nothing is in the cache unless a run before put it there."""
         command = ["-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={self.processor}"]
-        command += [f"source.path={self.data / source}", "output.dir=out", "output.overwrite=true"]
-        return self.run(*command, *settings)
+        command += [f"source.path={self.data / source}", "output.dir=out", f"output.name={source}", ONE]
+        return self.run(*command, "output.overwrite=true", *settings)
 
     def forget(self) -> None:
         """Remove its caches: the next run is a first one."""
@@ -78,16 +82,22 @@ class Tree:
         return self.run("-c", LOADING, f"out/{source}", self.processor)
 
 
-def make_texts(path: Path) -> None:
+def make_texts(path: Path, number: int) -> None:
     """Conversations of as many different words as 2,700 instructions of Alpaca have, and as long."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 10))) for _ in range(25_000)]
     lines = []
-    for _ in range(TEXTS):
+    for _ in range(number):
         texts = [" ".join(rng.choices(words, k=rng.randint(10, 240))) for _ in range(2)]
         turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
         lines.append(json.dumps({"messages": turns}) + "\n")
     path.write_text("".join(lines))
+
+
+def revision(root: Path) -> str:
+    """Return the short name of the commit that is checked out there."""
+    command = ["git", "-C", str(root), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def first_run(tree: Tree, source: str, *settings: str) -> float:
@@ -98,28 +108,31 @@ def first_run(tree: Tree, source: str, *settings: str) -> float:
 
 ONE = "executor.num_workers=1"
 FIGURES: dict[str, Callable[[Tree], float]] = {
-    "3,000 texts, first run": lambda tree: first_run(tree, "texts.jsonl", "source=jsonl"),
     "10 images, first run": lambda tree: first_run(tree, "ten"),
-    "10 images again": lambda tree: tree.pack("ten", ONE),
-    "1,000 images to lengths": lambda tree: tree.pack("few", ONE, "stage=lengths"),
-    "8,000 images to lengths": lambda tree: tree.pack("many", ONE, "stage=lengths"),
-    "1,000 images, lengths in the cache": lambda tree: tree.pack("few", ONE, "measure.verify=0", "output.name=few"),
-    "8,000 images, lengths in the cache": lambda tree: tree.pack("many", ONE, "measure.verify=0", "output.name=many"),
-    "1,000 images through a loader": lambda tree: tree.load("few"),
+    "10 images again": lambda tree: tree.pack("ten"),
+    "600 texts, first run": lambda tree: first_run(tree, "few.jsonl"),
+    "3,000 texts, first run": lambda tree: first_run(tree, "many.jsonl"),
+    "3,000 texts again": lambda tree: tree.pack("many.jsonl"),
+    "1,000 images, first run": lambda tree: first_run(tree, "few"),
+    "1,000 images again": lambda tree: tree.pack("few"),
+    "8,000 images, first run": lambda tree: first_run(tree, "many"),
+    "8,000 images again": lambda tree: tree.pack("many"),
+    "8,000 images through a loader": lambda tree: tree.load("many"),
 }
-
-
-def per_sample(name: str, seconds: dict[str, float]) -> float:
-    """Milliseconds of one more image, of figures that end in `name`."""
-    few, many = (seconds[f"{number:,} images{name}"] for number in (FEW, MANY))
-    return 1000 * (many - few) / (MANY - FEW)
+#: what one more sample costs: two figures, and how many samples lie between them
+SLOPES = {
+    "one more text, first run": ("3,000 texts, first run", "600 texts, first run", TEXTS - SOME_TEXTS),
+    "one more image, first run": ("8,000 images, first run", "1,000 images, first run", MANY - FEW),
+    "one more image again": ("8,000 images again", "1,000 images again", MANY - FEW),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tree", type=Path, help="a checkout of another revision")
+    parser.add_argument("trees", type=Path, nargs="+", help="checkouts of other revisions")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _, processor = make_demo(folder / "demo")
@@ -128,35 +141,46 @@ def main() -> None:
         for name, number in (("few", FEW), ("many", MANY)):
             make_tars(data / name, 4, number // 4, images)
         make_tars(data / "ten", 1, 10, images)
-        make_texts(data / "texts.jsonl")
-        (folder / "before").symlink_to(given.tree.resolve())
-        (folder / "now").symlink_to(HERE)
-        trees = {name: Tree(folder / name, folder / "runs", data, processor) for name in ("before", "now")}
-        best: dict[str, dict[str, float]] = {name: {} for name in trees}
-        for _ in range(given.rounds):
+        make_texts(data / "few.jsonl", SOME_TEXTS)
+        make_texts(data / "many.jsonl", TEXTS)
+        trees = [Tree(root.resolve(), folder / "runs", data, processor) for root in [*options.trees, HERE]]
+        best = {tree.name: dict.fromkeys(FIGURES, math.inf) for tree in trees}
+        for _ in range(options.rounds):
             for figure, measure in FIGURES.items():
-                for name, tree in trees.items():
-                    best[name][figure] = min(measure(tree), best[name].get(figure, math.inf))
-    Console(width=120).print(_table(best))
+                for tree in trees:
+                    best[tree.name][figure] = min(measure(tree), best[tree.name][figure])
+    rows = [*_rows(best)]
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(width=120).print(table)
+    if options.write:
+        write(rows)
 
 
-def _table(best: dict[str, dict[str, float]]) -> Table:
-    table = Table("CPU", "before", "now", "now / before", box=None, pad_edge=False)
-    rows = {figure: [seconds[figure] for seconds in best.values()] for figure in FIGURES}
-    for figure, (before, now) in rows.items():
-        told = (f"{seconds:.2f} s" if seconds < math.inf else "–" for seconds in (before, now))
-        table.add_row(figure, *told, f"{now / before:.2f}" if now < math.inf > before else "–")
-    slopes = [
-        ("one more image, measured", " to lengths"),
-        ("one more image, planned and written", ", lengths in the cache"),
-    ]
-    totals = [0.0, 0.0]
-    for said, name in slopes:
-        before, now = (per_sample(name, seconds) for seconds in best.values())
-        totals = [totals[0] + before, totals[1] + now]
-        table.add_row(said, f"{before:.3f} ms", f"{now:.3f} ms", f"{now / before:.2f}")
-    table.add_row("one more image, both", f"{totals[0]:.3f} ms", f"{totals[1]:.3f} ms", f"{totals[1] / totals[0]:.2f}")
-    return table
+def _rows(best: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    """Yield the cells of the table: each figure by tree, and the last tree's beside that of the first one."""
+    yield ["CPU, one worker", *best, "last / first"]
+    for figure in FIGURES:
+        yield [figure, *_cells([seconds[figure] for seconds in best.values()], "s")]
+    for figure, (large, small, number) in SLOPES.items():
+        slopes = [1000 * (seconds[large] - seconds[small]) / number for seconds in best.values()]
+        yield [figure, *_cells(slopes, "ms")]
+
+
+def _cells(values: Sequence[float], unit: str) -> list[str]:
+    cells = [f"{value:.2f} {unit}" if math.isfinite(value) else "–" for value in values]
+    ratio = values[-1] / values[0]
+    return [*cells, f"{ratio:.2f}" if math.isfinite(ratio) and math.isfinite(values[0]) else "–"]
+
+
+def write(rows: Sequence[Sequence[str]]) -> None:
+    """Put a table between the marks of the page, with the date."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    before, _, after = PAGE.read_text().split(MARK)
+    text = "\n".join(["", *lines, "", f"Measured on {date.today()}, best of three rounds.", ""])
+    PAGE.write_text(f"{before}{MARK}{text}{MARK}{after}")
 
 
 if __name__ == "__main__":

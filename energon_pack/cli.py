@@ -28,7 +28,7 @@ from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
+from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder, sweeps_folder
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -39,8 +39,6 @@ from energon_pack.run.command import (
     tool_lines,
 )
 from energon_pack.run.console import complain, in_one_piece, say
-from energon_pack.run.stores import is_address
-from energon_pack.run.user_cache import user_folder
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.version import VERSION
 
@@ -101,8 +99,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
 
 def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
     """Pack, and record the result for the sweep."""
+    from energon_pack.config.output_dir import page_of
     from energon_pack.pack import pack
-    from energon_pack.stages.pages import page_of
 
     if config.executor.kind == ExecutorKind.slurm:
         figures = _submit(config)
@@ -120,7 +118,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
 
 def _written_by(config: PackConfig) -> tuple[str, str]:
     """Return the place that a job of a sweep writes to, and all settings that the written bytes may depend on."""
-    from energon_pack.stages.pages import page_of
+    from energon_pack.config.output_dir import page_of
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
@@ -155,10 +153,12 @@ def main() -> NoReturn:
         _run(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
-    OmegaConf.register_new_resolver("energon_pack_runs", _runs_folder, replace=True)
+    OmegaConf.register_new_resolver("energon_pack_runs", sweeps_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {VERSION}")
         sys.exit(0)
+    if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:
+        _show_settings(sys.argv[2:])
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)  # argparse wants these first
     prepare_process()
     forget_sweep()
@@ -201,6 +201,18 @@ def _run_tool(name: str) -> NoReturn:
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 
+def _show_settings(keys: Sequence[str]) -> NoReturn:
+    """Print what settings mean, or which key is unknown, and exit."""
+    from energon_pack.config.reference import help_lines
+
+    try:
+        print("\n".join(line for key in keys for line in help_lines(key)))
+    except PackError as error:
+        complain("energon-pack: error", str(error))
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
 def _sweep_job() -> SweepJob | None:
     """Return this job of a sweep; None: this is a single run."""
     folder, hydra_config = sweep_folder(), HydraConfig.get()
@@ -215,11 +227,6 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import end_sweep
 
         end_sweep(folder)
-
-
-def _runs_folder(output_dir: str) -> str:
-    """Return the folder for sweeps: beside the datasets, or on this machine if those are on an object store."""
-    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _end_of_help() -> str:

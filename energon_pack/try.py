@@ -12,27 +12,25 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from rich.text import Text
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.config.resolve import resolve
 from energon_pack.dataset.losses import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount, printable
 from energon_pack.inspect.source import index_shard, look, template_of
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.plan.compare_lens import Choice, print_choices, try_lens
+from energon_pack.plan.compare_lens import Choice, try_lens
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import no_plan
-from energon_pack.plan.report import Report, lines_of_parts
+from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
+from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import console, say
-from energon_pack.run.context import Run
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.sources.described import read_as
@@ -41,6 +39,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
+from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of
@@ -75,16 +74,14 @@ def main() -> int:
         source = replace(config.source, path=given.path)
         config = replace(config, output=output, source=source, cache_dir=cache_dir)
         with executor_of(config.executor) as executor:
-            _try(config, given, Run(executor, Progress(_STAGES), Path(cache_dir)))
+            _try(begin_run(config, executor, Progress(_STAGES)), given)
     return 0
 
 
-def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
-    places = resolve(config)
-    run = replace(run, cache_dir=places.cache_dir, mirror=places.mirror)
-    source = places.source
+def _try(run: PackRun, given: argparse.Namespace) -> None:
+    config, source = run.config, run.source
     shards = _spread(source.shards, _MOST_FILES)
-    indexed = measuring.index_source(config, places, run, shards)
+    indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     is_whole = len(shards) == len(source.shards)
     say(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}")
@@ -92,21 +89,21 @@ def _try(config: PackConfig, given: argparse.Namespace, run: Run) -> None:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     config = replace(config, source=replace(config.source, slice=f"0/{step}" if step > 1 else None))
+    run = replace(run, config=config)
     _show_samples(config, source, indexed)
-    method, cost = measuring.prepare_method(config, places, run)
-    measured, method = measuring.measure_source(config, places, indexed, method, run)
+    measured = measuring.measure_source(run, indexed, measuring.prepare_method(run))
     lengths = measured.lengths
     _heading("what would be lost")
     _print_losses(config, lengths)
     if config.packing.overlong in CUTTING:
-        _print_cuts(config, plan_source(config, measured, method, cost, run).report)
+        _print_cuts(config, plan_source(run, measured).report)
     if not (lengths.items.lens > 0).any():
         raise PackError(f"{given.path}: no sample can be packed: what would be lost, above, says why")
     _heading("the pack length to choose")
     share = len(shards) / len(source.shards) / step
     if share < 1:
         say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
-    positions = most_positions(folder_of(method.template_folder))
+    positions = most_positions(folder_of(measured.method.template_folder))
     choices = try_lens(lengths, config.packing, config.report.lens, positions)
     print_choices(replace(choices, lens=[row.scaled(1 / share) for row in choices.lens]))
     chosen = _chosen(choices.lens)
@@ -167,7 +164,7 @@ def _print_losses(config: PackConfig, lengths: Lengths) -> None:
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
     """Print what cutting loses at the pack length that is set."""
-    for line in lines_of_parts(report):
+    for line in part_lines(report):
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from energon_pack.config import PackConfig
+from energon_pack.config.reference import help_lines, settings
+from energon_pack.config.validate import keys_of
+from energon_pack.errors import PackError
 from energon_pack.run.command import EXIT_CODES, TOOLS
 from support.running import ROOT, command_here, run_here
 
@@ -101,3 +105,30 @@ def test_how_to_complete_stands_in_the_help(tmp_path: Path) -> None:
     _, shown, _ = run_here("--help", cwd=tmp_path)
     for line in ('eval "$(energon-pack -sc install=bash)"', "energon-pack -sc install=fish | source"):
         assert line in shown
+
+
+def test_each_setting_says_what_it_means() -> None:
+    """`--cfg job` prints keys alone; the page and `--help KEY` have nothing but these lines."""
+    assert [one.key for one in settings() if not one.meaning] == []
+    assert [one.key for one in settings()] == list(keys_of(PackConfig))
+    page = (ROOT / "docs/settings.md").read_text()
+    nodes = " ".join(re.findall(r"^::: (.+)$", page, re.MULTILINE)).split()
+    assert sorted(nodes) == sorted({one.key.partition(".")[0] for one in settings()})
+
+
+def test_help_of_a_key_or_a_node() -> None:
+    assert help_lines("output.media") == [
+        "output.media=copy   (copy · reference)",
+        "  copy: media are in the packs; reference: they stay in the source, from which loading reads them",
+    ]
+    assert [line for line in help_lines("report")[::2]] == ["report.lens=[2048,4096,8192,16384,32768,65536]   (list)"]
+    with pytest.raises(
+        PackError, match=r"--help output\.medai: unknown key output\.medai; did you mean output\.media\?"
+    ):
+        help_lines("output.medai")
+
+
+def test_help_takes_a_key(tmp_path: Path) -> None:
+    """Hydra's own help knows no key: it printed the first page."""
+    shown = command_here("energon_pack", "--help", "seed", cwd=tmp_path).stdout
+    assert shown == "seed=0   (integer)\n  seeds everything random: order, splits, drawn samples\n"

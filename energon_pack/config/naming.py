@@ -77,13 +77,14 @@ def are_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     return both[0] == both[1] and (formats[0] == formats[1] or Format.auto in formats)
 
 
-def shards_identity(config: PackConfig, key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
+def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
     """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again.
 
     Args:
+        settings: see `content_settings`.
         source: path, size and version of each source shard.
     """
-    content = json.dumps([VERSION, content_settings(config), key_prefix, source], sort_keys=True)
+    content = json.dumps([VERSION, settings, key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

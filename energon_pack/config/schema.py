@@ -89,19 +89,19 @@ class OutputConfig:
     dir: str = "packed"
     #: name of this dataset's folder in it; None: `<source>-<model>-<layout>-<max_token_len>`, and a hash
     name: str | None = None
-    #: form of the packs' JSON: a `Flavor`, or what an installed package adds
+    #: the form of the packs' JSON, which says which class reads them; installed packages add others
     flavor: str = Flavor.packed_multi_mix_qa.value
     #: copy: media are in the packs; reference: they stay in the source, from which loading reads them
     media: MediaIn = MediaIn.copy
     #: whether the JSON of packs holds the conversations: training reads only their tokens
     messages: bool = True
-    #: typed: sample type and loader; crude: CrudeWebdataset, for cookers
+    #: how Energon reads the packs: typed: as this package's class; crude: as plain dicts, for your own cookers
     dataset_yaml: DatasetYaml = DatasetYaml.typed
-    #: whether a loader in plain Python is written, for a stack that can't import energon_pack
+    #: whether sample_loader.py is written beside the packs, for a training stack that can't import energon_pack
     sample_loader_py: bool = False
-    #: `module:Class`, the class with which such a stack reads packs; None: this package's own class
+    #: for sample_loader_py: `module:Class`, that stack's sample class, as my_stack.data:PackedSample; None: ours
     sample_type: str | None = None
-    #: the fields of this class; None: the class is imported and asked
+    #: for sample_loader_py: the fields of that class, where it can't be imported here; None: it is imported and asked
     sample_fields: list[str] | None = None
     #: the beginning of the shards' names
     shard_prefix: str = "packed"
@@ -165,7 +165,7 @@ class OutputConfig:
 class ReportConfig:
     """The settings of `stage=lengths`."""
 
-    #: pack lengths to try, in tokens
+    #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
 
 

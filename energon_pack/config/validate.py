@@ -73,6 +73,9 @@ def nearest_key(key: str) -> str:
     for keys in ({key: key for key in names}, deeper):
         if near := difflib.get_close_matches(name, keys, n=1):
             return f"did you mean {dot}{keys[near[0]]}?"
+    if len(names) > _GUESSES and node:
+        near = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
+        return f"near it: {', '.join(dot + one for one in near)}; all of them: energon-pack --help {node}"
     return f"there are: {', '.join(dot + name for name in names)}"
 
 

@@ -26,16 +26,14 @@ class Destination(ABC):
     Attributes:
         final: the folder of the dataset; for a dataset on an object store, a folder of this machine in its place. Pages
             and ledgers of runs that publish nothing lie beside it.
-        named: the dataset as the user named it.
-        for_energon: the dataset as Energon names it.
-        address: the address of the dataset, if its shards are written to an object store; else None.
+        named: the dataset as the user named it: a folder, or an address.
+        is_stored: its shards are written to an object store.
         write_shard: the job that writes a shard.
     """
 
     final: Path
     named: str
-    for_energon: str
-    address: str | None
+    is_stored: bool
     write_shard: Callable[[ShardJob], WrittenShard]
 
     @abstractmethod
@@ -73,12 +71,7 @@ class Destination(ABC):
 
     def published_report(self) -> dict[str, Any] | None:
         """Return report.json of a complete dataset that is there; None: there is none."""
-        return published_report(self.place)
-
-    @property
-    @abstractmethod
-    def place(self) -> Path | str:
-        """Return the folder of the dataset, or its address."""
+        return published_report(self.named)
 
     @abstractmethod
     def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> AbstractContextManager[Path]:

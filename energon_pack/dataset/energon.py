@@ -170,12 +170,14 @@ def frame_by_energon(data: bytes, index: int) -> list[tuple[float, float]]:
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the changed keys of one of `dataset_yamls`; a user may set subflavors and `source_root`."""
-    for key in sorted(wanted.keys() - {"subflavors"}):
-        value = found.get(key) if isinstance(found, dict) else None
+    """Yield the changed keys of one of `dataset_yamls`; a user may add subflavors, and set `source_root`."""
+    there = found if isinstance(found, dict) else {}
+    for key in sorted(wanted):
+        value = there.get(key)
         if isinstance(value, dict):
-            value = {name: item for name, item in value.items() if name != "source_root"}
-        if value != wanted[key]:
+            added = value.keys() - wanted[key].keys() if key == "subflavors" else {"source_root"}
+            value = {name: item for name, item in value.items() if name not in added}
+        if key not in there or value != wanted[key]:
             yield key
 
 

@@ -32,7 +32,8 @@ PAGE = "report.html"
 #: files that every whole packed dataset has; besides, each shard has its index
 NEEDED = {
     *(PLAN, LEDGER, REPORT),
-    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", MANIFEST, INPUTS, TRIAL, PACKS)),
+    *(f"{META_FOLDER}/{name}" for name in ("dataset.yaml", "split.yaml", ".info.json", ".info.yaml")),
+    *(f"{META_FOLDER}/{name}" for name in (MANIFEST, INPUTS, TRIAL, PACKS)),
 }
 
 

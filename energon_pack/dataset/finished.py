@@ -1,6 +1,5 @@
 """Check a published dataset with the name of a run: is it whole, and would the run write the same?"""
 
-from pathlib import Path
 from typing import Any
 
 from energon_pack.dataset.files import NEEDED, PlanFile, at
@@ -12,10 +11,8 @@ from energon_pack.run.files import META_FOLDER
 _INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 
 
-def published_report(place: Path | str) -> dict[str, Any] | None:
-    """Return report.json of a whole dataset: every file is there, and shards and indexes have their written sizes.
-
-        Returns None for any other.
+def published_report(place: str) -> dict[str, Any] | None:
+    """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
 
     An object store is asked once for the list of its objects; no shard is read.
 

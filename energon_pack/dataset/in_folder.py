@@ -28,7 +28,7 @@ from energon_pack.dataset.losses import kept_ledger, page_beside
 from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
 from energon_pack.errors import PackError, sized
 from energon_pack.run.files import sync_file_system, write_whole
-from energon_pack.run.stores import is_address
+from energon_pack.run.stores import on_this_machine
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
@@ -44,19 +44,14 @@ class InFolder(Destination):
 
     def __init__(self, final: Path):
         self.final = final
-        self.named = self.for_energon = str(final)
-        self.address = None
+        self.named = str(final)
+        self.is_stored = False
         self.write_shard = write_shard
         self._folder = final.parent / ".staging" / final.name
         self._replaced: int | None = None  # the inode of the dataset that was there when the run began
 
-    @property
-    def place(self) -> Path:
-        return self.final
-
     def refuse_source(self, source: Source) -> None:
-        roots = {shard.media_root for shard in source.shards}
-        media = {Path(root).resolve() for root in roots if root and not is_address(root)}
+        media = {Path(root).resolve() for root in on_this_machine(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
         if around := next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")

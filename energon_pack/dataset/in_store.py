@@ -26,7 +26,7 @@ from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.stores import energon_address, lies_in, parent
+from energon_pack.run.stores import lies_in, parent
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
@@ -47,15 +47,10 @@ class InStore(Destination):
     def __init__(self, address: str, final: Path):
         self.final = final
         self.named = address
-        self.for_energon = energon_address(address)
-        self.address = address
+        self.is_stored = True
         self.write_shard = partial(put_shard, address, None)
         self._here = InFolder(final)
         self._marker = Marker(address)
-
-    @property
-    def place(self) -> str:
-        return self.named
 
     def refuse_source(self, source: Source) -> None:
         if inside := next((shard.path for shard in source.shards if lies_in(shard.path, self.named)), None):

@@ -7,6 +7,7 @@ and the source: they contain no time, owner or machine.
 
 import json
 import os
+import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +41,16 @@ from energon_pack.sources.tar import tar_len
 
 #: extension of the file that marks a finished shard
 DONE = ".done"
+
+
+def shard_name(prefix: str, number: int) -> str:
+    """Return the name of a shard: `packed-000000.tar`."""
+    return f"{prefix}-{number:06d}.tar"
+
+
+def shard_names(prefix: str) -> re.Pattern[str]:
+    """Return what the names of all shards and of their indexes match."""
+    return re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
 
 
 @dataclass(frozen=True)

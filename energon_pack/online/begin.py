@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
-from energon_pack.config.resolve import Places, resolve
 from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import draw_samples, first_samples
@@ -17,13 +16,13 @@ from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
 from energon_pack.online.samples import Samples
-from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.sources.draws import parse_slice
 from energon_pack.sources.jsonl.meta import read_blend
 from energon_pack.stages.measuring import index_source, prepare_method
+from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
@@ -105,16 +104,19 @@ def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str
 
 
 def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
-    places = [resolve(config) if _is_in_files(source) else in_memory(config) for config, source in each]
     config = each[0][0]
-    cache = places[0].cache_dir
-    with one_of_machine(cache), LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
-        run = Run(executor, Progress(), cache)
-        method, _ = prepare_method(config, places[0], run)
+    executor = LocalExecutor(config.executor.num_workers, runs_script=False)
+    runs = [
+        begin_run(of, executor, Progress()) if _is_in_files(source) else in_memory(of, executor) for of, source in each
+    ]
+    cache = runs[0].cache_dir
+    runs = [replace(run, cache_dir=cache, mirror=None) for run in runs]
+    with one_of_machine(runs[0].cache()), executor:
+        method = prepare_method(runs[0])
         config = replace(config, model=replace(config.model, template=method.choice.template))
         datasets = [
-            _indexed(of, where, run) if _is_in_files(source) else _held(source, of)
-            for (of, source), where in zip(each, places, strict=True)
+            _indexed(run) if _is_in_files(source) else _held(source, run.config)
+            for (_, source), run in zip(each, runs, strict=True)
         ]
     return Begun(config, datasets, load_saved(method.template_folder))
 
@@ -135,13 +137,14 @@ def _held(source: Any, config: PackConfig) -> Samples:
     return Given(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
-def _indexed(config: PackConfig, places: Places, run: Run) -> Indexed:
+def _indexed(run: PackRun) -> Indexed:
     """Return the samples that `source.*` draws from files."""
-    if places.source.mixture is not None:
+    config = run.config
+    if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
-    excluded, limit = places.source.excluded, config.source.limit
-    indexed = draw_samples(index_source(config, places, run), parse_slice(config.source.slice), config.seed)
+    excluded, limit = run.source.excluded, config.source.limit
+    indexed = draw_samples(index_source(run), parse_slice(config.source.slice), config.seed)
     indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))
     depends = [[item.key, *item.how_drawn] for item in indexed]
     left_out = {name: sorted(keys) for name, keys in excluded.items()}

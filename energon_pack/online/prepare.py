@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config.cache_dir import cache_folder
 from energon_pack.config.compose import config_of
-from energon_pack.config.naming import content_settings
-from energon_pack.config.resolve import Places, local_cache, resolve
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
@@ -24,7 +23,6 @@ from energon_pack.dataset.losses import dropped, losses
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.measure import without_wrong_shortcut
-from energon_pack.lengths.method import Method
 from energon_pack.online.given import Given, GivenRows, MapStyle
 from energon_pack.online.measure import measure_given
 from energon_pack.online.rows import write_rows
@@ -32,12 +30,13 @@ from energon_pack.online.stored import Stored
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.context import Run
+from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
 from energon_pack.sources.shard import Source
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
+from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
 from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved
@@ -54,7 +53,6 @@ class Prepared:
 
     config: PackConfig
     planned: Planned
-    method: Method
     members: Stored | GivenRows
     folder: Path
     micro_batches: int  # `packing.topology.micro_batches`
@@ -63,13 +61,12 @@ class Prepared:
     def made(self) -> dict[str, Any]:
         """The content that energon_pack.json would have."""
         planned = self.planned
-        content = content_settings(self.config)
-        return manifest_of(planned.lengths, planned.plan, self.method.identity, planned.cost, content)
+        return manifest_of(planned.lengths, planned.plan, planned.method.identity, planned.cost, planned.content)
 
     @property
     def template(self) -> Template:
         """The template with which all samples were measured."""
-        return load_saved(self.method.template_folder)
+        return load_saved(self.planned.method.template_folder)
 
 
 def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
@@ -97,21 +94,20 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     alone = replace(packing, topology=Topology())  # the sampler makes steps even
     config = replace(config, stage=Stage.plan, packing=alone, output=replace(config.output, name="lazy"))
     known = fingerprint or getattr(conversations, "_fingerprint", None)
+    executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     if conversations is None:
-        places = resolve(config)
-        mixture = places.source.mixture
+        run = replace(begin_run(config, executor, Progress()), mirror=None)
+        mixture = run.source.mixture
         if late := next((entry for entry in mixture.entries if entry.phase > 1), None) if mixture else None:
             raise PackError(f"mixture: {late.name} has phase={late.phase}: phases are for packs on disk")
     else:
-        places = in_memory(config)
-        places = places if known else replace(places, cache_dir=_for_this_process())
-    with one_of_machine(places.cache_dir), LocalExecutor(config.executor.num_workers, runs_script=False) as executor:
-        run = Run(executor, Progress(), places.cache_dir)
-        indexed = index_source(config, places, run)
-        method, cost = prepare_method(config, places, run)
-        config = replace(config, model=replace(config.model, template=method.choice.template))
+        run = in_memory(config, executor)
+        run = run if known else replace(run, cache_dir=_for_this_process())
+    with one_of_machine(run.cache()), executor:
+        indexed = index_source(run)
+        method = prepare_method(run)
         if conversations is None:
-            measured, method = measure_source(config, places, indexed, method, run)
+            measured = measure_source(run, indexed, method)
             members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
         else:
             samples = Given(conversations, source.reading, source.media_root)
@@ -124,14 +120,14 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
                 lengths = Lengths(
                     [shard], None, source.limit, flavor, shares, config.seed, untrained=config.labels.untrained
                 )
-            measured, members = Measured(lengths, len(samples), 0), GivenRows(samples)
-        planned = plan_source(config, measured, method, cost, run)
+            measured, members = Measured(lengths, method, len(samples), 0), GivenRows(samples)
+        planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / "once", lambda made: _write(made, planned, config))
     if why := losses(planned.report, config.max_skipped) or dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, conversations is not None, known)}")
-    return Prepared(config, planned, method, members, folder, packing.topology.micro_batches)
+    return Prepared(config, planned, members, folder, packing.topology.micro_batches)
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
@@ -150,8 +146,8 @@ def _where(skipped: Path, is_given: bool, known: str | None) -> str:
     return f"{first}; {skipped} names each{kept}"
 
 
-def in_memory(config: PackConfig) -> Places:
-    """Return the places of a run without source files.
+def in_memory(config: PackConfig, executor: Executor) -> PackRun:
+    """Begin a run without source files.
 
     Raises:
         PackError: a setting draws from files; the cache can't be written.
@@ -159,9 +155,17 @@ def in_memory(config: PackConfig) -> Places:
     for name in ("slice", "split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
-    cache = local_cache(config)
+    cache = cache_folder(config.cache_dir, config.output.dir)
     refuse_unwritable_folder("cache_dir" if config.cache_dir else "output.dir", cache)
-    return Places(Source([], frozenset()), config.model.named_processor(), cache, InFolder(cache), False)
+    return PackRun(
+        executor=executor,
+        progress=Progress(),
+        cache_dir=cache,
+        config=config,
+        source=Source([], frozenset()),
+        processor=config.model.named_processor(),
+        destination=InFolder(cache),
+    )
 
 
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.table import Table
-
-from energon_pack.errors import amount
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
-from energon_pack.run.console import console, print_table
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.steps.topology import Topology
 
@@ -109,23 +105,3 @@ def _measured(items: Items) -> Tally:
         some = items.lens[block]
         lens.add(some[some > 0])
     return lens
-
-
-def print_choices(choices: Choices) -> None:
-    """Print the table of `try_lens`."""
-    say = console().print
-    lens = ", ".join(f"{name} {value:,}" for name, value in choices.token_len.items())
-    counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
-    say(f"{counts}; of a sample: {lens}", soft_wrap=True)
-    for reason, number in choices.skipped_by_reason.items():
-        say(f"skipped: {number:,} {reason}")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("packing.max_token_len", "dropped", "of samples", "of tokens", "packs", "fill"):
-        table.add_column(name, justify="right")
-    for row in choices.lens:
-        numbers = (f"{row.max_token_len:,}", f"{row.dropped:,}")
-        shares = (f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}")
-        table.add_row(*numbers, *shares, f"{row.packs:,}", f"{row.fill:.2%}")
-    print_table(table)
-    if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
-        say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")

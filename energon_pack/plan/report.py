@@ -1,30 +1,22 @@
-"""Figures of report.json, and the table that a run prints at its end."""
+"""Figures of report.json."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.table import Table
-
-from energon_pack.errors import PackError, amount
+from energon_pack.errors import PackError
 from energon_pack.plan.counted import CountedPacks, count, count_packs
-from energon_pack.plan.drawn import MANY_EPOCHS
 from energon_pack.plan.expand import Expansion
-from energon_pack.plan.items import NOTES, AnyInts, Lengths
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.mix import mixture_figures
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.step_figures import figures_of_steps, said_of_steps
-from energon_pack.plan.tally import Moments, Tally
+from energon_pack.plan.step_figures import figures_of_steps
+from energon_pack.plan.tally import Moments
 from energon_pack.plan.trees import sharing_figures
-from energon_pack.run.console import console, print_table, say
-from energon_pack.run.progress import Progress
-from energon_pack.run.scratch import blocks
-from energon_pack.samples.keys import hint
-from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
 
@@ -252,133 +244,5 @@ def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
     return sum(n for reason, n in skipped_by_reason.items() if not Reason(reason).is_policy)
 
 
-def shared_line(shared: Mapping[str, int], tokens: int) -> str:
-    """Describe the savings of `packing.share` in one line."""
-    if not shared["trees"]:
-        return "shared: nothing, no two samples of a group begin alike"
-    media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
-    saved = " and ".join([amount(shared["tokens"], "token"), *media])
-    less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
-    samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")
-    return f"shared: {samples} in {trees}, {saved} less to compute: {less} in packs"
-
-
-def _lines_of_sources(report: Report) -> Iterator[str]:
-    """Yield a line about sharing, and a line for each entry of a mixture."""
-    if report.shared is not None:
-        yield shared_line(report.shared, report.tokens)
-    for entry in report.mixture or ():
-        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
-        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
-        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
-        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
-        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
-
-
-def print_plan(report: Report) -> None:
-    """Print samples, packs and fill by media, what was skipped, and how long samples are."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in ("samples in", "packed", "skipped", "packs", "at least", "fill", "tokens"):
-        table.add_column(name, justify="right")
-    for name, media in report.by_media.items():
-        skipped = media.samples_in - media.samples
-        row = (media.samples_in, media.samples, skipped, media.packs, "", media.fill, media.tokens)
-        table.add_row(name, *_cells(row))
-    keys = ("samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "fill", "tokens")
-    table.add_row("total", *_cells(tuple(getattr(report, key) for key in keys)), style="bold")
-    print_table(table)
-    out = console()
-    if len(report.by_split) > 1:
-        for name, split in report.by_split.items():
-            packs = f"{amount(split['samples'], 'sample')} in {amount(split['packs'], 'pack')}"
-            out.print(f"split: {name} {packs}, {amount(split['tokens'], 'token')}")
-    for number, turn in enumerate(report.turns or (), 1):
-        packs = f"{amount(turn['samples'], 'sample')} in {amount(turn['packs'], 'pack')}"
-        out.print(f"turn {number}: {packs}, {amount(turn['tokens'], 'token')}")
-    for line in _lines_of_sources(report):
-        out.print(line)
-    if report.samples_excluded:
-        out.print(f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit")
-    if report.samples_repeated:
-        out.print(f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs")
-    for reason, number in report.skipped_by_reason.items():
-        tokens = report.tokens_left_out_by_reason.get(reason)
-        with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
-        out.print(f"skipped: {number:,} {reason}{with_tokens}")
-    for line in lines_of_parts(report):
-        out.print(line, soft_wrap=True)
-    for line in _notes(report):
-        out.print(line)
-    if report.packs_without_window is not None:
-        out.print(f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window")
-    if report.steps:
-        for line in said_of_steps(report.steps):
-            out.print(f"steps: {line}")
-    lens = ", ".join(f"{name} {value:,}" for name, value in report.token_len.items())
-    if lens:
-        out.print(f"tokens of a sample: {lens}")
-
-
-def _notes(report: Report) -> Iterator[str]:
-    """Yield a line for each thing that the authors of samples may not have meant."""
-    for note in NOTES:
-        if number := getattr(report, f"samples_with_{note}"):
-            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
-    for mode, found in report.image_modes.items():
-        samples = f"{amount(found['samples'], 'sample')} with images of mode {mode}, as {found['example']}"
-        yield f"noted: {samples}: {LOST_BITS}"
-    for key, found in report.unknown_keys.items():
-        samples = f"{amount(found['samples'], 'sample')}, as {found['example']}"
-        yield f"unknown key: {key!r} in {samples}: nothing reads it{hint(key)}"
-
-
-def lines_of_parts(report: Report) -> Iterator[str]:
-    """Yield what became of samples that were expanded or cut, in a line each."""
-    if report.expanded:
-        yield said_of(report.expanded, report.shared is not None)
-    elif report.samples_cut:
-        yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
-    if number := report.samples_cut_off:
-        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
-        of_all = f"{amount(tokens, 'token')}, {report.dropped_share(Reason.CUT_OFF.value):.2%} of all"
-        yield f"cut off: {of_all}, of {amount(number, 'sample')}"
-
-
-def said_of(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Describe the result of `labels.expand` and its cost in one line.
-
-    Args:
-        is_shared: whether `packing.share` is set already.
-    """
-    times = expanded["tokens"] / max(1, expanded["whole_tokens"])
-    made = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
-    shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
-    return f"labels.expand={expanded['how']}: {made}, {times:.2f} times the tokens{shared}"
-
-
-def print_stages(progress: Progress) -> None:
-    """Print seconds and peak memory of each stage; on a terminal, which has a line per stage, of the whole run."""
-    peaks = progress.peak_rss_bytes
-    if progress.is_live and sys.stdout.isatty():
-        most = max(peaks, key=peaks.__getitem__)
-        say(f"{sum(progress.seconds.values()):.1f} s in all, at most {peaks[most] / 1e6:,.0f} MB of memory ({most})")
-        return
-    say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
-
-
-def _cells(values: tuple[Any, ...]) -> Iterator[str]:
-    for value in values:
-        yield value if isinstance(value, str) else f"{value:.2%}" if isinstance(value, float) else f"{value:,}"
-
-
 def _fill(tokens: Any, room: Any) -> float:
     return round(float(tokens) / float(room), 6) if room else 0.0
-
-
-def spread(values: AnyInts) -> dict[str, int]:
-    """Return minimum, median, 90th and 99th percentile, and maximum."""
-    tally = Tally()
-    for block in blocks(len(values)):
-        tally.add(values[block])
-    return tally.spread()

@@ -70,11 +70,11 @@ class Share(str, Enum):
 class StepWeights:
     """How much each kind of evenness of steps counts, for `topology`; 0: it is ignored."""
 
-    #: the cost of the language model over ranks; with 2, a FLOP of waiting counts as two
+    #: the work of the language model over ranks: with 2, a FLOP of waiting counts as two; 0: ignored
     lm: float = 1.0
-    #: the cost of the vision encoder
+    #: the work of the vision encoder, likewise
     vision: float = 1.0
-    #: trained tokens over steps: at worst as far from their mean as without layout; with 2, half as far
+    #: trained tokens over steps: at worst as far from their mean as in random order; with 2, half as far
     trained: float = 1.0
 
     def check(self) -> None:
@@ -90,49 +90,50 @@ class PackingConfig:
 
     #: the layout that training uses by default: members back to back (neat), or at aligned offsets (thd)
     layout: Layout = Layout.neat
-    #: tokens of a pack
+    #: most tokens of a pack
     max_token_len: int = 8192
     #: each member takes a multiple of so many tokens; 1: its own number
     pad_to_multiple_of: int = 1
-    #: the algorithm of `bins`; auto: balanced, or optimal if that needs fewer packs
+    #: how samples are dealt to packs; auto: balanced, or optimal if that needs fewer packs
     algorithm: Algorithm = Algorithm.auto
     #: a sample that is too long goes into the ledger (drop), ends the run (error), gets its own pack, or is cut; auto:
     #: drop, but end the run before it writes if that loses more than `max_dropped_tokens`
     overlong: Overlong = Overlong.auto
     #: share of all tokens that overlong=auto, or a policy that cuts, may leave out
     max_dropped_tokens: float = 0.1
-    #: most tokens of a sample that gets its own pack, only for `own_pack`
+    #: for overlong=own_pack, which needs it: most tokens of a sample that has a pack of its own
     hard_limit: int | None = None
     #: a pack holds samples of one medium, of one folder of the source, or any
     group_by: GroupBy = GroupBy.media
-    #: a pack holds samples of so many consecutive source shards; None: of all
+    #: a pack takes its samples from so many source shards that follow each other: the plan's memory then holds only
+    #: these, for hundreds of millions of samples; None: from all
     window: int | None = None
     #: most images of a pack; None: any number, as for each limit that follows
     max_images: int | None = None
-    #: tokens of a pack that hold visual features
+    #: most tokens of a pack that stand for images and videos
     max_visual_tokens: int | None = None
-    #: sounds of a pack
+    #: most sounds of a pack
     max_audios: int | None = None
-    #: tokens of a pack that hold features of sounds
+    #: most tokens of a pack that stand for sounds
     max_audio_tokens: int | None = None
-    #: samples of a pack
+    #: most samples of a pack
     max_members: int | None = None
-    #: Σ len² of a pack's members
+    #: most attention work of a pack: the sum of len² over its samples
     max_attention_cost: int | None = None
     #: whether every pack holds an image
     need_image: bool = False
-    #: which beginnings are stored once in a pack
+    #: which equal beginnings of samples a pack stores and trains once (trees): questions about one image share it
     share: Share = Share.none
     #: fewest tokens of a shared beginning
     share_min_tokens: int = 64
-    #: most samples that share a beginning; None: as many as a pack holds
+    #: most samples that share one beginning, as one tree; None: as many as a pack holds
     share_max_branches: int | None = None
     #: how often each sample comes: each epoch has other packs, and the epochs lie one after another
     epochs: int = 1
     #: the ranks that train on the packs: steps are even over them; with one rank, every stretch of packs is like the
     #: whole
     topology: Topology = field(default_factory=Topology)
-    #: weights that decide if steps can't be even in everything
+    #: how much each kind of evenness counts where steps can't be even in all
     step_weights: StepWeights = field(default_factory=StepWeights)
 
     @property

@@ -1,6 +1,5 @@
-"""Measure how even the steps of a plan are, for report.json and for the lines of a run."""
+"""Measure how even the steps of a plan are, for report.json."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,3 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
     if plan.places is not None:
         found["without"] = figures(costs.take(np.argsort(plan.places[mine])[order]), *world)
     return found
-
-
-def said_of_steps(steps: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about waiting of ranks, if packs were laid out."""
-    ordered, without = steps["in_order"], steps["without"]
-    if not ordered["steps"]:
-        yield f"none is whole, for {ordered['left_over']:,} packs of {steps['split']} are fewer than a step has"
-        return
-    beside = "(without layout; at least)"
-    yield f"{ordered['steps']:,} of {steps['split']}; 1 is the time of an epoch without waiting {beside}"
-    costs = {what: (ordered[name], without[name]) for name, what in STEP_COSTS.items()}
-    yield ", ".join(
-        f"{what} {laid['epoch']:.3f} ({plain['epoch']:.3f}; {laid['bound']:.3f})"
-        for what, (laid, plain) in costs.items()
-    )
-    trained = ordered["trained"], without["trained"]
-    worst, before, least = trained[0]["worst"], trained[1]["worst"], trained[0]["bound"]
-    yield f"trained tokens of a step are off the mean by up to {worst:.1%} ({before:.1%}; {least:.1%})"

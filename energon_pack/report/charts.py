@@ -8,6 +8,7 @@ from energon_pack.pages.svg import Mark, curves, histogram, short
 from energon_pack.plan.step_figures import STEP_COSTS
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
+from energon_pack.report.printed import length_rows
 from energon_pack.report.shapes import Histogram
 
 _FEW = 4  # up to so many packs are shown in a table, not in a chart
@@ -45,21 +46,12 @@ def other_lens(figures: Figures) -> Html:
     if found is None:
         return section(asks, tag("p", "There is nothing to pack."), name=name)
     best = found.choice
-    rows = []
-    for choice in tries.choices:
-        length = f"{choice.max_token_len:,}"
-        marks = ["recommended"] * (choice is best) + ["this run"] * (choice.max_token_len == chosen)
-        shares = f"{choice.fill:.2%}", f"{choice.dropped_tokens_share:.2%}"
-        samples = f"{choice.dropped:,}", f"{choice.dropped_share:.2%}"
-        cells = (length, *shares, *samples, f"{choice.packs:,}", ", ".join(marks))
-        rows.append(tuple(tag("b", cell) for cell in cells) if choice is best else cells)
     dropped = [(float(c.max_token_len), 100 * c.dropped_tokens_share) for c in tries.choices]
     fill = [(float(c.max_token_len), 100 * c.fill) for c in tries.choices]
     marks_ = [Mark(chosen, f"this run: {chosen:,}")] if chosen != best.max_token_len else []
     marks_.append(Mark(best.max_token_len, f"recommended: {best.max_token_len:,}"))
     chart = curves({"fill": fill, "dropped": dropped}, "packing.max_token_len", "% filled, % of tokens dropped", marks_,
                    is_log=True, most=100)  # fmt: skip
-    header = ("max_token_len", "fill", "tokens dropped", "samples dropped", "of samples", "packs", "")
     own = next((choice for choice in tries.choices if choice.max_token_len == chosen), None)
     said = "this run has it" if best is own else f"this run's {chosen:,} does, too" if own and does(own) else ""
     said = said or f"this run has {chosen:,}"
@@ -70,7 +62,9 @@ def other_lens(figures: Figures) -> Html:
         f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
     )
     note = tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
-    return section(asks, verdict, table(header, rows), chart, note, name=name)
+    words = {chosen: "this run"} if best is not own else {}
+    words[best.max_token_len] = "recommended, this run" if best is own else "recommended"
+    return section(asks, verdict, length_rows(tries.choices, words).to_html(), chart, note, name=name)
 
 
 def packs(figures: Figures) -> Html | None:

@@ -81,12 +81,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Loss:
-    """Samples and tokens that the plan left out."""
+    """Facts about the samples that the plan left out as too long; their numbers are in the report."""
 
-    overlong: int  # samples
-    overlong_tokens: int
-    overlong_medium: str  # the medium that most of these tokens belong to
-    over_cap: int
+    medium: str  # the medium that most of their tokens belong to
     is_too_much: bool = False  # the run stops at this loss, unless packing.overlong=drop
     is_meant: bool = False  # the user set packing.overlong=drop
     keeps_more: str = ""  # settings that would keep more of the samples that are too long
@@ -120,6 +117,14 @@ class Figures:
     def skipped_by_reason(self) -> dict[str, int]:
         """Return the skipped samples of the plan, or of the source where nothing was planned."""
         return self.report.skipped_by_reason if self.report else self.source.skipped_by_reason
+
+    @property
+    def overlong(self) -> tuple[int, int]:
+        """Return how many samples the plan left out as too long, and their tokens."""
+        reason, report = Reason.OVERLONG.value, self.report
+        if report is None:
+            return 0, 0
+        return report.skipped_by_reason.get(reason, 0), report.tokens_left_out_by_reason.get(reason, 0)
 
     @property
     def in_ledger(self) -> dict[str, int]:
@@ -212,18 +217,6 @@ def _num_alike(lengths: Lengths) -> int:
     return share * int((ordered[1:] == ordered[:-1]).sum())
 
 
-def loss_of(lengths: Lengths, plan: PackPlan) -> Loss:
-    """Count what a plan left out."""
-    overlong, tokens, over_cap = 0, np.zeros(len(MEDIA_TYPES)), 0
-    for block in blocks(lengths.num_samples):
-        left_out = plan.left_out[block]
-        of = left_out == LEFT_OUT.index(Reason.OVERLONG)
-        overlong += int(of.sum())
-        tokens += np.bincount(lengths.items.media[block][of], lengths.sample_lens[block][of], len(MEDIA_TYPES))
-        over_cap += int((left_out == LEFT_OUT.index(Reason.OVER_CAP)).sum())
-    return Loss(overlong, int(tokens.sum()), MEDIA_TYPES[int(tokens.argmax())], over_cap)
-
-
 def origins_of(lengths: Lengths, plan: PackPlan | None) -> list[Origin]:
     """Count what became of the samples of each folder, most lost first; of each file, if one folder lost some."""
     names, of_sample = sorted({name.rpartition("/")[0] for name in lengths.shard_names}), lengths.items.dataset
@@ -259,15 +252,24 @@ def planned_figures(
     lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel, packing: PackingConfig
 ) -> dict[str, Any]:
     """Return the fields of `Figures` that only a planned run has."""
-    is_too_much, is_meant = dropped(report, packing) is not None, packing.overlong is Overlong.drop
+    loss = Loss(
+        _medium_of_overlong(lengths, plan),
+        is_too_much=dropped(report, packing) is not None,
+        is_meant=packing.overlong is Overlong.drop,
+        keeps_more=keeps_more(packing.overlong),
+    )
     return {
-        "loss": replace(
-            loss_of(lengths, plan),
-            is_too_much=is_too_much,
-            is_meant=is_meant,
-            keeps_more=keeps_more(packing.overlong),
-        ),
+        "loss": loss,
         "origins": origins_of(lengths, plan),
         "report": report,
         "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),
     }
+
+
+def _medium_of_overlong(lengths: Lengths, plan: PackPlan) -> str:
+    """Return the medium that most tokens of the samples that are too long belong to."""
+    tokens = np.zeros(len(MEDIA_TYPES))
+    for block in blocks(lengths.num_samples):
+        of = plan.left_out[block] == LEFT_OUT.index(Reason.OVERLONG)
+        tokens += np.bincount(lengths.items.media[block][of], lengths.sample_lens[block][of], len(MEDIA_TYPES))
+    return MEDIA_TYPES[int(tokens.argmax())]

@@ -7,10 +7,11 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
 from energon_pack.pages.html import Html, clipped, section, table, tag
 from energon_pack.pages.svg import short
-from energon_pack.plan.report import Report, said_of, shared_line
+from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
 from energon_pack.report.lens import does, recommended
 from energon_pack.report.plan_rules import smaller_media
+from energon_pack.report.printed import expanded_line, media_rows, shared_line
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED
 
@@ -138,18 +139,12 @@ def in_and_out(figures: Figures) -> Html:
 
 def _in_and_out(figures: Figures) -> Iterator[Html]:
     source, report = figures.source, figures.report
-    rows: list[tuple[str, ...]] = []
-    if not report:
+    if report:
+        yield media_rows(report).to_html()
+        yield from _besides(report)
+    else:
         rows = [(name, _n(of.samples), _n(of.measured), _n(of.tokens)) for name, of in source.by_medium.items()]
         yield table(("medium", "samples", "measured", "tokens"), rows)
-    else:
-        for name, of in report.by_media.items():
-            counts = (of.samples_in, of.samples, of.samples_in - of.samples, of.packs)
-            rows.append((name, *map(_n, counts), f"{of.fill:.2%}", _n(of.tokens)))
-        counts = (report.samples_in, report.samples_packed, report.samples_skipped, report.packs)
-        rows.append(("total", *map(_n, counts), f"{report.fill:.2%}", _n(report.tokens)))
-        yield table(("medium", "samples in", "packed", "skipped", "packs", "fill", "tokens"), rows)
-        yield from _besides(report)
     if report and report.shared is not None:
         line = shared_line(report.shared, report.tokens)
         yield tag("p", f"{line[0].upper()}{line[1:]}.")
@@ -197,7 +192,7 @@ def _besides(report: Report) -> Iterator[Html]:
     if texts := [f"{number:,} {what}" for what, number in said.items() if number]:
         yield tag("p", f"Besides: {'; '.join(texts)}.")
     if report.expanded:
-        yield tag("p", f"{said_of(report.expanded, report.shared is not None)}.")
+        yield tag("p", f"{expanded_line(report.expanded, report.shared is not None)}.")
 
 
 def _n(number: int) -> str:

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from energon_pack.plan.items import AnyInts, Items
 from energon_pack.plan.packs import PackPlan, costs_of_packs, features_of_packs, media_of_packs, split_of_packs, taken
-from energon_pack.plan.report import spread
 from energon_pack.plan.splits import SPLITS
+from energon_pack.plan.tally import Tally
 from energon_pack.report.shapes import Histogram, linear_histogram
+from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
@@ -134,3 +135,11 @@ def _waits(cost: Floats, topology: Topology) -> list[float]:
 def _bounds(num: int) -> Ints:
     """Return the first of each stretch, where `num` things in a row are cut into stretches."""
     return np.unique(np.linspace(0, num, min(_STRETCHES, num) + 1).astype(np.int64)[:-1])
+
+
+def spread(values: AnyInts) -> dict[str, int]:
+    """Return minimum, median, 90th and 99th percentile, and maximum."""
+    tally = Tally()
+    for block in blocks(len(values)):
+        tally.add(values[block])
+    return tally.spread()

@@ -22,7 +22,7 @@ _SHORT = 8  # times the longest sample: packs beyond it are called too long
 
 def smaller_media(figures: Figures) -> list[str]:
     """Say how to make samples of the medium that loses most tokens shorter, with figures where they are known."""
-    medium = figures.loss.overlong_medium if figures.loss and figures.loss.overlong else ""
+    medium = figures.loss.medium if figures.loss and figures.overlong[0] else ""
     smaller = figures.smaller
     if medium == VIDEO.kind:
         return ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"]
@@ -37,9 +37,9 @@ def smaller_media(figures: Figures) -> list[str]:
 
 def overlong(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples are longer than a pack; if the user chose to drop them, that is no fault."""
-    loss, tokens = figures.loss, figures.source.tokens
-    if loss and loss.overlong and loss.overlong_tokens > MOST_DROPPED * tokens:
-        what = f"{short(loss.overlong_tokens)} tokens ({percent(loss.overlong_tokens, tokens)}) are dropped"
+    loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
+    if loss and num and dropped > MOST_DROPPED * tokens:
+        what = f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped"
         best = recommended(figures.tries.choices)
         knobs = smaller_media(figures)
         if best and best.choice.max_token_len > figures.max_token_len:
@@ -48,13 +48,12 @@ def overlong(figures: Figures) -> Iterator[Remark]:
             knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
         if not (figures.report and figures.report.expanded):
             knobs.append(loss.keeps_more)
-        most = loss.overlong_tokens > _MANY_DROPPED * tokens or loss.overlong > figures.source.samples / 2
+        most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2
         most = most or loss.is_too_much
         yield Remark(
             Grade.wrong if most and not loss.is_meant else Grade.look,
-            f"{what}: {amount(loss.overlong, 'sample')} {'is' if loss.overlong == 1 else 'are'} longer than"
-            f" {figures.max_token_len:,}",
-            f"training never sees what is longer than a pack; by tokens it is mostly of {loss.overlong_medium} samples",
+            f"{what}: {amount(num, 'sample')} {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
+            f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
             ", or ".join(knobs) or "packing.max_token_len",
         )
 
@@ -84,10 +83,10 @@ def untrained(figures: Figures) -> Iterator[Remark]:
 
 def over_cap(figures: Figures) -> Iterator[Remark]:
     """Tell how many samples break another limit."""
-    if figures.loss and figures.loss.over_cap:
-        num = part(figures.loss.over_cap, figures.source.samples)
+    if num := figures.skipped_by_reason.get(Reason.OVER_CAP.value):
+        broken = part(num, figures.source.samples)
         why = "alone they are more than a pack may hold"
-        yield Remark(Grade.look, f"{num} break a limit of packing.max_…", why, "the limits of packing")
+        yield Remark(Grade.look, f"{broken} break a limit of packing.max_…", why, "the limits of packing")
 
 
 def not_in_flavor(figures: Figures) -> Iterator[Remark]:

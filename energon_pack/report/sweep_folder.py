@@ -16,7 +16,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.address import is_address
 from energon_pack.run.files import naming_place, write_whole
+from energon_pack.run.user_cache import user_folder
 
 _FOLDER = "ENERGON_PACK_SWEEP"
 _JOBS = "sweep_jobs"  # a folder for results only, because a new sweep empties it
@@ -34,6 +36,11 @@ class SweepFolder(Callback):
         ]:  # left by an earlier sweep with the same folder
             path.unlink(missing_ok=True)
         os.environ[_FOLDER] = str(folder)
+
+
+def sweeps_folder(output_dir: str) -> str:
+    """Return the folder of sweeps: beside the datasets, or on this machine if those are on an object store."""
+    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def sweep_folder() -> Path | None:

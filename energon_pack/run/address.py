@@ -6,6 +6,7 @@ s3://bucket/key   gs://bucket/key   msc://profile/key
 import os
 import posixpath
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +25,11 @@ class Place(NamedTuple):
 def is_address(path: str | os.PathLike[str]) -> bool:
     """Say whether a path is an address on an object store."""
     return isinstance(path, str) and _ADDRESS.fullmatch(path) is not None
+
+
+def on_this_machine(paths: Iterable[str | None]) -> set[str]:
+    """Return those of the paths that are no addresses."""
+    return {path for path in paths if path and not is_address(path)}
 
 
 def tidy(address: str) -> str:

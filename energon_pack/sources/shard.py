@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import json_value
-from energon_pack.run.stores import bucket_of, is_address, lies_in
+from energon_pack.run.stores import bucket_of, is_address, lies_in, on_this_machine
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped
@@ -371,8 +371,8 @@ class Source:
     @cached_property
     def beside(self) -> frozenset[Path]:
         """Return the folders of this machine that contain its files."""
-        paths = (shard.real_path for shard in self.shards)
-        return frozenset(map(Path, {os.path.dirname(path) for path in paths if not is_address(path)}))
+        paths = on_this_machine(shard.real_path for shard in self.shards)
+        return frozenset(map(Path, map(os.path.dirname, paths)))
 
     @cached_property
     def root(self) -> str:
@@ -389,16 +389,12 @@ class Source:
         steps = zip(*(root.split("/") for root in roots), strict=False)
         return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
 
-    def around(self, place: Path | str) -> Path | str | None:
-        """Return the folder of the source that contains a place, where nothing may be written; None: there is none.
-
-        Args:
-            place: a path, or an address if it is a string.
-        """
-        if isinstance(place, str):
+    def around(self, place: str) -> Path | str | None:
+        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
+        if is_address(place):
             beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
-        place = place.resolve()
-        within = next((folder for folder in self.folders if place.is_relative_to(folder)), None)
-        return within or next((folder for folder in (place, place.parent) if folder in self.beside), None)
+        path = Path(place).resolve()
+        within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)

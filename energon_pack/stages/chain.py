@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.resolve import Places, local_cache, resolve
+from energon_pack.config.cache_dir import cache_address, cache_folder
 from energon_pack.dataset.destination import Destination
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
+from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.executors.slurm import LENGTHS, PLAN, PUBLISH, WRITE, Chain
 from energon_pack.run.files import one_of_machine
-from energon_pack.run.stores import is_address
-from energon_pack.sources.storage import path_in
+from energon_pack.run.progress import Progress
+from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.writing import num_planned, plan_settings, planned_jobs, refuse_other_plan
 
 
@@ -32,58 +33,60 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
     """
     if config.stage is not Stage.all:
         raise PackError(f"executor=slurm submits all stages: stage={config.stage.value} takes executor=local")
-    if is_address(config.cache_dir or path_in(config.output.dir, ".cache")):
+    if cache_address(config.cache_dir, config.output.dir) is not None:
         raise PackError(
             "executor=slurm with the cache on an object store: the jobs meet in it by files, so cache_dir=FOLDER has to"
             " be on a file system that all nodes see; output.dir may be a store"
         )
-    places = resolve(config)
-    name = f"{places.final.name}-{hashlib.sha256(str(places.destination.place).encode()).hexdigest()[:8]}"
-    folder = local_cache(config).absolute() / "slurm" / name
+    with LocalExecutor(1) as executor:
+        run = begin_run(config, executor, Progress())
+    destination = run.destination
+    name = f"{destination.final.name}-{hashlib.sha256(destination.named.encode()).hexdigest()[:8]}"
+    folder = cache_folder(config.cache_dir, config.output.dir).absolute() / "slurm" / name
     chain = Chain(config.executor, folder, command)
     if config.executor.show:
-        for stage, script in chain.scripts(_missing(config, places)).items():
+        for stage, script in chain.scripts(_missing(run)).items():
             for line in (f"# {folder / stage}.sh", *script.split("\n")):
                 say(line)
         return {}
     with one_of_machine(folder):
-        jobs = _submitted(config, places, chain)
+        jobs = _submitted(run, chain)
     if not config.executor.wait:
         say("not waited for: the same command without executor.wait=false shows how far they are")
         return {}
     try:
-        chain.wait(jobs, lambda: _progress(places.destination))
+        chain.wait(jobs, lambda: _progress(destination))
     except KeyboardInterrupt:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
-    say(f"{'there already:' if places.there is not None else 'packed into'} {places.destination.named}")
-    return places.destination.published_report() or {}
+    say(f"{'there already:' if run.published is not None else 'packed into'} {destination.named}")
+    return destination.published_report() or {}
 
 
-def _submitted(config: PackConfig, places: Places, chain: Chain) -> dict[str, str]:
+def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
     """Return the jobs of a run by stage: those that do it already, or else the missing ones, submitted now."""
-    run_settings = json.dumps(plan_settings(config), sort_keys=True)
+    run_settings = json.dumps(plan_settings(run.config), sort_keys=True)
     if jobs := chain.submitted(run_settings):
         say(f"Slurm's jobs {', '.join(jobs.values())} do this run already; logs in {chain.folder}")
         return jobs
-    refuse_other_plan(config, places.destination)
-    stages = _missing(config, places)
+    refuse_other_plan(run)
+    stages = _missing(run)
     chain.folder.mkdir(parents=True, exist_ok=True)
-    with terms_of(places.folders, kept_as=chain.folder.name) as terms:
+    with terms_of(run.folders, kept_as=chain.folder.name) as terms:
         jobs = chain.submit(stages, terms, run_settings)
     say(f"submitted as Slurm's jobs {', '.join(jobs.values())}; logs in {chain.folder}")
     return jobs
 
 
-def _missing(config: PackConfig, places: Places) -> dict[str, Sequence[int] | None]:
+def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
     """Return the stages that are still missing, and the missing parts of each; None: the stage has no parts."""
-    all_parts = range(config.executor.num_tasks)
-    if places.there is not None:
+    all_parts = range(run.config.executor.num_tasks)
+    if run.published is not None:
         return {LENGTHS: all_parts, PUBLISH: None}
-    jobs = planned_jobs(config, places, len(all_parts))
+    jobs = planned_jobs(run, len(all_parts))
     if jobs is None:
         return {LENGTHS: all_parts, PLAN: None, WRITE: all_parts, PUBLISH: None}
-    parts = [part for part, some in enumerate(jobs) if not all(map(places.destination.has_shard, some))]
+    parts = [part for part, some in enumerate(jobs) if not all(map(run.destination.has_shard, some))]
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 

@@ -4,54 +4,49 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from energon_pack.config import PackConfig, Stage
-from energon_pack.config.resolve import final_folder
+from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_beside, refuse_losses
 from energon_pack.dataset.plan_file import entries_of, ledger
 from energon_pack.errors import SamplesLost
-from energon_pack.plan.compare_lens import print_choices, try_lens
+from energon_pack.plan.compare_lens import try_lens
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
+from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
 from energon_pack.run.console import say
-from energon_pack.run.context import Run
 from energon_pack.run.files import naming_place
 from energon_pack.stages.measuring import Measured
+from energon_pack.stages.pack_run import PackRun
 
 
-def page_of(config: PackConfig) -> Path:
-    """Return the path of a run's page: in the dataset, or, for a single stage, next to where the dataset would be."""
-    final = final_folder(config)
-    is_published = config.stage in (Stage.all, Stage.publish)
-    return final / PAGE if is_published else page_beside(final, f"{config.stage.value}.html")
-
-
-def try_pack_lens(config: PackConfig, measured: Measured, page: RunReport, run: Run) -> dict[str, Any]:
+def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str, Any]:
     """Show what each pack length would drop: the end of `stage=lengths`."""
+    config = run.config
     with run.timed("plan"):
         choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
         page.add_choices(choices.lens)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
-    write_page(page, skipped, why_not, config)
+    write_page(run, page, skipped, why_not)
     foresee(why_not, page_of(config))
     return choices.to_json()
 
 
-def write_page(page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None, config: PackConfig) -> None:
+def write_page(run: PackRun, page: RunReport, skipped: Iterable[Mapping[str, Any]], why_not: str | None) -> None:
     """Write the page of a stage that publishes no dataset."""
-    path = page_of(config)
+    path = page_of(run.config)
     with naming_place("output.dir", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         _say_seen(page.write(path, skipped, failed=why_not))
     say(f"see it: {path}")
 
 
-def leave_page(page: RunReport, why_not: str, report: Report, skipped: Path, final: Path) -> NoReturn:
+def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skipped: Path) -> NoReturn:
     """End a run that publishes nothing; keep its page and ledger next to where the dataset would be."""
+    final = run.destination.final
     if not report.samples_in:
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)

@@ -1,12 +1,13 @@
 """The second stage: decide which samples go into which pack, and which packs into which shard."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import PackConfig, Stage, plain
-from energon_pack.config.naming import shards_identity
+from energon_pack.config import plain
+from energon_pack.config.naming import content_settings, shards_identity
+from energon_pack.config.output_dir import publishes
 from energon_pack.dataset.losses import dropped, losses
 from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
@@ -21,9 +22,10 @@ from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
-from energon_pack.run.context import Run
 from energon_pack.stages.measuring import Measured
-from energon_pack.steps.cost import CostModel
+from energon_pack.stages.pack_run import PackRun
+from energon_pack.steps.cost import CostModel, cost_model
+from energon_pack.templates.processor import folder_of
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,22 @@ class Planned:
     """A plan: which samples go into which pack, and which packs into which shard."""
 
     lengths: Lengths
+    method: Method
     plan: PackPlan
     cost: CostModel  # the model of a sample's cost
     shards: ShardPlan
+    #: the settings that the bytes of the shards depend on, with the rules that count media
+    content: dict[str, dict[str, Any]]
     identity: str  # a hash of everything that the bytes of the shards depend on
     report: Report
 
 
-def plan_source(config: PackConfig, measured: Measured, method: Method, cost: CostModel, run: Run) -> Planned:
+def plan_source(run: PackRun, measured: Measured) -> Planned:
     """Plan packs and shards; the same samples and settings give the same plan."""
-    lengths, packing, output = measured.lengths, config.packing, config.output
+    config, lengths, method = run.config, measured.lengths, measured.method
+    packing, output = config.packing, config.output
+    content = content_settings(replace(config, model=replace(config.model, template=method.choice.template)))
+    cost = cost_model(folder_of(method.template_folder))
     with run.timed("plan"):
         expansion = expansion_of(lengths, config.labels)
         if packing.overlong in CUTTING:
@@ -57,17 +65,17 @@ def plan_source(config: PackConfig, measured: Measured, method: Method, cost: Co
         report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
         by = (config.seed, config.source.slice, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
-        identity = shards_identity(config, shards.key_prefix, [_state(item) for item in lengths.shards])
-    return Planned(lengths, plan, cost, shards, identity, report)
+        identity = shards_identity(content, shards.key_prefix, [_state(item) for item in lengths.shards])
+    return Planned(lengths, method, plan, cost, shards, content, identity, report)
 
 
-def why_unpublished(report: Report, config: PackConfig) -> str | None:
+def why_unpublished(run: PackRun, report: Report) -> str | None:
     """Return why nothing is published, or None; `stage=plan` and sweeps accept a plan that drops much."""
-    why = losses(report, config.max_skipped)
-    return why or (dropped(report, config.packing) if config.stage in (Stage.all, Stage.publish) else None)
+    why = losses(report, run.config.max_skipped)
+    return why or (dropped(report, run.config.packing) if publishes(run.config) else None)
 
 
-def check_media_of(planned: Planned, run: Run) -> None:
+def check_media_of(run: PackRun, planned: Planned) -> None:
     """Check media in separate files once more; raises PackError like `check_media`."""
     measured = planned.lengths.shards
     check_media([item.shard for item in measured], [item.pieces for item in measured], run)

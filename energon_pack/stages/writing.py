@@ -25,19 +25,17 @@ import pyarrow.parquet as pq
 
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.naming import are_same, content_settings
-from energon_pack.config.resolve import Places
+from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import ABOUT, JOBS
 from energon_pack.dataset.losses import foresee
 from energon_pack.dataset.plan_file import write_plan
-from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun
+from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
 from energon_pack.lengths.measure import LengthsWrong, cached_as, forget
-from energon_pack.lengths.method import Method
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
-from energon_pack.run.context import Run
 from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
 from energon_pack.run.part import Part, Spans
@@ -45,33 +43,30 @@ from energon_pack.run.seeded import Ints
 from energon_pack.sources.reader import SourceChanged
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import absolute
-from energon_pack.stages.pages import page_of
+from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned
 
 _CHECKSUMS, _CHECKSUM, _TEMPLATE = "checksums", "<u4", "template"
 
 
-def write_plan_file(config: PackConfig, planned: Planned, staging: Path) -> None:
+def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
     """Write pack_plan.parquet."""
-    names = [_name(config, number) for number in range(len(planned.shards.splits))]
+    names = [shard_name(run.config.output.shard_prefix, number) for number in range(len(planned.shards.splits))]
     part = staging / f"{PLAN}.part"
     write_plan(part, planned.lengths, planned.plan, planned.shards, names)
     os.replace(part, staging / PLAN)
 
 
-def shard_jobs(
-    config: PackConfig, planned: Planned, method: Method, staging: Path, root: str | None, is_shared: bool
-) -> Iterator[ShardJob]:
-    """Return the jobs that write `<prefix>-000000.tar` and the following shards.
+def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -> Iterator[ShardJob]:
+    """Return the jobs that write the shards, one after another.
 
     Args:
-        root: the place of the source, if packs refer to media in it; None: media are copied.
         is_shared: other processes write shards, too: each shard is synced, and a file beside it says so.
     """
-    lengths = planned.lengths
+    lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
-    write = partial(_job, config, staging, method.template_folder, method.identity.fingerprint, root, identity)
+    write = partial(_job, run, staging, method.template_folder, method.identity.fingerprint, identity)
     for number, (items, split) in enumerate(zip(_members(planned), planned.shards.splits.tolist(), strict=True)):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
         yield write(number, shards, SPLITS[split], lengths.checksums[items])
@@ -83,19 +78,19 @@ def _members(planned: Planned) -> list[Ints]:
 
 
 def _job(
-    config: PackConfig,
+    run: PackRun,
     staging: Path,
     template_folder: str,
     fingerprint: str,
-    root: str | None,
     identity: str | None,
     number: int,
     shards: Iterable[Shard],
     split: str,
     checksums: npt.NDArray[np.uint32],
 ) -> ShardJob:
+    config = run.config
     return ShardJob(
-        path=staging / _name(config, number),
+        path=staging / shard_name(config.output.shard_prefix, number),
         plan=staging / PLAN,
         row_group=number,
         source={shard.name: shard for shard in shards},
@@ -106,14 +101,10 @@ def _job(
         flavor=config.flavor(),
         split=split,
         checksums=checksums,
-        root=root,
+        root=run.media_root,
         identity=identity,
         has_messages=config.output.messages,
     )
-
-
-def _name(config: PackConfig, number: int) -> str:
-    return f"{config.output.shard_prefix}-{number:06d}.tar"
 
 
 class Amount(NamedTuple):
@@ -124,9 +115,7 @@ class Amount(NamedTuple):
     num_bytes: int | None  # approximate; None: not known
 
 
-def write_shards(
-    jobs: Iterable[ShardJob], destination: Destination, staging: Path, total: Amount, run: Run
-) -> list[WrittenShard]:
+def write_shards(run: PackRun, jobs: Iterable[ShardJob], staging: Path, total: Amount) -> list[WrittenShard]:
     """Write shards; finished shards are only checked.
 
     Raises:
@@ -136,7 +125,7 @@ def write_shards(
     begun = None if total.num_bytes is None else partial(bytes_begun, staging)
     unit = f"packs in {amount(total.num_shards, 'shard')}"
     with run.progress.stage("write", total.num_packs, unit, total.num_bytes, begun) as advance:
-        for shard in run.executor.map(destination.write_shard, jobs):
+        for shard in run.executor.map(run.destination.write_shard, jobs):
             written.append(shard)
             if not shard.was_there:
                 run.progress.add(shard.num_samples, shard.num_bytes)
@@ -144,15 +133,13 @@ def write_shards(
     return written
 
 
-def leave_jobs(
-    config: PackConfig, source: Source, planned: Planned, method: Method, staging: Path, why_not: str | None
-) -> None:
+def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | None) -> None:
     """Write the files that `stage=write` needs.
 
     Args:
         why_not: why the shards would not be published; None: they may be written.
     """
-    folder = staging / JOBS
+    folder, method = staging / JOBS, planned.method
     folder.mkdir(exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
     shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
@@ -164,9 +151,9 @@ def leave_jobs(
     about = {
         "identity": planned.identity,
         "fingerprint": method.identity.fingerprint,
-        "settings": plan_settings(config),
+        "settings": plan_settings(run.config),
         "packages": packages(),
-        "source": _state(source),
+        "source": _state(run.source),
         "lengths": cached_as(planned.lengths.shards, method),
         "why_not": why_not,
         "shards": [*zip(splits, np.diff(shards.bounds).tolist(), shards.sizes.tolist(), strict=True)],
@@ -180,8 +167,9 @@ def _state(source: Source) -> str:
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
-def refuse_other_plan(config: PackConfig, destination: Destination) -> None:
+def refuse_other_plan(run: PackRun) -> None:
     """Raise PackError if a plan with other settings waits there for `stage=write`, and may not be replaced."""
+    config, destination = run.config, run.destination
     about = _about(destination.plan())
     if about is not None and not config.output.overwrite and not are_same(about["settings"], plan_settings(config)):
         raise PackError(
@@ -196,14 +184,14 @@ def num_planned(destination: Destination) -> int | None:
     return None if about is None else len(about["shards"])
 
 
-def planned_jobs(config: PackConfig, places: Places, num_parts: int) -> list[list[ShardJob]] | None:
+def planned_jobs(run: PackRun, num_parts: int) -> list[list[ShardJob]] | None:
     """Return the jobs of each part of a plan for these settings and this source; None: there is no plan."""
     try:
-        with places.destination.planned() as staging:
-            about = _read_about(config, places.source, staging)
+        with run.destination.planned() as staging:
+            about = _read_about(run, staging)
             spans = Spans([size for *_, size in about["shards"]])
             parts = (spans.within(Part(number, num_parts)) for number in range(num_parts))
-            return [[*_planned_jobs(config, places, staging, about, chosen)] for chosen in parts]
+            return [[*_planned_jobs(run, staging, about, chosen)] for chosen in parts]
     except PlanMissing:
         return None
 
@@ -216,17 +204,17 @@ def _about(staging: Path | None) -> dict[str, Any] | None:
     return None
 
 
-def _read_about(config: PackConfig, source: Source, staging: Path) -> dict[str, Any]:
+def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
     """Read what `leave_jobs` wrote; raises like `write_share`."""
     if (about := _about(staging)) is None:
         raise PlanMissing(f"the plan in {staging} was removed: stage=plan makes it anew")
-    if not are_same(about["settings"], plan_settings(config)):
+    if not are_same(about["settings"], plan_settings(run.config)):
         raise PlanMissing(f"the plan in {staging} was made with other settings: stage=plan makes it anew")
-    if about["source"] != _state(source):
+    if about["source"] != _state(run.source):
         raise PlanMissing(f"the plan in {staging} was made before its source changed: stage=plan makes it anew")
     if why := why_other_packages(about["packages"]):
         raise PlanMissing(f"the plan in {staging} was made by other packages: {why}")
-    foresee(about["why_not"], page_of(replace(config, stage=Stage.plan)))
+    foresee(about["why_not"], page_of(replace(run.config, stage=Stage.plan)))
     return about
 
 
@@ -239,7 +227,7 @@ def plan_settings(config: PackConfig) -> dict[str, Any]:
     return {**content_settings(config), "places": places}
 
 
-def write_share(config: PackConfig, places: Places, part: Part, run: Run) -> dict[str, Any]:
+def write_share(run: PackRun, part: Part) -> dict[str, Any]:
     """Write one part of the shards that `stage=plan` planned; of the source, only the samples in them are read.
 
     Raises:
@@ -248,31 +236,28 @@ def write_share(config: PackConfig, places: Places, part: Part, run: Run) -> dic
         SourceChanged: the source changed since it was measured; the plan is then useless, and is removed.
         LengthsWrong: a sample has not so many tokens as were measured; the plan and the lengths are then removed.
     """
-    destination = places.destination
-    with destination.planned() as staging, run.progress.timed("write"):
-        about = _read_about(config, places.source, staging)
+    with run.destination.planned() as staging, run.progress.timed("write"):
+        about = _read_about(run, staging)
         _, num_packs, sizes = zip(*about["shards"], strict=True) if about["shards"] else ((), (), ())
         chosen = Spans(sizes).within(part)
-        jobs = _planned_jobs(config, places, staging, about, chosen)
+        jobs = _planned_jobs(run, staging, about, chosen)
         total = Amount(len(chosen), sum(num_packs[n] for n in chosen), sum(sizes[n] for n in chosen))
         try:
-            written = write_shards(jobs, destination, staging, total, run)
+            written = write_shards(run, jobs, staging, total)
         except (SourceChanged, LengthsWrong) as error:
             (staging / JOBS / ABOUT).unlink(missing_ok=True)
             if isinstance(error, LengthsWrong):
-                forget(about["lengths"], replace(run, cache_dir=places.cache_dir, mirror=places.mirror))
+                forget(about["lengths"], run)
             raise
-    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {destination.named}")
+    say(f"{amount(len(written), 'shard')} of {len(sizes)} written: part {part} of the plan of {run.destination.named}")
     return {"shards": len(written), "samples": sum(shard.num_samples for shard in written)}
 
 
-def _planned_jobs(
-    config: PackConfig, places: Places, staging: Path, about: dict[str, Any], numbers: Iterable[int]
-) -> Iterator[ShardJob]:
+def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: Iterable[int]) -> Iterator[ShardJob]:
     """Return the jobs of these shards of a plan."""
-    shards = {shard.name: shard for shard in places.source.shards}
-    folder, root = str(staging / JOBS / _TEMPLATE), places.media_root(config)
-    write = partial(_job, config, staging, folder, about["fingerprint"], root, about["identity"])
+    shards = {shard.name: shard for shard in run.source.shards}
+    folder = str(staging / JOBS / _TEMPLATE)
+    write = partial(_job, run, staging, folder, about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)

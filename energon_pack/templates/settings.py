@@ -89,11 +89,11 @@ class Alpha(str, Enum):
 class ModelConfig:
     """A model: its family of rules and its processor. Each model has a YAML in `conf/model`."""
 
-    #: as in `+model=NAME`
+    #: the model's name, set by `+model=NAME`
     name: str = _MISSING
-    #: the family of rules, a name in `templates.families.FAMILIES`, or `auto`: the first that is exact
+    #: the rules that count media tokens; auto: the first that agrees with the processor
     template: str = _MISSING
-    #: the published processor
+    #: the hub id of the published processor
     hub_id: str | None = None
     #: folder or hub id of the processor; None: `hub_id`
     processor: str | None = None
@@ -103,11 +103,11 @@ class ModelConfig:
     trust_remote_code: bool = False
     #: arguments of the processor's `from_pretrained`
     processor_kwargs: dict[str, Any] = field(default_factory=dict)
-    #: pixels of an image, as in `from_pretrained`; None: the processor's own
+    #: fewest pixels of an image after the processor's resizing; None: the processor's own limit
     min_pixels: int | None = None
-    #: pixels of an image, as in `from_pretrained`; None: the processor's own
+    #: most pixels of an image after the processor's resizing; None: the processor's own limit
     max_pixels: int | None = None
-    #: pixels of a token's side, the processor's patch_size × merge_size; None: any
+    #: pixels of a token's side that the processor must have (patch_size × merge_size), else it is refused; None: any
     factor: int | None = None
     #: Jinja text, a file with it, or the name of one of the processor's own, for all samples; None: as transformers
     #: chooses among the processor's own
@@ -117,13 +117,14 @@ class ModelConfig:
     #: whether the tokenizer adds its special tokens around a text, besides the chat template's; None: as transformers'
     #: `apply_chat_template(tokenize=True)` does: a processor's if the template's text does not begin with one
     add_special_tokens: bool | None = None
-    #: the token that ends a raw text; None: the tokenizer's end token, unless it ends a turn of a chat; "": none
+    #: the token behind a text without turns (pretraining), such as `<|endoftext|>`; None: the tokenizer's end token,
+    #: unless the chat template ends turns by it; "": no token
     document_end: str | None = None
-    #: the ISO date that a chat template writes as today's (`strftime_now`)
+    #: the day that a chat template writes as today (`strftime_now`), so that lengths are the same tomorrow
     date: str = DATE
-    #: how a batch tells the model which member a token belongs to
+    #: how a batch keeps samples of a pack apart; the model's YAML sets it
     mask: Mask = Mask.positions
-    #: the kind of positions in a batch
+    #: the kind of position ids in a batch; the model's YAML sets it
     rope: Rope = Rope.none
     #: the class of the published processor; transformers' other classes are refused; None: any
     processor_class: str | None = None
@@ -159,7 +160,7 @@ class ModelConfig:
 class MediaConfig:
     """How media are changed before the processor's own rule. None: the value of that rule."""
 
-    #: a name in `preprocess.IMAGE_PREPROCESSORS`, or `module:Class`; default: no change
+    #: what is done to images: set by the group `media=NAME`, or `module:Class` of your own; default: no change
     image: str = "default"
     #: pixels, for resize_longest_side
     longest_side: int | None = None
@@ -171,7 +172,7 @@ class MediaConfig:
     crop_height: int | None = None
     #: the colour behind transparent pixels
     alpha: Alpha = Alpha.auto
-    #: a name in `preprocess.VIDEO_PREPROCESSORS`, or `module:Class`; default: no change
+    #: what is done to videos: set by the group `media=NAME`, or `module:Class` of your own; default: no change
     video: str = "default"
     #: frames per second
     fps: float | None = None
@@ -185,7 +186,7 @@ class MediaConfig:
     video_min_pixels: int | None = None
     #: most pixels of a video's frames, as its processor counts them
     video_max_pixels: int | None = None
-    #: transformers' `cap_pixels_per_frame`
+    #: whether a video's limit of pixels is shared among its frames: transformers' `cap_pixels_per_frame`
     video_cap: bool | None = None
 
     def check(self) -> None:
@@ -208,7 +209,7 @@ class Labels:
     end_of_turn: bool = True
     #: whether the text that the template writes after that token is trained: a newline, or the end of the whole text
     after_turn: bool = False
-    #: weight of all other text; an answer has 1
+    #: loss weight of everything that is no answer (0: not trained); an answer has 1
     prompt_weight: float = 0.0
 
     def check(self) -> None:
@@ -224,9 +225,9 @@ class LabelsConfig(Labels):
     #: turns: a sample for each trained answer, with everything before it; pairs: for each question and its answer, with
     #: the media of the first question; none: conversations stay whole
     expand: Expand = Expand.none
-    #: for turns: how many images such a sample keeps, the last ones; None: all
+    #: for turns: how many images such a sample keeps, the last ones (the last screenshots of an agent); None: all
     window_images: int | None = None
-    #: the text in place of an older image
+    #: for turns: the text in place of each older image that `window_images` leaves out
     window_text: str = "[image]"
     #: a sample of which nothing is trained goes into the ledger (drop), or into a pack with others
     untrained: Untrained = Untrained.drop

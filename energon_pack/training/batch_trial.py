@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,8 @@ class Batches:
         self.tries_all, are_packed = True, False
         for number, batch in enumerate(batches):
             self.given, self.name = None if members is None else members[number], f"batch {number}"
+            if arrays := sorted(name for name, value in batch.items() if isinstance(value, (np.ndarray, list))):
+                raise ValueError(f"{self.name}: {', '.join(arrays)}: no tensors; give all as the trainer passes it on")
             inputs = {k: v.to(self.model.device) if isinstance(v, Tensor) else v for k, v in batch.items()}
             are_packed |= (read := self.read(inputs)).are_packed
             check(self.model, inputs)
@@ -196,8 +199,8 @@ def _samples(
 def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
     """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
     if (shifted := inputs.get("shift_labels")) is not None:
-        return torch.nn.functional.pad(shifted[:, :-1], (1, 0), value=IGNORE)
-    labels: Tensor = (inputs["input_ids"] if inputs.get("labels") is None else inputs["labels"]).clone()
+        return torch.nn.functional.pad(shifted[:, :-1].long(), (1, 0), value=IGNORE)
+    labels: Tensor = (inputs["input_ids"] if inputs.get("labels") is None else inputs["labels"]).clone().long()
     for span in spans:
         labels[span.row, span.start] = IGNORE
     return labels
@@ -207,7 +210,7 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatc
     """Return the labels of a batch, as the loss of made samples takes them."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return PackedBatch(labels=shifted, _packed_seq_ids=None)
-    labels = torch.full_like(inputs["input_ids"], IGNORE)
+    labels = torch.full_like(inputs["input_ids"], IGNORE, dtype=torch.long)
     for one in placed:
         labels[one.row, one.places] = one.sample.tokens.labels
     return PackedBatch(labels=labels)

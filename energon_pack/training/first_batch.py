@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.as_it_was import as_it_was, full_precision, silent
-from energon_pack.training.code_in_use import CodeInUse
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
 from energon_pack.training.made_trial import MadeTrial
@@ -32,7 +31,6 @@ class FirstBatch:
     def __init__(self, subject: "Subject"):
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
-        self._code = CodeInUse(subject.model)
         self._is_sharded = self._is_warned = False
         self._tried: list[Tried] = []
         #: the results
@@ -71,7 +69,7 @@ class FirstBatch:
         if not self._tried:
             self._is_sharded = is_sharded(self._model)
         subject = self._subject
-        kind = kind_of(part, inputs, self._code.now(), subject.longest_of(inputs), subject.is_open(inputs))
+        kind = kind_of(self._model, part, inputs, subject.longest_of(inputs), subject.is_open(inputs))
         known = next((one for one in self._tried if one.kind.covers(kind)), None)
         if known is not None:
             known.left -= 1

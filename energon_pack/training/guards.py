@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.class_trial import Samples
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.first_batch import FirstBatch
@@ -44,7 +44,8 @@ __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 _log = logging.getLogger(__name__)
 #: the hooks of each guarded model
 _HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
-_FEATURES = tuple(f"get_{kind}_features" for kind in KINDS)
+#: methods that make features of media
+_FEATURES = re.compile(r"get_(?!text)\w+_features")
 
 
 class Encoder(Protocol):
@@ -112,7 +113,8 @@ def guard(
 
     The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
     the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
-    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values.
+    gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
+    it refuses it of rows with several members.
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
@@ -304,8 +306,10 @@ def _length_of(inputs: dict[str, Any], longest: int) -> int:
 
 def _media_of(model: Module) -> set[str]:
     """Return the names of inputs of the methods by which the model makes features of media."""
-    methods = [getattr(part, name) for part in model.modules() for name in _FEATURES if hasattr(part, name)]
-    return {name for method in methods for name in inspect.signature(method).parameters}
+    makes = {kind: [name for name in dir(kind) if _FEATURES.fullmatch(name)] for kind in map(type, model.modules())}
+    methods = [getattr(kind, name) for kind, names in makes.items() for name in names]
+    named = {name for method in methods for name in inspect.signature(method).parameters}
+    return named - {"input_ids", "attention_mask"}
 
 
 def _texts(vocabulary: int) -> list[Encoded]:

@@ -1,25 +1,33 @@
-"""Tell which batches are alike, so that a trial with one of them is a trial for all."""
+"""Tell which batches are alike, so that a trial with one of them is a trial for all.
+
+A function of a Python module that is replaced while a model is trained makes no other kind: a later trial finds it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
 from torch.nn import Module
 
-from energon_pack.training.code_in_use import Code, is_same
 from energon_pack.training.inputs import mask_of
 from energon_pack.training.watch import tokens_of
 
 #: batches of a kind until its second trial; until the third so many times as many
 _WAITS = 16
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+#: hooks on all modules
+_OF_ALL = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of forward."""
 
-    code: Code
+    #: what the model is made of: see `assembly_of`
+    assembly: list[Any]
     part: type
     #: names of its inputs and values of its switches, its mask, whether it has several rows, the type of autocast
     form: tuple[frozenset[str], str, bool, torch.dtype | None]
@@ -41,7 +49,8 @@ class Kind:
             (self.part, self.form, self.is_open) == (other.part, other.form, other.is_open)
             and self.in_training >= other.in_training
             and self.has_gradients >= other.has_gradients
-            and is_same(self.code, other.code)
+            and len(self.assembly) == len(other.assembly)
+            and all(map(is_, self.assembly, other.assembly))
         )
 
     def with_sizes_of(self, other: "Kind") -> "Kind":
@@ -49,13 +58,12 @@ class Kind:
         return replace(self, width=max(self.width, other.width), longest=max(self.longest, other.longest))
 
 
-def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int, is_open: bool) -> Kind:
+def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
     """Return the kind of a pending forward.
 
     Args:
-        part: what was called.
+        part: what was called: the model, or a part of it.
         inputs: by name.
-        code: that the model runs now.
         longest: tokens of the longest member.
         is_open: whether a mask of its own lets members see each other.
     """
@@ -65,7 +73,34 @@ def kind_of(part: Module, inputs: Mapping[str, Any], code: Code, longest: int, i
     switches = {name: value for name, value in inputs.items() if isinstance(value, bool | str)}
     names = {name for name, value in inputs.items() if value is not None}
     form = (frozenset(f"{name}={switches.get(name, '')}" for name in names), mask_of(inputs), rows > 1, cast)
-    return Kind(code, type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
+    return Kind(assembly_of(model), type(part), form, is_open, part.training, torch.is_grad_enabled(), width, longest)
+
+
+def assembly_of(model: Module) -> list[Any]:
+    """List the classes of all parts, their forwards, hooks and checkpoints, to be compared by identity."""
+    kinds: list[Any] = []
+    more: list[Any] = []
+    waiting = [model]
+    while waiting:  # the same parts as `modules()`, in half the time
+        part = waiting.pop()
+        waiting += [one for one in part._modules.values() if one is not None]
+        kinds += (type(part), type(part).forward)
+        if "forward" in part.__dict__:
+            more += (part, _code_of(part.__dict__["forward"]))
+        if part.__dict__.get("gradient_checkpointing"):
+            more.append(part)
+        for name in _HOOKS:
+            if hooks := part.__dict__.get(name):
+                more += map(_code_of, hooks.values())
+    return [*kinds, *more, *(_code_of(hook) for hooks in _OF_ALL for hook in hooks.values())]
+
+
+def _code_of(function: Any) -> Any:
+    """Return what a hook or a replaced method is compared by: a new object often has the same code."""
+    if isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
 
 
 @dataclass

@@ -53,7 +53,7 @@ def code_of(model: Module) -> str:
     Some trainers replace them: in a class, in a module, in a table of functions.
     """
     digest = hashlib.sha256()
-    for module in sources_of(model):
+    for module in _sources(model):
         for name, function in _functions(module):
             digest.update(f"{module.__name__} {name}".encode())
             for part in _parts(function, set()):
@@ -61,7 +61,7 @@ def code_of(model: Module) -> str:
     return digest.hexdigest()
 
 
-def sources_of(model: Module) -> list[ModuleType]:
+def _sources(model: Module) -> list[ModuleType]:
     """Return the Python modules that define the model, and modules of the same packages from which they import."""
     homes = {*_homes(model)}
     packages = {name.partition(".")[0] for name in homes}
@@ -100,13 +100,9 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 def _table(value: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the functions of a table by name."""
-    return {str(key): item for table in tables_of(value) for key, item in dict.items(table)}
-
-
-def tables_of(value: Mapping[Any, Any]) -> list[dict[Any, Any]]:
-    """Return the dicts that hold a table's entries, without the imports that a lookup in the table may cause."""
+    # a lookup in a lazy table may cause imports
     tables = [value] if isinstance(value, dict) else [*vars(type(value)).values(), *vars(value).values()]
-    return [table for table in tables if isinstance(table, dict)]
+    return {str(key): item for table in tables if isinstance(table, dict) for key, item in dict.items(table)}
 
 
 def _within(value: Any) -> Iterator[FunctionType]:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.training.heard import HEARD, are_heard
 from energon_pack.training.layout import Member
 
 #: name of an input in `forward` → its name in `get_rope_index`
@@ -15,19 +16,7 @@ _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
 #: lengths of sounds by their name in `get_rope_index`, and the mask that tells them
 _LENGTHS = {"audio_seqlens": "feature_attention_mask"}
 NUM_ROWS = 3
-#: argument of `forward` and of `get_rope_index` that says that videos are heard
-HEARD = "use_audio_in_video"
 _SEEN = torch.tensor([IMAGE.token_type, VIDEO.token_type])
-
-
-def are_heard(types: Tensor) -> bool:
-    """Whether the videos of a member are heard: tokens of sounds then stand right beside tokens of videos.
-
-    Args:
-        types: [L], as `OwnRope` takes them.
-    """
-    pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
-    return bool(((pairs[0] == VIDEO.token_type) & (pairs[1] == AUDIO.token_type)).any())
 
 
 class RowsError(ValueError):

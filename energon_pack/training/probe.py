@@ -10,11 +10,11 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
+from energon_pack.training.heard import HEARD, are_heard
 from energon_pack.training.inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
-from energon_pack.training.own_rope import HEARD, are_heard
 from energon_pack.training.trial_inputs import is_content
 
 #: tokens behind the last member

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.training.inputs import forks_of, text_row
-from energon_pack.training.media_keys import MEDIA_KEYS
+from energon_pack.training.media_keys import ADDS_KINDS, MEDIA_KEYS
 from energon_pack.training.sizes import parts
 from energon_pack.training.watch import tokens_of
 
@@ -21,7 +20,6 @@ _NOT_TRIED = (
     "labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "num_logits_to_keep", "fused_lm_head",
 )  # fmt: skip
 _TOKEN = re.compile(r"\w*token_(id|ids|index)")
-_MEDIUM = re.compile("|".join((*map(re.escape, KINDS), "vision", "media", "img", "patch")))
 _TYPES = ("mm_token_type_ids", "token_type_ids")
 #: inputs whose names begin like this hold features of sounds
 SOUNDS = ("input_features", "input_values", "audio_input_features")
@@ -123,7 +121,7 @@ def is_content(name: str) -> bool:
 
     Inputs for kinds that packages add may have any name.
     """
-    return name.startswith(_VALUES) or (bool(ADDED) and name not in MEDIA_KEYS)
+    return name.startswith(_VALUES) or (ADDS_KINDS and name not in MEDIA_KEYS)
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
@@ -143,14 +141,9 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
     return found
 
 
-def special_ids(config: Any, of_media: bool = False) -> list[int]:
+def special_ids(config: Any) -> list[int]:
     """Return the ids of tokens that a config names."""
-    values = [
-        value
-        for part in parts(config)
-        for name, value in vars(part).items()
-        if _TOKEN.fullmatch(name) and (_MEDIUM.search(name) or not of_media)
-    ]
+    values = [value for part in parts(config) for name, value in vars(part).items() if _TOKEN.fullmatch(name)]
     flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
     return sorted({item for item in flat if isinstance(item, int)})
 
@@ -206,7 +199,7 @@ def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool)
     """Return where the first or last medium is in an input of all media."""
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
-    kind = VIDEO.kind if VIDEO.kind in name else IMAGE.kind if "pixel" in name else AUDIO.kind
+    kind = "video" if "video" in name else "image" if "pixel" in name else "audio"
     grid = media.get(f"{kind}_grid_thw")
     num = 1 if grid is None or value.dim() > 2 else int(grid[-1 if is_last else 0].prod())
     return slice(len(value) - num, None) if is_last else slice(num)

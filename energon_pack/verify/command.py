@@ -229,7 +229,7 @@ def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.L
     findings.add("keys", name, checks.keys(folder, shards, stated.plan), sum(len(shard.packs) for shard in shards))
     findings.add("samples", name, checks.samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
-    findings.add("metadata", META_FOLDER, checks.metadata(folder, manifest, shards), len(shards))
+    findings.add("metadata", META_FOLDER, checks.metadata(folder, stated.report, manifest, shards), len(shards))
     findings.add("totals", name, checks.totals(stated.report, manifest, shards, ledger))
 
 

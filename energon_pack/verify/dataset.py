@@ -1,7 +1,6 @@
 """Checks of a packed dataset as a whole: its files, whether they agree, and their totals."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,9 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.shards import shard_names
 from energon_pack.errors import PackError, short
+from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
@@ -42,7 +43,7 @@ def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
     yield from (f"{name} is missing" for name in sorted(NEEDED - there))
     known = {PLAN, LEDGER, REPORT, PAGE, *(f"{META_FOLDER}/{name}" for name in _META_FILES)}
     known |= {f"{META_FOLDER}/{PROCESSOR}/{name}" for name in _of_processor(folder)}
-    shard = re.compile(re.escape(prefix) + r"-\d{6,}\.tar(\.idx)?")
+    shard = shard_names(prefix)
     for name in sorted(there - known):
         if not shard.fullmatch(name):
             yield f"{name} is none of a packed dataset's files"
@@ -59,10 +60,11 @@ def _of_processor(folder: DatasetFolder) -> dict[str, Any]:
     return {}
 
 
-def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterator[str]:
+def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     """Check that the files from which training gets its inputs are as they were packed."""
     wanted = {name: at(manifest, "hashes", name) for name in HASHED}
     wanted |= {f"{PROCESSOR}/{name}": its_hash for name, its_hash in _of_processor(folder).items()}
+    wanted |= {MANIFEST: report.get("manifest_hash")} if report else {}
     for name, its_hash in wanted.items():
         try:
             if hash_of(folder.read(f"{META_FOLDER}/{name}")) != its_hash:
@@ -72,7 +74,9 @@ def _changed_files(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
                 yield f"{name} can't be read: {error.strerror or error}"
 
 
-def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def metadata(
+    folder: DatasetFolder, report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]
+) -> Iterator[str]:
     """Check that `.info.json` and `.info.yaml` count the packs of the shards, and `split.yaml` names the shards."""
     packing, fingerprint = at(manifest, "content", "packing"), manifest.get("fingerprint")
     for name in ("max_token_len", "pad_to_multiple_of"):
@@ -82,8 +86,8 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
         yield f"{MANIFEST} has fingerprint={short(fingerprint)}"
     if why := why_unknown(manifest):
         yield f"{MANIFEST}: {why}"
-    yield from counts(folder, shards)
-    yield from _changed_files(folder, manifest)
+    yield from counts(folder, manifest, shards)
+    yield from _changed_files(folder, manifest, report)
     if folder.has(f"{META_FOLDER}/{INDEX}"):
         yield from sqlite(folder, [shard.name for shard in shards])
     elif at(manifest, "content", "output", "sqlite") is True:
@@ -91,7 +95,7 @@ def metadata(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequenc
     yield from _dataset_yamls(folder, manifest)
 
 
-def counts(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[str]:
+def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[VerifiedShard]) -> Iterator[str]:
     """Check what Energon's own files say of the shards."""
     there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
@@ -110,17 +114,23 @@ def counts(folder: DatasetFolder, shards: Sequence[VerifiedShard]) -> Iterator[s
                 yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
             elif claimed.get(shard) != there[shard]:
                 yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {there[shard]}"
-    yield from _splits(folder, there, {shard.name: shard.splits for shard in shards})
+    planned = {split: at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
+    yield from _splits(folder, there, planned, {shard.name: shard.splits for shard in shards})
 
 
-def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mapping[str, set[str]]) -> Iterator[str]:
+def _splits(
+    folder: DatasetFolder, counts: Mapping[str, int], planned: Mapping[str, int], of_samples: Mapping[str, set[str]]
+) -> Iterator[str]:
     if not folder.has(f"{META_FOLDER}/split.yaml"):
         return
     try:
-        splits = at(_load(folder, "split.yaml"), "split_parts")
+        value = _load(folder, "split.yaml")
     except (OSError, ValueError) as error:
         yield f"split.yaml can't be read: {short(str(error))}"
         return
+    splits, left_out = at(value, "split_parts"), at(value, "exclude")
+    if left_out:
+        yield f"split.yaml has exclude={short(left_out)}: packing leaves out no shard"
     parts = list(splits.values()) if isinstance(splits, dict) else [splits]
     if not isinstance(splits, dict) or not all(
         part is None or (isinstance(part, list) and all(isinstance(n, str) for n in part)) for part in parts
@@ -130,6 +140,10 @@ def _splits(folder: DatasetFolder, counts: Mapping[str, int], of_samples: Mappin
     in_parts = Counter(name for part in parts for name in part or ())
     yield from (f"split.yaml names {short(name)}, which is not there" for name in sorted(in_parts.keys() - counts))
     yield from (f"split.yaml names {name} in {in_parts[name]} parts" for name in counts if in_parts[name] != 1)
+    num_packs = {part: sum(counts.get(name, 0) for name in names or ()) for part, names in splits.items()}
+    for part in sorted({*num_packs, *planned}, key=str):
+        if num_packs.get(part) != planned.get(part):
+            yield f"split.yaml has {num_packs.get(part)} packs in {short(part)}, {MANIFEST} has {planned.get(part)}"
     for part, names in splits.items():
         for name in names or ():
             if others := of_samples.get(name, set()) - {part}:

@@ -75,9 +75,8 @@ def test_fewer_than_one_frame_a_second_is_no_count() -> None:
 
 def test_settings_of_other_packers_are_those_of_the_page() -> None:
     """`data.wds_dir` was refused with "did you mean model.date?"."""
-    page = [
-        line.split(" | ") for line in (ROOT / "docs" / "peers.md").read_text().splitlines() if line.startswith("| ")
-    ]
+    lines = (ROOT / "docs" / "comparison.md").read_text().splitlines()
+    page = [line.split(" | ") for line in lines if line.startswith("| ")]
     here = {name: row[1] for row in page if len(row) > 1 for name in re.findall(r"`(\w+)`", row[0])}
     for theirs, ours in THEIRS.items():
         first = re.split(r"[ ,=]", ours)[0]

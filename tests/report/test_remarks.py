@@ -11,7 +11,7 @@ from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
 from energon_pack.report.image_tokens import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
-from support.figures import FIGURES, LENS, figures
+from support.figures import FIGURES, LENS, figures, overlong
 
 
 def said(of: Figures, **how: Any) -> list[tuple[str, str]]:
@@ -43,19 +43,20 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         ("look", "80 of 100 samples (80%) of b are in no pack"),
     ),
     "overlong samples": (
-        figures(loss=Loss(30, 150_000, "image", 0)),
+        figures(report=overlong(30, 150_000), loss=Loss("image")),
         ("look", "150k tokens (15%) are dropped: 30 samples are longer than 8,192"),
     ),
     "mostly overlong samples": (
-        figures(loss=Loss(300, 600_000, "video", 0)),
+        figures(report=overlong(300, 600_000), loss=Loss("video")),
         ("wrong", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "overlong samples that are dropped by name": (
-        figures(loss=Loss(300, 600_000, "video", 0, is_meant=True)),
+        figures(report=overlong(300, 600_000), loss=Loss("video", is_meant=True)),
         ("look", "600k tokens (60%) are dropped: 300 samples are longer than 8,192"),
     ),
     "a limit": (
-        figures(loss=Loss(0, 0, "text", 12)), ("look", "12 of 1,000 samples (1.20%) break a limit of packing.max_…"),
+        figures(report={"skipped_by_reason": {"over_cap": 12}}),
+        ("look", "12 of 1,000 samples (1.20%) break a limit of packing.max_…"),
     ),
     "a flavour": (
         figures(report={"skipped_by_reason": {"not_in_flavor": 5}}),
@@ -79,7 +80,7 @@ CASES: dict[str, tuple[Figures, tuple[str, str]]] = {
         figures(
             report={"samples_cut_off": 1, "tokens": 1024, "tokens_left_out": 3072,
                     "tokens_left_out_by_reason": {"cut_off": 3072}},
-            loss=Loss(0, 0, "text", 0, is_too_much=True),
+            loss=Loss("text", is_too_much=True),
         ),
         ("wrong", "3,072 tokens (75%) are cut off: 1 sample is packed without them"),
     ),
@@ -167,7 +168,8 @@ def test_few_of_something_is_no_remark() -> None:
     """Nobody reads a list that is too long."""
     of = figures(
         {"untrained": 1, "alike": 10, "images": TokensOfImages(4, 16384, 1000, 300, 300)},
-        loss=Loss(1, 9000, "image", 0),
+        report=overlong(1, 9000),
+        loss=Loss("image"),
         origins=[Origin("a", 900, 0, 0, 9), Origin("b", 100, 40, 0, 1)],
     )
     assert said(of) == []
@@ -185,5 +187,5 @@ def test_images_of_one_size_are_no_remark() -> None:
 
 def test_a_length_that_would_do_is_named() -> None:
     longer = Tries([Choice(8192, 30, 0.03, 0.15, 128, 0.95), Choice(32768, 0, 0.0, 0.0, 40, 0.96)], 1000, 1000)
-    (remark,) = remarks(figures(loss=Loss(30, 150_000, "image", 0), tries=longer))
+    (remark,) = remarks(figures(report=overlong(30, 150_000), loss=Loss("image"), tries=longer))
     assert remark.knob.startswith("smaller images (model.max_pixels), or packing.max_token_len=32768")

@@ -397,6 +397,28 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
         {},
         {"metadata": "dataset.yaml: sample_loader is not"},
     ),
+    "a crude.yaml that no cooker takes": (
+        change_file(".nv-meta/crude.yaml", set_at("subflavors", "sample_type", to="other")),
+        {},
+        {"metadata": "crude.yaml: subflavors is not"},
+    ),
+    "no .info.yaml": (
+        lambda folder: (folder / ".nv-meta" / ".info.yaml").unlink(),
+        {},
+        {"files": ".nv-meta/.info.yaml is missing"},
+    ),
+    "a shard that is left out": (
+        change_file(".nv-meta/split.yaml", lambda value: value["exclude"].append("packed-000000.tar")),
+        {},
+        {"metadata": "split.yaml has exclude=list of 1"},
+    ),
+    "a split under another name": (
+        change_file(
+            ".nv-meta/split.yaml", lambda value: value["split_parts"].update(valid=value["split_parts"].pop("val"))
+        ),
+        {},
+        {"metadata": "split.yaml has None packs in 'val'"},
+    ),
     "a split without a shard": (
         change_file(".nv-meta/split.yaml", lambda value: value["split_parts"]["train"].pop()),
         {},
@@ -442,12 +464,17 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     "another manifest": (
         change_file(".nv-meta/energon_pack.json", set_at("fingerprint", to="0123")),
         {},
-        {"fingerprint": "the manifest has '0123'", "totals": "fingerprint="},
+        {"fingerprint": "the manifest has '0123'", "totals": "fingerprint=", "metadata": "not as it was packed"},
     ),
     "another limit": (
         change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_members", to=1)),
         {},
-        {"capacity": "> packing.max_members=1"},
+        {"capacity": "> packing.max_members=1", "metadata": "energon_pack.json is not as it was packed"},
+    ),
+    "another topology": (
+        change_file(".nv-meta/energon_pack.json", set_at("topology", "workers", to=2)),
+        {},
+        {"metadata": "energon_pack.json is not as it was packed"},
     ),
     "a sample lost from the plan": (
         change_plan(lose_member),

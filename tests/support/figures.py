@@ -37,7 +37,7 @@ FIGURES = Figures(
     source=SOURCE,
     tries=Tries(TRIES, 1000, 1000),
     origins=[Origin(".", 1000, 0, 0, 1_000_000)],
-    loss=Loss(0, 0, "text", 0),
+    loss=Loss("text"),
     report=REPORT,
 )
 
@@ -46,3 +46,8 @@ def figures(source: dict[str, Any] | None = None, report: dict[str, Any] | None 
     """The figures, with some that differ: of the source, of report.json, or others."""
     changed = replace(SOURCE, **(source or {})), replace(REPORT, **(report or {}))
     return replace(FIGURES, source=changed[0], **{"report": changed[1], **changes})
+
+
+def overlong(samples: int, tokens: int) -> dict[str, Any]:
+    """What report.json says where so many samples are too long."""
+    return {"skipped_by_reason": {"overlong": samples}, "tokens_left_out_by_reason": {"overlong": tokens}}

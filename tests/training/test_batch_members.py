@@ -130,6 +130,7 @@ SHIFTED = torch.nn.functional.pad(GOOD["labels"][:, 1:], (0, 1), value=-100)
         collated(cu_seq_lens_q=CU, cu_seq_lens_k=CU, max_length_q=14, max_length_k=14),
         collated(num_items_in_batch=torch.tensor(27)),
         without(GOOD, "labels"),
+        {**GOOD, "input_ids": GOOD["input_ids"].int(), "return_dict": False},
     ],
 )
 def test_a_batch_that_keeps_members_apart_passes(batch: dict[str, Any]) -> None:
@@ -206,6 +207,9 @@ def test_a_later_switch_is_another_kind() -> None:
     guard(model, batches=[GOOD])
     with pytest.raises(MixingError, match="mixes the members of a batch"):
         model(**{**GOOD, "use_cache": True})
+    with pytest.raises(MixingError, match="mixes the members of a batch"):
+        model.generate(GOOD["input_ids"], position_ids=GOOD["position_ids"], max_new_tokens=1)
+    model.generate(GOOD["input_ids"][:, :9], max_new_tokens=1)  # a row is one text
 
 
 @pytest.mark.parametrize(
@@ -213,6 +217,7 @@ def test_a_later_switch_is_another_kind() -> None:
     [
         (GOOD, None, r"batches= is a list of batches, .*: batches=\[batch\]"),
         (["abc"], None, "each a mapping of inputs"),
+        ([{**GOOD, "labels": GOOD["labels"].numpy()}], None, "batch 0: labels: no tensors"),
         ([GOOD], [[9, 14, 7]], "a list for each row, of lengths"),
         ([GOOD], [[["nine", "14"]]], "a list for each row, of lengths"),
         ([without(GOOD, "position_ids")], [[[9, 14, 6]]], "labels train 1 tokens that are in no member by members="),

@@ -223,7 +223,7 @@ def test_the_report_is_short(copy: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert run_tool(monkeypatch, copy, "--max-errors", "3", "--num-workers", "1") == 1
     output = capsys.readouterr()
     shown = output.out.splitlines()
-    assert [line.partition(":")[0] for line in shown[-4:-1]] == ["capacity", "capacity", "totals"]
+    assert [line.partition(":")[0] for line in shown[-4:-1]] == ["capacity", "metadata", "totals"]
     assert shown[-1].startswith("and ")
     assert shown[-1].endswith(" more")
     assert any(line.startswith("tar ") and line.rstrip().endswith("ok") for line in shown)

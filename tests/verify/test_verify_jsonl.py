@@ -302,7 +302,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, s
     "a limit of visual tokens": (
         change_file(".nv-meta/energon_pack.json", set_at("content", "packing", "max_visual_tokens", to=9)),
         {},
-        {"capacity": "> packing.max_visual_tokens=9"},
+        {"capacity": "> packing.max_visual_tokens=9", "metadata": "energon_pack.json is not as it was packed"},
     ),
     "another sample class": (
         change_file(".nv-meta/dataset.yaml", set_at("sample_type", "__class__", to="PackedMultiMixQASample")),

@@ -1,15 +1,17 @@
-"""Fills docs/api.md while the site is built: a line `::: name name` becomes what the docstrings of these names say.
+"""Fills two pages while the site is built: a line `::: name name` becomes what the source says of these names.
 
-The source is read, not imported: a site needs neither torch nor a second of waiting.
+docs/api.md gets docstrings of public names; the source is read, not imported, so that a site needs no torch.
+docs/settings.md gets the keys below each node of the config.
 """
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import energon_pack
+from energon_pack.config.reference import Setting, settings
 
 _PACKAGE = Path(energon_pack.__file__).parent
 _SECTION = re.compile(r"^(Args|Raises|Returns|Yields):$")
@@ -18,11 +20,27 @@ _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """What mkdocs calls for each page."""
-    if page.file.src_uri != "api.md":
-        return markdown
-    return re.sub(
-        r"^::: (.+)$", lambda line: "\n".join([entry(n) for n in line[1].split()]), markdown, flags=re.MULTILINE
-    )
+    fill = {"api.md": entries, "settings.md": table}.get(page.file.src_uri)
+    return markdown if fill is None else re.sub(r"^::: (.+)$", lambda line: fill(line[1].split()), markdown, flags=re.M)
+
+
+def table(nodes: Sequence[str]) -> str:
+    """The settings of these keys, or below these nodes, as a table."""
+    rows = [one for node in nodes for one in settings() if f"{one.key}.".startswith(f"{node}.")]
+    lines = [f"| `{one.key}` | `{one.default}` | {_cell(one)} |" for one in rows]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *lines])
+
+
+def _cell(setting: Setting) -> str:
+    choices = setting.kind.split(" · ")
+    kind = f"one of {', '.join(f'`{value}`' for value in choices)}" if choices[1:] else setting.kind
+    values = [f"<br>`{value}`: {meaning}" for value, meaning in setting.values.items()]
+    return f"{setting.meaning} ({kind}){''.join(values)}".replace("|", "\\|")
+
+
+def entries(names: Sequence[str]) -> str:
+    """The parts of the page about public names."""
+    return "\n".join(map(entry, names))
 
 
 def entry(name: str) -> str:

@@ -1,154 +1,115 @@
-"""Find all places that a config names, where a run reads and where it writes, and check them before any work."""
+"""Begin a run: find all places that it reads and writes, and check them before any work."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from energon_pack.config import Format, MediaIn, PackConfig, Stage
+from energon_pack.config import Format, MediaIn, PackConfig
+from energon_pack.config.cache_dir import cache_address, cache_folder
 from energon_pack.config.naming import are_same, content_of, content_settings
+from energon_pack.config.output_dir import destination_of, publishes
 from energon_pack.dataset.destination import Destination
-from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
-from energon_pack.dataset.in_store import InStore, refuse_unwritable_address
+from energon_pack.dataset.in_folder import refuse_unwritable_folder
+from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.run.executors import Folder
+from energon_pack.run.context import Run
+from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_place
-from energon_pack.run.stores import is_address, parent, tidy
+from energon_pack.run.progress import Progress
+from energon_pack.run.stores import on_this_machine
 from energon_pack.run.stores.mirror import Mirror
-from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.demo_sounds import NUM_SAMPLES as NUM_SOUNDS
 from energon_pack.sources.demo_sounds import make_sounds
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
-from energon_pack.sources.storage import path_in
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import labels_of
 
 _MOST_FOLDERS = 32  # folders of the source that each worker checks
 
 
-@dataclass(frozen=True)
-class Places:
-    """The places that a run reads and writes."""
+@dataclass(frozen=True, kw_only=True)
+class PackRun(Run):
+    """A run of the stages: what it is to do, the places that it reads and writes, and who does the work."""
 
+    config: PackConfig
     source: Source
     processor: str  # folder or hub id
-    cache_dir: Path
     destination: Destination
-    overwrite: bool
-    mirror: Mirror | None = None  # for a cache on an object store; `cache_dir` is then its copy on this machine
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
-    there: dict[str, Any] | None = None
+    published: dict[str, Any] | None = None
 
     @property
-    def final(self) -> Path:
-        """Return the folder of the dataset, or, for a store, the folder of this machine that takes its place."""
-        return self.destination.final
+    def may_overwrite(self) -> bool:
+        """Say whether an existing dataset may be replaced; the demo may run again and again."""
+        return self.config.output.overwrite or self.config.source.is_demo
 
     @property
-    def output_dir(self) -> Path:
-        """Return the folder that contains `final`."""
-        return self.final.parent
-
-    def media_root(self, config: PackConfig) -> str | None:
+    def media_root(self) -> str | None:
         """Return the folder of the source that packs refer to; None: packs hold copies of the media."""
-        return self.source.root if config.output.media is MediaIn.reference else None
+        return self.source.root if self.config.output.media is MediaIn.reference else None
 
     @property
     def folders(self) -> list[Folder]:
         """Return the folders that every machine working for the run has to see."""
-        roots = {shard.media_root for shard in self.source.shards}
-        media = {Path(root) for root in roots if root is not None and not is_address(root)}
+        media = set(map(Path, on_this_machine(shard.media_root for shard in self.source.shards)))
         read = sorted(self.source.folders | self.source.beside | media)[:_MOST_FOLDERS]
-        written = [Folder("cache_dir", self.cache_dir, True), Folder("output.dir", self.output_dir, True)]
-        return [*written, *(Folder("source.path", folder, False) for folder in read)]
+        written = (("cache_dir", self.cache()), ("output.dir", self.destination.final.parent))
+        return [
+            *(Folder(knob, folder, True) for knob, folder in written),
+            *(Folder("source.path", folder, False) for folder in read),
+        ]
 
 
-def resolve(config: PackConfig) -> Places:
+def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> PackRun:
     """Find the places of a run; make the built-in demo where no source is given.
 
     Raises:
         PackError: something is missing, would be overwritten, or can't be written.
     """
-    destination, cache_dir, cached = destination_of(config), local_cache(config), _cache_address(config)
-    overwrite = config.output.overwrite or config.source.is_demo  # the demo may run again and again
-    is_published = config.stage in (Stage.all, Stage.publish)
-    there = _equal_there(config, destination) if is_published and not overwrite else None
-    if is_published and there is None:
-        destination.refuse_existing(overwrite)
+    destination, output_dir = destination_of(config), config.output.dir
+    cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
+    may_overwrite = config.output.overwrite or config.source.is_demo
+    published = _equal_published(config, destination) if publishes(config) and not may_overwrite else None
+    if publishes(config) and published is None:
+        destination.refuse_existing(may_overwrite)
     source, processor = _source(config, cache_dir)
     destination.refuse_source(source)
-    for knob, path in (("output.dir", destination.place), ("cache_dir", cached or cache_dir)):
+    for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):
         if inside := source.around(path):
             raise PackError(f"{knob}: {path} lies in the source {inside}, which is never written to: choose another")
     knob = "cache_dir" if config.cache_dir else "output.dir"
     refuse_unwritable_folder(knob, cache_dir)
-    if cached is not None:
-        refuse_unwritable_address(knob, cached)
-    if is_published:
+    if address is not None:
+        refuse_unwritable_address(knob, address)
+    if publishes(config):
         destination.refuse_unwritable()
     else:
         refuse_unwritable_folder("output.dir", destination.final.parent)  # the page lies there
-    mirror = None if cached is None else Mirror(cached, cache_dir)
-    return Places(source, processor, cache_dir, destination, overwrite, mirror, there)
+    return PackRun(
+        executor=executor,
+        progress=progress,
+        cache_dir=cache_dir,
+        mirror=None if address is None else Mirror(address, cache_dir),
+        config=config,
+        source=source,
+        processor=processor,
+        destination=destination,
+        published=published,
+    )
 
 
-def destination_of(config: PackConfig) -> Destination:
-    """Return where the dataset of a run will be; raises PackError as `final_folder`."""
-    final, address = final_folder(config), stored_dataset(config)
-    return InFolder(final) if address is None else InStore(address, final)
-
-
-def _equal_there(config: PackConfig, destination: Destination) -> dict[str, Any] | None:
+def _equal_published(config: PackConfig, destination: Destination) -> dict[str, Any] | None:
     """Return report.json of a whole dataset with the same content settings; None: there is none."""
     report = destination.published_report()
     try:
-        is_there = report and are_same(content_of(report["config"]), content_settings(config))
-        return report if is_there else None
+        is_equal = report and are_same(content_of(report["config"]), content_settings(config))
+        return report if is_equal else None
     except (KeyError, TypeError):  # another version wrote it, with other settings
         return None
-
-
-def final_folder(config: PackConfig) -> Path:
-    """Return the folder of the dataset; for an object store, the folder of this machine that takes its place.
-
-    Raises:
-        PackError: the dataset has no name.
-    """
-    if config.output.name is None:
-        raise PackError("output.name must be set")
-    address = stored_dataset(config)
-    if address is not None:
-        return local_cache(config) / "outputs" / _short_hash(parent(address)) / config.output.name
-    return Path(config.output.dir).expanduser() / config.output.name
-
-
-def local_cache(config: PackConfig) -> Path:
-    """Return the folder of this machine where results are kept."""
-    return cache_folder(config.cache_dir, config.output.dir)
-
-
-def cache_folder(cache_dir: str | None, output_dir: str) -> Path:
-    """Return the folder where a run keeps results; for a cache on an object store, its copy on this machine."""
-    folder = cache_dir or path_in(output_dir, ".cache")
-    return user_folder("mirrors", _short_hash(tidy(folder))) if is_address(folder) else Path(folder).expanduser()
-
-
-def _cache_address(config: PackConfig) -> str | None:
-    folder = config.cache_dir or path_in(config.output.dir, ".cache")
-    return tidy(folder) if is_address(folder) else None
-
-
-def stored_dataset(config: PackConfig) -> str | None:
-    """Return the address of a run's dataset; None: it will not be on an object store."""
-    return f"{tidy(config.output.dir)}/{config.output.name}" if is_address(config.output.dir) else None
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:

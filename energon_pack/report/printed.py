@@ -1,0 +1,194 @@
+"""Print what a run comes to: its plan, the pack lengths it tried, and the time of its stages."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from energon_pack.errors import amount
+from energon_pack.pages.rows import Rows
+from energon_pack.plan.compare_lens import Choice, Choices
+from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.items import NOTES
+from energon_pack.plan.report import LOST_BITS, Report
+from energon_pack.plan.step_figures import STEP_COSTS
+from energon_pack.run.console import console, print_table, say
+from energon_pack.run.progress import Progress
+from energon_pack.samples.keys import hint
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.skip import Reason
+
+_COUNTS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_lower_bound", "tokens"
+
+
+def print_plan(report: Report) -> None:
+    """Print samples, packs and fill by media, what was skipped, and how long samples are."""
+    print_table(media_rows(report).to_terminal())
+    out = console()
+    for line in (*_split_lines(report), *_source_lines(report), *_skipped_lines(report)):
+        out.print(line)
+    for line in part_lines(report):
+        say(line)
+    for line in (*_notes(report), *_step_lines(report)):
+        out.print(line)
+    if report.token_len:
+        out.print(f"tokens of a sample: {_spread(report.token_len)}")
+
+
+def media_rows(report: Report) -> Rows:
+    """Return what became of the samples of each medium, and of all."""
+    header = ("", "samples in", "packed", "skipped", "packs", "at least", "fill", "tokens")
+    rows = [
+        (name, *_counts(of.samples_in, of.samples, of.samples_in - of.samples, of.packs), "", f"{of.fill:.2%}",
+         f"{of.tokens:,}")
+        for name, of in report.by_media.items()
+    ]  # fmt: skip
+    *counts, tokens = _counts(*(getattr(report, key) for key in _COUNTS))
+    return Rows(header, [*rows, ("total", *counts, f"{report.fill:.2%}", tokens)], strong={len(rows)})
+
+
+def _counts(*numbers: int) -> Iterator[str]:
+    return (f"{number:,}" for number in numbers)
+
+
+def _spread(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in values.items())
+
+
+def _split_lines(report: Report) -> Iterator[str]:
+    """Yield a line for each split, and for each turn, if there are several."""
+    splits = {f"split: {name}": of for name, of in report.by_split.items() if len(report.by_split) > 1}
+    turns = {f"turn {number}:": of for number, of in enumerate(report.turns or (), 1)}
+    for name, of in (splits | turns).items():
+        packs = f"{amount(of['samples'], 'sample')} in {amount(of['packs'], 'pack')}"
+        yield f"{name} {packs}, {amount(of['tokens'], 'token')}"
+
+
+def _source_lines(report: Report) -> Iterator[str]:
+    """Yield what was shared, the shares of a mixture, and how many samples were left out or drawn again."""
+    if report.shared is not None:
+        yield shared_line(report.shared, report.tokens)
+    for entry in report.mixture or ():
+        asked = "" if entry["asked"] is None else f" (asked: {entry['asked']:.2%})"
+        many = f": more than {MANY_EPOCHS:g} times" if entry["epochs"] > MANY_EPOCHS else ""
+        drawn = f"{amount(entry['samples'], 'sample')}, each {entry['epochs']:.2f} times{many}"
+        of = "samples" if entry["share_of"] == "samples" else "trained tokens"
+        yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
+    if report.samples_excluded:
+        yield f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit"
+    if report.samples_repeated:
+        yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
+
+
+def shared_line(shared: Mapping[str, int], tokens: int) -> str:
+    """Describe the savings of `packing.share` in one line."""
+    if not shared["trees"]:
+        return "shared: nothing, no two samples of a group begin alike"
+    media = [amount(shared[m.plural], m.kind) for m in (IMAGE, VIDEO) if shared[m.plural]]
+    saved = " and ".join([amount(shared["tokens"], "token"), *media])
+    less = f"{(tokens + shared['tokens']) / max(1, tokens):.2f} times fewer tokens"
+    samples, trees = amount(shared["samples"], "sample"), amount(shared["trees"], "tree")
+    return f"shared: {samples} in {trees}, {saved} less to compute: {less} in packs"
+
+
+def _skipped_lines(report: Report) -> Iterator[str]:
+    for reason, number in report.skipped_by_reason.items():
+        tokens = report.tokens_left_out_by_reason.get(reason)
+        with_tokens = f", {amount(tokens, 'token')}, {report.dropped_share(reason):.2%} of all" if tokens else ""
+        yield f"skipped: {number:,} {reason}{with_tokens}"
+
+
+def part_lines(report: Report) -> Iterator[str]:
+    """Yield what became of samples that were expanded or cut, in a line each."""
+    if report.expanded:
+        yield expanded_line(report.expanded, report.shared is not None)
+    elif report.samples_cut:
+        yield f"cut: {amount(report.samples_cut, 'sample')}, packed as their parts"
+    if number := report.samples_cut_off:
+        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
+        of_all = f"{amount(tokens, 'token')}, {report.dropped_share(Reason.CUT_OFF.value):.2%} of all"
+        yield f"cut off: {of_all}, of {amount(number, 'sample')}"
+
+
+def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
+    """Describe the result of `labels.expand` and its cost in one line.
+
+    Args:
+        is_shared: whether `packing.share` is set already.
+    """
+    times = expanded["tokens"] / max(1, expanded["whole_tokens"])
+    became = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
+    shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
+    return f"labels.expand={expanded['how']}: {became}, {times:.2f} times the tokens{shared}"
+
+
+def _notes(report: Report) -> Iterator[str]:
+    """Yield a line for each thing that the authors of samples may not have meant."""
+    for note in NOTES:
+        if number := getattr(report, f"samples_with_{note}"):
+            yield f"noted: {amount(number, 'sample')} with {note.replace('_', ' ')}"
+    for mode, of_mode in report.image_modes.items():
+        samples = f"{amount(of_mode['samples'], 'sample')} with images of mode {mode}, as {of_mode['example']}"
+        yield f"noted: {samples}: {LOST_BITS}"
+    for key, of_key in report.unknown_keys.items():
+        samples = f"{amount(of_key['samples'], 'sample')}, as {of_key['example']}"
+        yield f"unknown key: {key!r} in {samples}: nothing reads it{hint(key)}"
+
+
+def _step_lines(report: Report) -> Iterator[str]:
+    """Yield the cost of `packing.window`, and how ranks wait, if packs were laid out."""
+    if report.packs_without_window is not None:
+        yield f"window: {amount(report.packs, 'pack')}, {report.packs_without_window:,} without packing.window"
+    if not report.steps:
+        return
+    ordered, without, split = (report.steps[name] for name in ("in_order", "without", "split"))
+    if not ordered["steps"]:
+        yield f"steps: none is whole, for {ordered['left_over']:,} packs of {split} are fewer than a step has"
+        return
+    beside = "(without layout; at least)"
+    yield f"steps: {ordered['steps']:,} of {split}; 1 is the time of an epoch without waiting {beside}"
+    costs = [
+        f"{what} {ordered[name]['epoch']:.3f} ({without[name]['epoch']:.3f}; {ordered[name]['bound']:.3f})"
+        for name, what in STEP_COSTS.items()
+    ]
+    yield f"steps: {', '.join(costs)}"
+    trained, before = ordered["trained"], without["trained"]["worst"]
+    off = f"{trained['worst']:.1%} ({before:.1%}; {trained['bound']:.1%})"
+    yield f"steps: trained tokens of a step are off the mean by up to {off}"
+
+
+def print_choices(choices: Choices) -> None:
+    """Print how long samples are, and what each pack length would drop and fill."""
+    counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
+    say(f"{counts}; of a sample: {_spread(choices.token_len)}")
+    for reason, number in choices.skipped_by_reason.items():
+        say(f"skipped: {number:,} {reason}")
+    print_table(length_rows(choices.lens).to_terminal())
+    if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
+        say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")
+
+
+def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = None) -> Rows:
+    """Return what each pack length would drop, and how full its packs would be.
+
+    Args:
+        marks: words behind some lengths, the recommended one last; None: no column for them.
+    """
+    header = ("packing.max_token_len", "dropped", "of samples", "of tokens", "packs", "fill", *[""] * bool(marks))
+    rows = [
+        (f"{row.max_token_len:,}", f"{row.dropped:,}", f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}",
+         f"{row.packs:,}", f"{row.fill:.2%}", *([marks.get(row.max_token_len, "")] if marks else []))
+        for row in choices
+    ]  # fmt: skip
+    recommended = [*marks][-1] if marks else None
+    strong = {number for number, row in enumerate(choices) if row.max_token_len == recommended}
+    return Rows(header, rows, num_words=0, strong=strong)
+
+
+def print_stages(progress: Progress) -> None:
+    """Print seconds and peak memory of each stage; on a terminal, which has a line per stage, of the whole run."""
+    peaks = progress.peak_rss_bytes
+    if progress.is_live and sys.stdout.isatty():
+        most = max(peaks, key=peaks.__getitem__)
+        say(f"{sum(progress.seconds.values()):.1f} s in all, at most {peaks[most] / 1e6:,.0f} MB of memory ({most})")
+        return
+    say("; ".join(f"{name} {s:.1f} s, {peaks[name] / 1e6:.0f} MB" for name, s in progress.seconds.items()))
