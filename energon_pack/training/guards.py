@@ -171,8 +171,8 @@ def guard(
         _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
         trees, masks = of_trees[-1], masks | {form_of(model)}
     PROVEN[model] = proofs[-1].mask
-    use_tower(model, encoder, samples, proofs[-1].mask, device)
-    tried = frozenset(name for member in samples for name in member.media)
+    for_tower = use_tower(model, encoder, samples, proofs[-1].mask, device)
+    tried = for_tower.union(name for member in samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
     _end_earlier(model)
     limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]

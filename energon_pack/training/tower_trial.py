@@ -32,30 +32,39 @@ class TowerEncoder(Protocol):
         """Make them from now on."""
 
 
-def use_tower(model: Module, encoder: Any, samples: Sequence[Encoded], mask: str, device: torch.device) -> None:
+def use_tower(
+    model: Module, encoder: Any, samples: Sequence[Encoded], mask: str, device: torch.device
+) -> frozenset[str]:
     """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
 
     Args:
         samples: members with each kind of media.
         mask: with which the class keeps them apart.
+
+    Returns:
+        The names of the values.
     """
     TOWERS.pop(model, None)
     tower = tower_in(model)
     if tower is None or not isinstance(encoder, TowerEncoder) or not any(one.media for one in samples):
-        return
+        return frozenset()
     try:
         with full_precision():
             proof = _tried(model, tower, samples, mask, device)
     except Exception as error:  # foreign code, with inputs it may not be made for
         _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
-        return
-    if proof is not None:
-        TOWERS[model] = proof
-        encoder.use_tower(tower)
-        told = (
-            "%s reads tensors on the host %d times in a forward, %d times with the values for its tower, which batches"
-        )
-        _log.info(f"{told} of this encoder bring from now on", class_of(model).__name__, *proof.reads)
+        return frozenset()
+    if proof is None:
+        return frozenset()
+    TOWERS[model] = proof
+    encoder.use_tower(tower)
+    _log.info(
+        "%s reads tensors on the host %d times in a forward, %d times with the values for its tower, which batches of"
+        " this encoder bring from now on",
+        class_of(model).__name__,
+        *proof.reads,
+    )
+    return proof.names
 
 
 def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
