@@ -10,9 +10,8 @@ from energon_pack.errors import amount
 from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.outline import outline_of
+from energon_pack.training.outline import BOUNDARIES, outline_of
 from energon_pack.training.pack_encoder import Pack
-from energon_pack.training.tower import BOUNDARIES
 from energon_pack.training.wrapped import class_of, unwrapped
 
 #: keys of a batch from which a forward would compute a loss

@@ -14,9 +14,8 @@ from energon_pack.training.inputs import NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask
 from energon_pack.training.media_keys import MEDIA_KEYS
-from energon_pack.training.outline import Outline, outline_of
+from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
 from energon_pack.training.together import moved, together
-from energon_pack.training.tower import BOUNDARIES, PREFIX, TowerProof, values_in
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class PackedBatch(dict[str, Any]):
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
-        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.tower.mark:
+        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.mark:
             inputs.update(self._of_tower(outline.tower, outline.device))
         mask = self.mask if self.mask != "auto" else outline.proven if outline else None
         if mask is None:

@@ -31,7 +31,6 @@ from energon_pack.training.makeup import replaced_in
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.probe_tree import ProbeTree
 from energon_pack.training.proof import Proof, kept_proofs
-from energon_pack.training.tower_trial import use_tower
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
@@ -171,7 +170,11 @@ def guard(
         _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
         trees, masks = of_trees[-1], masks | {form_of(model)}
     PROVEN[model] = proofs[-1].mask
-    for_tower = use_tower(model, encoder, samples, proofs[-1].mask, device)
+    for_tower: frozenset[str] = frozenset()
+    if encoder is not None:
+        from energon_pack.training.tower_trial import use_tower
+
+        for_tower = use_tower(model, encoder, samples, proofs[-1].mask, device)
     tried = for_tower.union(name for member in samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
     _end_earlier(model)

@@ -39,7 +39,7 @@ def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[i
     """
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:
-        buffers[one.untyped_storage().data_ptr() or id(one)][id(one)] = one  # an empty one has no place
+        buffers[one.untyped_storage()._cdata][id(one)] = one
     found = {}
     for own in buffers.values():
         storage = next(iter(own.values())).untyped_storage()

@@ -8,9 +8,7 @@ import copy
 import hashlib
 import inspect
 import json
-import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +16,11 @@ import torch
 from torch.nn import Module
 
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.training.outline import PREFIX
 from energon_pack.training.wrapped import class_of, is_whole
 
 #: input of a tower from which it works out the rest
 _GRID = "grid_thw"
-#: a batch has the values under their names behind this: some models have media of the same names
-PREFIX = "tower_"
-#: part of the names of boundaries, which attention without variable lengths reads on the host
-BOUNDARIES = "_cu_"
 
 
 class Tower:
@@ -73,28 +68,6 @@ class Tower:
             module = make._from_config(copy.deepcopy(config))
         module.config._attn_implementation = "flash_attention_2"  # only flash attention asks for the longest
         return module
-
-
-@dataclass(frozen=True)
-class TowerProof:
-    """A tower whose values were shown to change nothing."""
-
-    tower: Tower
-    #: names of the values
-    names: frozenset[str]
-    #: whether boundaries stay on the host, where this attention reads them
-    on_host: bool
-    #: host reads of a forward over the packs of the trial, without the values and with them
-    reads: tuple[int, int]
-
-
-#: by guarded model
-TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
-
-
-def values_in(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a batch has, by the names under which a model takes them."""
-    return {name.removeprefix(PREFIX): value for name, value in batch.items() if name.startswith(PREFIX)}
 
 
 def tower_in(model: Module) -> Tower | None:

@@ -14,9 +14,10 @@ from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.inputs import attention_of
+from energon_pack.training.outline import BOUNDARIES, TOWERS, TowerProof, values_in
 from energon_pack.training.probe import probe_of, rows_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import BOUNDARIES, TOWERS, Tower, TowerProof, module_in, tower_in, values_in
+from energon_pack.training.tower import Tower, module_in, tower_in
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devi
         ours = _counted(small, {**inputs, **placed}, (), device)
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
-    return TowerProof(tower, frozenset(given), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.mark, frozenset(given), bool(kept), (plain.number, ours.number))
 
 
 def _is_flash(model: Any) -> bool:
