@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 prepare_torchvision()  # before the imports that ask for it
@@ -34,7 +35,7 @@ def conversations(folders: Sequence[str]) -> list[dict[str, Any]]:
     """Samples of tars in the form that Automodel takes."""
     found = []
     with Reader() as reader:
-        for shard in (shard for folder in folders for shard in find_shards(folder).shards):
+        for shard in (shard for folder in folders for shard in find_source(SourceConfig(), folder).shards):
             for row in rows_of(shard.index(), IndexRow):
                 sample = read_sample(reader, shard, row, ReadSettings())
                 with open(shard.path, "rb") as file:

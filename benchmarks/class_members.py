@@ -14,7 +14,7 @@ from torch import Tensor
 from energon_pack.training.batch import tensors_in
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.members import Encoded
-from energon_pack.training.sizes import parts
+from energon_pack.training.wrapped import parts
 
 FIRST_WORD = 128
 _FENCES = (

@@ -15,7 +15,7 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
 from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.shrink import shrink
-from energon_pack.training.sizes import parts
+from energon_pack.training.wrapped import parts
 
 prepare_torchvision()
 _TESTS = Path(__file__).parents[1] / "tests"

@@ -8,10 +8,9 @@ import torch
 from rich.table import Table
 from timing import at_most
 
-from energon_pack.training.class_trial import try_class
-from energon_pack.training.finding import Finding
+from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.members import Encoded
-from energon_pack.training.proof import Proof, prove
+from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 
 #: what is tried; flash attention has no fp32

@@ -33,7 +33,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
@@ -63,7 +64,7 @@ def images(real: Path, template_folder: str) -> Rows:
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(real / "processors" / "qwen2_5_vl")
-    shards = find_shards(str(real / "wds" / "image_mathv")).shards
+    shards = find_source(SourceConfig(), str(real / "wds" / "image_mathv")).shards
     most = 60
 
     def full() -> None:
@@ -113,7 +114,7 @@ def images(real: Path, template_folder: str) -> Rows:
 def rendered_texts(real: Path, template: Template) -> list[Rendered]:
     texts = []
     for name in ("text_alpaca", "text_toolcall", "text_sharegpt_zh"):
-        for shard in find_shards(str(real / "wds" / name)).shards:
+        for shard in find_source(SourceConfig(), str(real / "wds" / name)).shards:
             with tarfile.open(shard.path) as tar:
                 for member in tar:
                     with suppress(Skip):  # one has no answer
@@ -190,7 +191,7 @@ def index(folder: Path) -> Rows:
                 info = tarfile.TarInfo(f"sample_{i:08d}.{part}")
                 info.size = size
                 tar.addfile(info, io.BytesIO(bytes(size)))
-    shard = find_shards(str(path)).shards[0]
+    shard = find_source(SourceConfig(), str(path)).shards[0]
 
     def theirs() -> None:
         with tarfile.open(path, "r:") as tar:
@@ -219,7 +220,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
                 info = tarfile.TarInfo(f"{i:06d}.json")
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data.encode()))
-    shards = find_shards(str(source)).shards
+    shards = find_source(SourceConfig(), str(source)).shards
     progress, method = Progress(quiet=True), Method(template_folder, ReadSettings(), "words")
     rows: Rows = []
     seconds = {}
@@ -228,7 +229,7 @@ def runs(folder: Path, template_folder: str) -> Rows:
         cache = folder / f"cache{num_workers}"
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, progress, cache)
-            indexed = index_shards(shards, False, run)
+            indexed = index_shards(shards, False, 0, run)
             measure_shards(indexed[:2], method, run)  # processes are up now
             start = time.perf_counter()
             measure_shards(indexed, method, run)
@@ -249,8 +250,8 @@ def runs(folder: Path, template_folder: str) -> Rows:
     with LocalExecutor(1) as executor:
         start = time.perf_counter()
         run = Run(executor, progress, cache)
-        measured = measure_shards(index_shards(shards, False, run), method, run)
-        lengths = Lengths(measured, {}, None)
+        measured = measure_shards(index_shards(shards, False, 0, run), method, run)
+        lengths = Lengths(measured)
         plan_packs(lengths.items, PackingConfig(max_token_len=16384))
         again = time.perf_counter() - start
     num_measured = sum(not item.was_cached for item in measured)

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from timing import cpu_seconds
 
-from energon_pack.online.length_groups import EpochGroups, Groups, Limits, padding
+from energon_pack.online.length_groups import Groups, Limits, group
 from energon_pack.plan.bins import pack_bins
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded import Ints, seed_of
 
 NUM, RANKS = 100_000, 8
 
@@ -25,14 +25,23 @@ def waiting(lens: Ints, groups: Groups) -> float:
     """The padded tokens of the largest batch of a step over the mean of its ranks, less one; the mean of all steps."""
     starts, items = groups.batches
     widths = np.maximum.reduceat(lens[items], starts[:-1]) * np.diff(starts)
-    of_steps = widths[groups.steps]
+    of_steps = widths[groups.row].reshape(-1, RANKS)
     return float((of_steps.max(axis=1) / of_steps.mean(axis=1)).mean() - 1)
 
 
+def padding(lens: Ints, groups: Groups) -> float:
+    """The share of padding in batches that are as wide as their longest sample."""
+    starts, items = groups.batches
+    return 1 - float(lens.sum()) / float((np.diff(starts) * np.maximum.reduceat(lens[items], starts[:-1])).sum())
+
+
+def grouped(lens: Ints, limits: Limits, window: int, epoch: int = 0) -> Groups:
+    return group(lens, RANKS, limits, window * limits.samples(lens), seed_of(0, epoch))
+
+
 def cell(lens: Ints, limits: Limits, window: int) -> str:
-    groups = EpochGroups(lens, limits, window, 0).of(0, RANKS)
+    groups = grouped(lens, limits, window)
     assert len(np.unique(groups.batches.items)) == len(lens)
-    assert not groups.num_over
     return f"{padding(lens, groups):.1%} ({waiting(lens, groups):.0%})"
 
 
@@ -52,8 +61,7 @@ def main() -> None:
         for limits in (Limits(8), Limits(32), Limits(None, tokens)):
             cells += [cell(lens, limits, 1), cell(lens, limits, 128)]  # a window of one batch: whoever comes
         packs = 1 - lens.sum() / (pack_bins(lens, tokens).num_bins * tokens)
-        groups = EpochGroups(lens, Limits(None, tokens), 128, 0)
-        seconds = cpu_seconds(partial(groups.of, 1, RANKS), 1)
+        seconds = cpu_seconds(partial(grouped, lens, Limits(None, tokens), 128, 1), 1)
         table.add_row(name, f"{tokens:,}", *cells, f"{packs:.1%}", f"{seconds:.2f} s")
     Console(width=160).print(table)
 

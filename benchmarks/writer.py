@@ -42,9 +42,10 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Sample
@@ -86,7 +87,7 @@ def make_plan(source: Path, path: Path, template: str) -> int:
     (tokens,) = load_saved(template).member_tokens([Sample([*TURNS], [Media("image", 448, 448)])])
     counts = {"token_len": len(tokens), "num_supervised": tokens.num_supervised, "num_visual_tokens": 256}
     with Reader() as reader:
-        for shard in find_shards(str(source)).shards:
+        for shard in find_source(SourceConfig(), str(source)).shards:
             for sample in rows_of(shard.index(), IndexRow):
                 checksum = reader.checksum(shard, reader.raw(shard, sample), sample.parts)
                 parts = [MediaPart(*part, "image", "jpg") for part in sample.parts]
@@ -105,7 +106,7 @@ def make_plan(source: Path, path: Path, template: str) -> int:
 
 def packs(source: Path, plan: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """The same packs, for other writers: bytes in memory, read in the same order."""
-    fds = {shard.name: os.open(shard.path, os.O_RDONLY) for shard in find_shards(str(source)).shards}
+    fds = {shard.name: os.open(shard.path, os.O_RDONLY) for shard in find_source(SourceConfig(), str(source)).shards}
     with pq.ParquetFile(plan) as file:
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group).to_pylist()
@@ -126,7 +127,7 @@ def write(
 ) -> list[WrittenShard]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shards = {shard.name: shard for shard in find_shards(str(source)).shards}
+    shards = {shard.name: shard for shard in find_source(SourceConfig(), str(source)).shards}
     sums = np.load(plan.with_suffix(".npy"))
     size = SHARD_PACKS * PACK_MEMBERS
     how = ReadSettings(), template, "auto", "fingerprint", DEFAULT, "train"

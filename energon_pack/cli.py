@@ -4,11 +4,12 @@ Nothing here imports torch or transformers, so that `--help` and completion answ
 """
 
 import json
+import math
 import os
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -23,12 +24,13 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
+from energon_pack.config.cache_dir import sweeps_folder
 from energon_pack.config.compose import one_line
 from energon_pack.config.hydra_start import find_plugins, list_own_groups
 from energon_pack.config.naming import output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
-from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder, sweeps_folder
+from energon_pack.report.sweep_folder import SweepJob, forget_sweep, sweep_folder
 from energon_pack.run.command import (
     EXIT_CODES,
     EXIT_INTERRUPTED,
@@ -73,8 +75,8 @@ class _Refusals:
         return max((error.exit_code for error in self._errors), default=0)
 
 
-def _run(composed: DictConfig, refusals: _Refusals) -> None:
-    """Run one job: a single run, or one of a sweep."""
+def _run(composed: DictConfig, refusals: _Refusals) -> float:
+    """Run one job: a single run, or one of a sweep; return `report.objective`, for a sweeper that optimises."""
     sweep = _sweep_job()
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
@@ -83,8 +85,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
-            return
-        _pack(config, sweep, refusals.are_here)
+            return _objective(config, sweep.figures_of(first))
+        return _objective(config, _pack(config, sweep, refusals.are_here))
     except BrokenPipeError:
         raise
     except (PackError, OSError) as error:
@@ -95,17 +97,27 @@ def _run(composed: DictConfig, refusals: _Refusals) -> None:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             sys.exit(refused.exit_code)
+        return math.nan
 
 
-def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
-    """Pack, and record the result for the sweep."""
+def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
+    """Return a job's figure for a sweeper that optimises; nan: there is none, as of a job that Slurm does later."""
+    from energon_pack.report.sweep import objective_of
+
+    return (
+        objective_of(figures, config.report.objective.value, config.packing.max_dropped_tokens) if figures else math.nan
+    )
+
+
+def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[str, Any]:
+    """Pack, and record the result for the sweep; return the figures."""
     from energon_pack.config.output_dir import page_of
     from energon_pack.pack import pack
 
     if config.executor.kind == ExecutorKind.slurm:
         figures = _submit(config)
         if not figures:
-            return
+            return figures
         say(f"see it: {page_of(config)}")
     elif is_here:
         figures = pack(config)
@@ -114,6 +126,7 @@ def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> None:
             figures = pack(config, job)
     if sweep:
         sweep.done(page_of(config), figures, config.packing.max_dropped_tokens)
+    return figures
 
 
 def _written_by(config: PackConfig) -> tuple[str, str]:
@@ -121,6 +134,7 @@ def _written_by(config: PackConfig) -> tuple[str, str]:
     from energon_pack.config.output_dir import page_of
 
     settings = {name: node for name, node in plain(config).items() if name not in ("executor", "measure", "cache_dir")}
+    del settings["report"]["objective"]
     return os.path.abspath(page_of(config)), json.dumps(settings, sort_keys=True)
 
 
@@ -149,8 +163,8 @@ def main() -> NoReturn:
     refusals = _Refusals()
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-    def run(composed: DictConfig) -> None:
-        _run(composed, refusals)
+    def run(composed: DictConfig) -> float:
+        return _run(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
     OmegaConf.register_new_resolver("energon_pack_runs", sweeps_folder, replace=True)
@@ -197,7 +211,8 @@ def main() -> NoReturn:
 
 def _run_tool(name: str) -> NoReturn:
     """Run a tool: `energon-pack verify DIR` is `python -m energon_pack.verify DIR`."""
-    runpy.run_module(f"energon_pack.{name}", run_name="__main__", alter_sys=True)
+    module = "inspect.try_source" if name == "try" else name  # a keyword can't be imported
+    runpy.run_module(f"energon_pack.{module}", run_name="__main__", alter_sys=True)
     raise AssertionError(f"energon_pack.{name} ends with an exit code")
 
 

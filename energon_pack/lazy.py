@@ -82,7 +82,8 @@ class LazyPackedDataset(Numbered, Dataset[Pack]):
         self.report: Report | None = planned.report
         #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / "once" / LEDGER
-        self.encoder = PackEncoder(prepared.made, prepared.template.input_rules, **options)
+        rules = prepared.template.rules_by(self.config.measure.engine.value)
+        self.encoder = PackEncoder(prepared.made, rules, **options)
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]

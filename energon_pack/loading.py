@@ -32,7 +32,8 @@ from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.references import ReadMedia
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
-from energon_pack.steps.journal import Consumed, Journal, State, refuse_none
+from energon_pack.steps.journal import Consumed, Journal
+from energon_pack.steps.position import State, refuse_none
 from energon_pack.steps.topology import topology_of
 
 __all__ = [

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.table import Table
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.pack_files import first_json
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import stores
 from energon_pack.run.command import count, parser, run
-from energon_pack.run.console import console, say
+from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores import StoreError, is_address, place_of
@@ -114,7 +114,7 @@ def blend(
     for entry in entries:
         if config is not None and not entry.folder.has(f"{META_FOLDER}/{config}"):
             raise PackError(f"--config {config}: {entry.folder}/{META_FOLDER} has none")
-    if is_address(out) and (here := next((e.folder for e in entries if not is_address(e.folder.path)), None)):
+    if is_address(out) and (here := next((e.folder for e in entries if not e.folder.is_stored), None)):
         raise PackError(f"{out} is on an object store, and {here} is not: a blend there is of datasets on stores alone")
     start = folder_of(real_path(absolute(out)))
     splits = {}
@@ -203,18 +203,17 @@ def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_ste
         batch_size: packs of one step of all ranks.
         num_steps: of the training; None: unknown.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("dataset", overflow="fold")
-    table.add_column("split")
-    columns = ["shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share", "steps an epoch"]
-    for name in [*columns, *(["epochs"] if num_steps else [])]:
-        table.add_column(name, justify="right")
+    columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
+    columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
+    rows = []
     for split in SPLITS:
         in_all = sum(entry.weight(split, weight_by) for entry in entries)
-        for entry in entries:
-            if split in entry.counts:
-                table.add_row(*_cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps))
-    console().print(table)
+        rows += [
+            _cells(entry, split, entry.weight(split, weight_by), in_all, batch_size, num_steps)
+            for entry in entries
+            if split in entry.counts
+        ]
+    print_table(Rows(columns, rows, num_words=2))
     for entry in entries:
         say(f"{entry.folder.name}: JSON with {', '.join(_json_keys(entry))}")
     if len({entry.manifest["max_token_len"] for entry in entries}) > 1:

@@ -19,16 +19,15 @@ from energon_pack.dataset.order_parts import parts_of
 from energon_pack.dataset.ordered import Part, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import Entry, read_entry, refuse_unlike, relative_path
-from energon_pack.plan.drawn import MANY_EPOCHS, Share, shares_of
+from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
 from energon_pack.plan.packs import PackPlan, costs_of_packs
+from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.step_figures import STEP_COSTS
-from energon_pack.run.command import count, parser, run
+from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.seeded import Ints
-from energon_pack.run.stores import is_address
 from energon_pack.sources.mixture import Entry as Asked
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.steps.cost import CostModel
@@ -57,7 +56,7 @@ def order_packs(
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
-        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None, None, {})
+        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None)
         for part, entry in zip(parts, entries, strict=True)
     ]
     shares = shares_of(asked, entry_of, trained)
@@ -105,7 +104,7 @@ def _parts(entries: list[Entry], start: str | None) -> list[Part]:
     return parts
 
 
-def _say_shares(shares: list[Share], tokens: np.ndarray) -> None:
+def _say_shares(shares: list[EntryShare], tokens: np.ndarray) -> None:
     for share, number in zip(shares, tokens.tolist(), strict=True):
         asked = "" if share.asked is None else f" (asked: {share.asked:.2%})"
         often = ": its packs come often" if share.epochs > MANY_EPOCHS else ""
@@ -148,8 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
     written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
     given = tool.parse_args(arguments)
-    if is_address(given.out):
-        raise PackError(f"{given.out}: an order is a folder of this machine; the datasets may be on object stores")
+    on_disk(given.out, ": an order is a folder of this machine; the datasets may be on object stores")
     out = real_path(absolute(os.path.expanduser(given.out)))
     is_order = os.path.isdir(out) and bool(parts_of(DatasetFolder(out)))
     if os.path.exists(out) and not (given.overwrite and is_order):

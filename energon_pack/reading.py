@@ -33,10 +33,9 @@ from energon_pack.errors import amount
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.journal import State, begin
-from energon_pack.steps.place import Place, Share
-from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology, topology_of
+from energon_pack.steps.journal import resume
+from energon_pack.steps.position import Position, State, positions_in
+from energon_pack.steps.topology import Stream, Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 
@@ -48,54 +47,66 @@ Encoder = TypeVar("Encoder", bound="PacksInOrder")
 
 
 class PackStream(SavableDataset[Any]):
-    """The raw packs of one rank's share; an iteration ends with the epoch, and the next one continues after it.
+    """The raw packs that one rank reads from a position on; an iteration ends with the epoch, and the next one goes on.
 
     The first iteration after a state is the rest of the state's epoch: nothing if that epoch is finished.
 
     Args:
+        reorders: each later epoch has its steps in another order.
         order: int64[num], for each position the number of its pack in the tars; None: the order of the tars.
     """
 
-    _savable_fields = ("_share", "_count", "_epoch")
+    _savable_fields = ("_position", "_count", "_epoch")
 
     def __init__(
-        self, factory: BaseWebdatasetFactory[Any], share: Share, worker_config: WorkerConfig, order: Ints | None = None
+        self,
+        factory: BaseWebdatasetFactory[Any],
+        position: Position,
+        worker_config: WorkerConfig,
+        reorders: bool = False,
+        order: Ints | None = None,
     ):
         super().__init__(worker_config=worker_config)
-        self.share, self._order, self._shards = share, order, factory.shards
-        self._begun = asdict(share)
+        self.position, self._order, self._shards = position, order, factory.shards
+        #: packs of an epoch
+        self.num = len(factory) if order is None else len(order)
+        self._reorders = reorders
         self._reader = ShardInfosITarReader(
             factory.path,
             factory.shards,
             part_filter=factory.part_filter,
             sample_filter=factory.sample_filter,
-            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, share.place.topology.row),
+            itar_cache_size=_MAX_OPEN if order is not None else min(_MAX_OPEN, position.topology.row),
         )
-        self._stream = Stream(share.place.num, share.place.topology, share.place.reorders)
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
-        #: a plain copy, for the saved state; with `_count` it tells the next pack
-        self._share = copy.deepcopy(self._begun)
+        #: plain, for the saved state; with `_count` it tells the next pack
+        self._position = asdict(self.position)
         #: number of packs that this worker has read
         self._count = 0
-        self._epoch, self._has_ended = Share.of(self._share).epoch, False
+        #: that of the last pack that was read: it is under way even if it has no pack left
+        self._epoch, self._has_ended = max(0, self.position.last) // self.num, False
+        self._stream = Stream(self.num, self.position.topology, self._reorders)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this rank has no pack left in the epoch that its position is in."""
+        return self.position.number() >= (self._epoch + 1) * self.num
 
     def restore_state(self, state: Any) -> None:
         super().restore_state(state)
-        place, here = Share.of(self._share).place, self.share.place
-        if (place.num, place.fingerprint) != (here.num, here.fingerprint):
-            raise ValueError(f"a state of another dataset, of {place.num} packs; this one has {here.num}")
-        self._stream, self._has_ended = Stream(place.num, place.topology, place.reorders), False
+        (position,) = positions_in([{"position": self._position}], self.position, "save_state_rank()")
+        self._stream, self._has_ended = Stream(self.num, position.topology, self._reorders), False
 
     def __iter__(self) -> Iterator[Any]:
         self.worker_config.assert_worker()
         self._epoch, self._has_ended = self._epoch + self._has_ended, False
-        share, workers = Share.of(self._share), max(1, self.worker_config.num_workers)
-        worker, end = self.worker_config.rank_worker_id(), (self._epoch + 1) * share.place.num
-        while (position := share.position(self._count * workers + worker)) < end:
+        position, workers = Position.of(self._position), max(1, self.worker_config.num_workers)
+        worker, end = self.worker_config.rank_worker_id(), (self._epoch + 1) * self.num
+        while (number := position.number(self._count * workers + worker)) < end:
             self._count += 1
-            pack = self._pack(position)
+            pack = self._pack(number)
             if pack is not None:
                 yield pack
         self._has_ended = True
@@ -118,7 +129,7 @@ class PackStream(SavableDataset[Any]):
             worker_idx = self.worker_config.rank_worker_id()
         ranks = self.worker_config.world_size
         step = ranks * max(1, self.worker_config.num_workers)
-        return len(range(worker_idx * ranks + self.worker_config.rank, self.share.place.num, step))
+        return len(range(worker_idx * ranks + self.worker_config.rank, self.num, step))
 
     def worker_has_samples(self) -> bool:
         return True
@@ -133,10 +144,11 @@ class PackStream(SavableDataset[Any]):
         return self._pack(position)
 
     def config(self) -> dict[str, Any]:
-        return {"type": type(self).__qualname__, "share": self._begun, "worker_config": self.worker_config.config()}
+        position, worker_config = asdict(self.position), self.worker_config.config()
+        return {"type": type(self).__qualname__, "position": position, "worker_config": worker_config}
 
     def __str__(self) -> str:
-        return f"PackStream(rank={self.share.rank}, ranks={self.share.ranks}, num={self.share.place.num})"
+        return f"PackStream(rank={self.position.rank}, ranks={self.position.ranks}, num={self.num})"
 
 
 def positions_of(packs: Sequence[Any]) -> list[int]:
@@ -173,26 +185,24 @@ def _choose_and_keep(
 class _InOrder(BaseCoreDatasetFactory[Any]):
     """Energon's dataset factory, except that packs are read in the order of the plan."""
 
-    def __init__(
-        self, factory: BaseWebdatasetFactory[Any], share: Share, order: Ints | None, worker_config: WorkerConfig
-    ):
-        self.factory, self.share, self.order, self.worker_config = factory, share, order, worker_config
+    def __init__(self, factory: BaseWebdatasetFactory[Any], stream: PackStream):
+        self.factory, self.stream = factory, stream
         self.__sample_type__ = factory.__sample_type__
         self.paths, self.subflavors = factory.paths, getattr(factory, "subflavors", {})
 
     def __len__(self) -> int:
-        return self.share.place.num
+        return self.stream.num
 
     def as_file_store(self) -> Any:
         return self.factory.as_file_store()
 
     def build(self, worker_rotation_offset: int = 0) -> SavableDataset[Any]:
         return MapDataset(
-            PackStream(self.factory, self.share, self.worker_config, self.order),
+            self.stream,
             self.factory.load_sample,
             stateless_map_fn=True,
             map_fn_config=self.factory.config,
-            worker_config=self.worker_config,
+            worker_config=self.stream.worker_config,
         )
 
 
@@ -218,7 +228,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         """Call Energon's own method with a dataset that is read in order.
 
         Raises:
-            ValueError: as `steps.journal.begin` raises; or there are states, and the packs are not read in order; or
+            ValueError: as `steps.journal.resume` raises; or there are states, and the packs are not read in order; or
                 a shard is missing or cut.
         """
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
@@ -226,15 +236,14 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
                 refuse_lost(str(loaded.dataset.path), manifest, [shard.name for shard in loaded.dataset.shards])
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
-            order = _order(datasets[0].dataset, manifests[0])
-            share = self._share_of(datasets[0].dataset, manifests[0], order, worker_config)
-            if self._states and worker_config.rank == 0 and not more.get("repeat", True) and share.has_ended:
+            stream = self._stream_of(datasets[0].dataset, manifests[0], worker_config)
+            if self._states and worker_config.rank == 0 and not more.get("repeat", True) and stream.has_ended:
                 what = "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
                 _log.warning(what, datasets[0].dataset.path)
             loaded = copy.copy(datasets[0])
-            loaded.dataset = _InOrder(loaded.dataset, share, order, worker_config)
+            loaded.dataset = _InOrder(loaded.dataset, stream)
             datasets = [loaded]
-        elif any(state["share"] is not None for state in self._states):
+        elif any(state["position"] is not None for state in self._states):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0:
             paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
@@ -255,21 +264,20 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         )
         return found
 
-    def _share_of(
-        self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, order: Ints | None, worker: WorkerConfig
-    ) -> Share:
+    def _stream_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> PackStream:
         ranks, planned = worker.world_size, topology_of(manifest)
         has_one_turn = manifest.get("turns", 1) == 1
         # Without a planned topology each rank that begins gets a stretch of shards, however many workers it has.
         topology = Topology(ranks) if planned == Topology() and has_one_turn else planned
+        order = _order(factory, manifest)
         num = len(factory) if order is None else len(order)
-        place = Place(num, _fingerprint(factory, manifest), topology, reorders=has_one_turn)
-        share = begin(place, ranks, worker.rank, self._states)
+        here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
+        position = resume(self._states, here, num)
         if worker.rank == 0 and planned.has_steps:
             other = _other_steps(planned, ranks, self._micro_batches)
-            if lost := other or _left_out(factory, manifest) or _within_step(planned, share):
+            if lost := other or _left_out(factory, manifest) or _within_step(planned, position):
                 _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
-        return share
+        return PackStream(factory, position, worker, has_one_turn, order)
 
 
 def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
@@ -292,12 +300,12 @@ def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
     return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
 
 
-def _within_step(planned: Topology, share: Share) -> str:
+def _within_step(planned: Topology, position: Position) -> str:
     """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it lies between."""
-    taken, size = share.place.taken, share.ranks
+    before, size = position.before, position.ranks
     if planned.rows_per_step > 1:
         size = planned.unit
-    read = taken.first + len(taken.above)
+    read = before.first + len(before.above)
     if read % size == 0:
         return ""
     return f"but {read} packs are read: steps are not even; they are from a checkpoint after a multiple of {size} packs"

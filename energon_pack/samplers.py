@@ -2,32 +2,32 @@
 
 import logging
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from energon_pack.online.length_groups import EpochGroups, Groups, Limits
+from energon_pack.online.length_groups import Groups, Limits, group
 from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.steps.journal import State, begin, reading, refuse_none
-from energon_pack.steps.place import Place, Taken
-from energon_pack.steps.stream import Stream
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.position import Position, State, Taken, positions_in, taken_by
+from energon_pack.steps.topology import Stream, Topology
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
 _log = logging.getLogger(__name__)
+_METHOD = "state_dict()"
+_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
+Item = TypeVar("Item")
 
 #: random share added to a pack's cost, so that the same long packs do not share a step in every epoch
 _JITTER = 0.005
-
-_OVER = "the state is of the end of an epoch: this iteration has nothing of it, and the one after has the next epoch"
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
@@ -55,23 +55,138 @@ class PacksOfEpochs(Protocol):
         """Return float64[2, num_packs], what each pack of an epoch costs, and int64[num_packs], its trained tokens."""
 
 
-class PackSampler(Sampler[tuple[int, int]]):
+class _Dealer(Sampler[Item]):
+    """Deals the items of epochs to ranks, in whole steps; all ranks are at the same turn of the same iteration.
+
+    An iteration has the items of its epoch, after the few of epochs before that made no whole step.
+    """
+
+    #: the word for the items
+    _items = "packs"
+    #: a state was loaded that is of the end of an iteration, and the next one is not begun
+    _is_over: bool
+
+    def __init__(self, stream: str, topology: Topology, rank: int, states: Sequence[State] = ()):
+        self._beginning = Position(stream, topology, ranks=topology.data_parallel, rank=rank)
+        self._go_on(states)
+
+    @abstractmethod
+    def _size(self, epoch: int, topology: Topology) -> int:
+        """Return the number of items of an epoch that is laid out for a topology."""
+
+    @abstractmethod
+    def _item(self, epoch: int, index: int, topology: Topology) -> Item:
+        """Return an item of an epoch."""
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield the items left in this iteration; if none is left, those of the next one."""
+        is_over, self._is_over = self._is_over, False
+        if is_over and self._beginning.rank == 0:
+            _log.warning(_OVER)
+        return iter(()) if is_over else self._rest()
+
+    def _rest(self) -> Iterator[Item]:
+        position = self._upcoming()
+        for _ in range(self._left(position)):
+            epoch, number = position.epoch, position.number()
+            while number < 0:  # left over from an epoch before
+                epoch -= 1
+                number += self._size(epoch, position.topology)
+            self._position = position = position.after(1)
+            self._num_given += 1
+            yield self._item(epoch, number, position.topology)
+
+    def __len__(self) -> int:
+        """Number of this rank's items in the iteration that is under way or comes next."""
+        upcoming = self._upcoming()
+        return upcoming.turns.first + self._left(upcoming)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first item of an iteration, unless this sampler is inside it, or its state was of its end."""
+        self._is_over &= epoch == self._position.epoch
+        if not self._is_over and self._upcoming().epoch != epoch:
+            self._begin_at(self._start(epoch))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of any rank, with any number of ranks: they share the rest.
+
+        Raises:
+            ValueError: the state is of other packs, samples or settings.
+        """
+        self._go_on([state])
+
+    def _state(self, num: int | None) -> dict[str, Any]:
+        """Return this rank's state after a number of items given since this sampler began or was sent to an epoch."""
+        position = self._position
+        if num is not None:
+            if not 0 <= num <= self._num_given:
+                raise ValueError(
+                    f"num_{self._items}={num}: {self._num_given} {self._items} were given out since it was made"
+                )
+            position = self._begun
+            while num > (left := self._left(position)):
+                num, position = num - left, self._next(position)
+            position = position.after(num)
+        return {"position": asdict(position)}
+
+    def _go_on(self, states: Sequence[State]) -> None:
+        position = here = self._beginning
+        if of_ranks := positions_in(states, here, _METHOD):
+            position = replace(of_ranks[0], rank=here.rank)
+            if any(replace(other, rank=here.rank) != position for other in of_ranks):
+                raise ValueError("states of several steps: give those of one checkpoint")
+            if (position.ranks, position.topology.micro_batches) != (here.ranks, here.topology.micro_batches):
+                taken = taken_by([replace(position, rank=rank) for rank in range(position.ranks)])
+                position = replace(position, ranks=here.ranks, before=taken, turns=Taken())
+        self._begin_at(position)
+        self._is_over = not self._left(position)
+
+    def _begin_at(self, position: Position) -> None:
+        self._begun = self._position = position
+        self._num_given = 0
+
+    def _upcoming(self) -> Position:
+        """Return the position of the next item."""
+        position = self._position
+        while not self._left(position):
+            position = self._next(position)
+        return position
+
+    def _end(self, position: Position) -> int:
+        """Return the number at which an iteration ends: that of the last whole step."""
+        start, step = position.before.first, self._beginning.topology.unit
+        return start + (self._size(position.epoch, position.topology) - start) // step * step
+
+    def _left(self, position: Position) -> int:
+        return (self._end(position) - position.before.first) // position.ranks - position.turns.first
+
+    def _next(self, position: Position) -> Position:
+        """Return the beginning of the iteration that follows."""
+        left_over = self._size(position.epoch, position.topology) - self._end(position)
+        return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
+
+    def _start(self, epoch: int) -> Position:
+        """Return the beginning of an iteration that is named."""
+        return replace(self._position, epoch=epoch, before=Taken(), turns=Taken())
+
+
+class PackSampler(_Dealer[tuple[int, int]]):
     """Deals the packs of a `LazyPackedDataset` or a `PackedDataset` to ranks, every step even over the ranks.
 
-    All ranks share one endless stream, which has each epoch's packs once. An iteration gives every rank the same number
-    of packs, in whole steps. The few packs left over at the end of an epoch come first in the next iteration. The first
-    iteration after a state is the rest of the state's own: nothing if that was finished, unless `set_epoch` names the
-    next one.
+    An item is (epoch, number). All ranks share one endless stream, which has each epoch's packs once. An iteration
+    gives every rank the same number of packs, in whole steps. The few packs left over at the end of an epoch come first
+    in the next iteration. The first iteration after a state is the rest of the state's own: nothing if that was
+    finished, unless `set_epoch` names the next one.
 
     Args:
         packs: the dataset; it needs no `set_epoch`, because every index names its epoch.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
-        states: `state_dict` of every rank of a checkpoint, to go on from there with any number of ranks.
+        states: `state_dict` of every rank of a checkpoint, or of one, to go on from there with any number of ranks.
 
     Raises:
-        ValueError: there are fewer packs than one step has; states are from other packs, or a rank's is missing.
+        ValueError: there are fewer packs than one step has; states are from other packs, or from different steps.
     """
 
     def __init__(
@@ -84,114 +199,56 @@ class PackSampler(Sampler[tuple[int, int]]):
     ):
         if not hasattr(packs, "costs"):
             raise ValueError(f"packs is a {type(packs).__name__}: a LazyPackedDataset; a stream deals its packs itself")
-        refuse_none(states, "state_dict()")
-        self._packs = packs
-        self._rank, self._ranks = ranks_here(rank, world_size)
-        self._of_step = packs.micro_batches if micro_batches is None else micro_batches
-        if self._of_step < 1:
+        rank, ranks = ranks_here(rank, world_size)
+        of_step = packs.micro_batches if micro_batches is None else micro_batches
+        if of_step < 1:
             raise ValueError(f"micro_batches={micro_batches}: at least 1")
-        if len(packs) < self._ranks * self._of_step:
+        if len(packs) < ranks * of_step:
             raise ValueError(
-                f"{len(packs)} packs are fewer than a step of {self._ranks} ranks × {self._of_step} micro_batches has:"
+                f"{len(packs)} packs are fewer than a step of {ranks} ranks × {of_step} micro_batches has:"
                 " more samples, a smaller packing.max_token_len, or fewer ranks"
             )
-        topology = Topology(self._ranks, 1, self._of_step)
-        repeats = getattr(packs, "repeats", False)  # every epoch has the same packs: then change their order
-        self._beginning = Place(len(packs), packs.fingerprint, topology, reorders=repeats)
+        self._packs = packs
         self._orders: Recent[int, Ints] = Recent(2)
-        self._go_on(states)
-
-    def _go_on(self, states: Sequence[State]) -> None:
-        share = begin(self._beginning, self._ranks, self._rank, states)
-        self._share = replace(share, taken=Taken())
-        self._stream = Stream(share.place.num, share.place.topology, share.place.reorders)
-        #: packs this rank took since its share began
-        self._turn = self._begun = share.taken.first
-        is_other = share.place.topology.micro_batches != self._of_step
-        #: turns before the first whole step, if the state's steps had another number of packs
-        self._odd = self._turn % self._of_step if is_other else 0
-        #: packs this rank took before its share began
-        self._before = states[0]["batches"] - self._turn if len(states) == 1 else 0
-        #: the state is of the end of an iteration, and the next one is not begun
-        self._is_over = self._iteration() > 0 and self._turn == self._end(self._iteration() - 1)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, number) of the packs left in this iteration; if none is left, of the packs in the next one."""
-        is_over, self._is_over = self._is_over, False
-        return _nothing(self._rank) if is_over else self._rest()
-
-    def _rest(self) -> Iterator[tuple[int, int]]:
-        end = self._end(self._iteration())
-        while self._turn < end:
-            self._turn += 1
-            yield self._pack(self._share.position(self._turn - 1))
-
-    def __len__(self) -> int:
-        """Number of packs in the iteration that is under way or comes next."""
-        iteration = self._iteration()
-        return self._end(iteration) - max(0, self._end(iteration - 1))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the first pack of an iteration, unless this sampler is inside it, or its state was of its end."""
-        self._is_over &= epoch == self._iteration() - 1
-        if self._is_over:
-            return
-        start, end = max(0, self._end(epoch - 1)), self._end(epoch)
-        if not start <= self._turn < end:
-            self._turn = self._begun = start
+        super().__init__(f"{len(packs)} packs ({packs.fingerprint})", Topology(ranks, 1, of_step), rank, states)
 
     def state_dict(self, num_packs: int | None = None) -> dict[str, Any]:
-        """Return this rank's state: numbers and texts.
+        """Return the state: numbers and texts, the same on all ranks but for their own number.
 
         Args:
             num_packs: packs that were trained on since this sampler was made, loaded or sent to an epoch. Pass it if a
                 loader's workers read ahead; by default all packs that were yielded count.
         """
-        if num_packs is not None and not 0 <= num_packs <= self._turn - self._begun:
-            raise ValueError(
-                f"num_packs={num_packs}: {self._turn - self._begun} packs were given out since it was made"
-            )
-        turn = self._turn if num_packs is None else self._begun + num_packs
-        share = replace(self._share, taken=Taken(turn))
-        return {"share": asdict(share), "ranks": self._ranks, "rank": self._rank, "batches": self._before + turn}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from this rank's state; to go on with another number of ranks, pass `states` of all ranks.
-
-        Raises:
-            ValueError: the state is another rank's, or from other packs.
-        """
-        refuse_none([state], "state_dict()")
-        self._go_on([state])
+        return self._state(num_packs)
 
     def of_all_ranks(self, num: int) -> list[tuple[int, int]]:
         """Return (epoch, number) of the first `num` packs of the stream that all ranks share, in its order."""
-        return [self._pack(position) for position in range(num)]
+        topology = self._position.topology
+        return [self._item(*divmod(number, len(self._packs)), topology) for number in range(num)]
 
-    def _iteration(self) -> int:
-        """Return the iteration to which the next pack belongs."""
-        position = self._share.place.taken.left(self._turn * self._ranks)
-        iteration = max(0, position // self._share.place.num - 1)
-        while self._end(iteration) <= self._turn:
-            iteration += 1
-        return iteration
+    def _begin_at(self, position: Position) -> None:
+        super()._begin_at(position)
+        repeats = getattr(self._packs, "repeats", False)  # every epoch has the same packs: then change their order
+        self._stream = Stream(len(self._packs), position.topology, repeats)
 
-    def _end(self, iteration: int) -> int:
-        """Return the turn at which an iteration ends: the last whole step of the packs up to its epoch."""
-        place = self._share.place
-        left = place.taken.index((iteration + 1) * place.num)
-        return (left // self._ranks - self._odd) // self._of_step * self._of_step + self._odd
+    def _size(self, epoch: int, topology: Topology) -> int:
+        return len(self._packs)
 
-    def _pack(self, position: int) -> tuple[int, int]:
-        epoch = position // self._share.place.num
-        return epoch, int(self._order(epoch)[self._stream.index(position)])
+    def _start(self, epoch: int) -> Position:
+        position, num = super()._start(epoch), len(self._packs)
+        number = self._position.epoch * num + self._position.before.first  # steps are whole ones from here on
+        left_over = (epoch * num - number) % self._beginning.topology.unit
+        return replace(position, before=Taken(-left_over if epoch else 0))
 
-    def _order(self, epoch: int) -> Ints:
-        """Order the packs of an epoch so that steps are even over the ranks that began the epoch."""
+    def _item(self, epoch: int, index: int, topology: Topology) -> tuple[int, int]:
+        return epoch, int(self._order(epoch, topology)[self._stream.index(epoch * len(self._packs) + index)])
+
+    def _order(self, epoch: int, topology: Topology) -> Ints:
+        """Order the packs of an epoch so that steps are even over the ranks that began the first one."""
         order = self._orders.get(epoch)
         if order is None:
             self._packs.have_epoch(epoch)
-            topology, order = self._share.place.topology, np.arange(len(self._packs))
+            order = np.arange(len(self._packs))
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
@@ -200,12 +257,13 @@ class PackSampler(Sampler[tuple[int, int]]):
         return order
 
 
-class LengthGroupedSampler(Sampler[list[int]]):
+class LengthGroupedSampler(_Dealer[list[int]]):
     """Batches samples of like lengths, for training without packing: `batch_sampler` of a DataLoader.
 
-    In an epoch every rank has the same number of batches, and each sample comes once. The batches of a step have like
-    lengths, too; steps come in random order. An iteration is an epoch, or the rest of it: after the state of a finished
-    epoch nothing, unless `set_epoch` names the next one.
+    An item is the numbers of a batch's samples. In an epoch every rank has the same number of batches, and each sample
+    comes once. The batches of a step have like lengths, too; steps come in random order. An iteration is an epoch, or
+    the rest of it: after the state of a finished epoch nothing, unless `set_epoch` names the next one. Batches that
+    make no whole step come first in the next iteration: where others went on with an epoch than began it.
 
     Args:
         lens: tokens of each sample.
@@ -221,6 +279,8 @@ class LengthGroupedSampler(Sampler[list[int]]):
         ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
+    _items = "batches"
+
     def __init__(
         self,
         lens: Sequence[int] | Ints,
@@ -233,115 +293,53 @@ class LengthGroupedSampler(Sampler[list[int]]):
         window: int = 128,
         overlong: Literal["alone", "drop"] = "alone",
     ):
-        self._rank, self._ranks = ranks_here(rank, world_size)
-        given, limits = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens)
-        limits.check()
+        rank, ranks = ranks_here(rank, world_size)
+        given, self._limits, self._seed = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens), seed
+        self._limits.check()
         if overlong not in _OVERLONG:
             raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
-        are_overlong = limits.are_exceeded(given)
-        samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
-        if len(samples) < self._ranks:
-            raise ValueError(f"{len(samples)} samples for {self._ranks} ranks: fewer ranks, or more samples")
-        self._groups = EpochGroups(given, limits, window, seed, samples)
-        settings = f"{batch_size}-{max_batch_tokens}-{window}-{seed}{'-drop' * (overlong == 'drop')}"
-        self._which = f"{zlib.crc32(given.tobytes()):08x}-{len(given)}-{settings}"
-        self._place = self._begun = _Turn()
-        self._is_over = False  # the loaded state is of the end of an epoch, and the next one is not begun
-        if self._rank == 0 and are_overlong.any():
+        if window < 1:
+            raise ValueError(f"window={window}: at least 1 batch")
+        are_overlong = np.greater(given, max_batch_tokens or np.inf)
+        self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
+        self._lens = given[self._samples]
+        if len(self._samples) < ranks:
+            raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
+        self._window = window * self._limits.samples(self._lens)
+        self._kept: Recent[tuple[int, int], Groups] = Recent(2)
+        settings = f"{batch_size=}, {max_batch_tokens=}, {window=}, {seed=}, {overlong=}"
+        stream = f"{len(given)} samples ({zlib.crc32(given.tobytes()):08x}, {settings})"
+        super().__init__(stream, Topology(ranks), rank)
+        if rank == 0 and are_overlong.any():
             num, longest = np.count_nonzero(are_overlong), given.max()
             which = f"{num} of {len(given)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
             _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
-        self._say_over()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield batches, as numbers of samples: those left in this epoch, or if none is left, the next epoch's."""
-        is_over, self._is_over = self._is_over, False
-        return _nothing(self._rank) if is_over else self._rest()
-
-    def _rest(self) -> Iterator[list[int]]:
-        self._place = self._within(self._place)
-        groups = self._of(self._place)
-        while self._place.turn < len(groups.steps):
-            batch = int(groups.steps[self._place.turn, self._rank])
-            self._place = self._place._replace(turn=self._place.turn + 1)
-            yield groups.samples(batch).tolist()
-
-    def __len__(self) -> int:
-        """Number of batches in the epoch that is under way or comes next."""
-        return len(self._of(self._within(self._place)).steps)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch, unless this sampler is inside it, or its state was of its end."""
-        self._is_over &= epoch == self._place.epoch
-        if not self._is_over and self._within(self._place).epoch != epoch:
-            self._place = self._begun = _Turn(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return the state, which is the same on all ranks: numbers and texts.
+        """Return the state: numbers and texts, the same on all ranks but for their own number.
 
         Args:
             num_batches: batches trained on since this sampler was made, loaded or sent to an epoch. Pass it if
                 workers read ahead; by default all batches that were yielded count.
         """
-        place = self._place
-        if num_batches is not None:
-            place = self._within(self._begun._replace(turn=self._begun.turn + num_batches), is_end_within=True)
-        before = [*place.before, (self._ranks, place.turn)]
-        return {"which": self._which, "epoch": place.epoch, "steps": [list(steps) for steps in before]}
+        return self._state(num_batches)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share the rest of the epoch.
+    def _groups(self, epoch: int, topology: Topology) -> Groups:
+        key = epoch, topology.data_parallel
+        groups = self._kept.get(key)
+        if groups is None:
+            seed = seed_of(self._seed, epoch)
+            groups = self._kept.put(key, group(self._lens, key[1], self._limits, self._window, seed))
+        return groups
 
-        Raises:
-            ValueError: the state is from other samples or settings.
-        """
-        if not isinstance(state, Mapping) or state.get("which") != self._which:
-            state = state if isinstance(state, Mapping) else {}
-            raise ValueError(f"a state of other samples or settings: {state.get('which')}, these are {self._which}")
-        with reading("state_dict()"):
-            before = [(int(ranks), int(turn)) for ranks, turn in state["steps"] if turn]
-            epoch = int(state["epoch"])
-        turn = before.pop()[1] if before and before[-1][0] == self._ranks else 0
-        self._place = self._begun = _Turn(epoch, tuple(before), turn)
-        self._is_over = self._within(self._place) != self._place
-        self._say_over()
+    def _size(self, epoch: int, topology: Topology) -> int:
+        return len(self._groups(epoch, topology).row)
 
-    def _say_over(self) -> None:
-        place = self._within(self._place)
-        if self._rank == 0 and (over := self._of(place).num_over):
-            _log.warning(
-                "epoch %d: %d samples are in no batch, others in another epoch: after whole steps of %d ranks there are"
-                " fewer left than one for each",
-                place.epoch,
-                over,
-                self._ranks,
-            )
+    def _item(self, epoch: int, index: int, topology: Topology) -> list[int]:
+        samples: list[int] = self._samples[self._groups(epoch, topology).samples(index)].tolist()
+        return samples
 
-    def _of(self, place: "_Turn") -> Groups:
-        return self._groups.of(place.epoch, self._ranks, place.before)
-
-    def _within(self, place: "_Turn", is_end_within: bool = False) -> "_Turn":
-        """Return the place of the next batch: after an epoch's last step, this is the next epoch's first.
-
-        Args:
-            is_end_within: whether the place after its last step belongs to an epoch.
-        """
-        while place.turn >= (num := len(self._of(place).steps)) + is_end_within:
-            place = _Turn(place.epoch + 1, (), place.turn - num)
-        return place
-
-
-class _Turn(NamedTuple):
-    """The place of a step in an epoch."""
-
-    epoch: int = 0
-    #: steps that other numbers of ranks took of the epoch: (ranks, steps)
-    before: tuple[tuple[int, int], ...] = ()
-    turn: int = 0
-
-
-def _nothing(rank: int) -> Iterator[Any]:
-    """Say that a state's epoch is finished."""
-    if rank == 0:
-        _log.warning(_OVER)
-    return iter(())
+    def _next(self, position: Position) -> Position:
+        """Return the beginning of an iteration, in batches for these ranks unless others' are left over."""
+        following = super()._next(position)
+        return following if following.before.first else replace(following, topology=self._beginning.topology)

@@ -7,21 +7,22 @@ Each worker of each rank draws its own samples and measures them by the headers 
 for the pack that it yields.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from energon_pack.config import PackConfig
-from energon_pack.errors import check_buffer_size
+from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
 from energon_pack.online.counted import Counted
 from energon_pack.online.packs import OnlinePacks
 from energon_pack.online.ranks import ranks_here
 from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring
-from energon_pack.pooling.pool import Pool
-from energon_pack.steps.journal import reading
+from energon_pack.pooling.pool import Pool, Waiting, waiting_in
+from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.trainers.doors import Streamed
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -44,13 +45,16 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
             may then have unequal numbers of packs.
         seed: the same on all ranks; by default the config's.
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
+        states: `state_dict` of every rank's loader (torchdata's), or of this dataset on every rank, to go on from there
+            with any number of ranks and workers.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
             `on_bad_member` holds for samples that can't be read, too; `drop` leaves them out, and `statistics` counts
             them.
 
     Raises:
         PackError: an unknown setting, or one that needs a plan; a source that can't be read.
-        ValueError: the errors of PackEncoder; weights that are negative, all 0 or too few.
+        ValueError: the errors of PackEncoder; weights that are negative, all 0 or too few; states are of other settings
+            or sources, or a worker's is missing.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        states: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ):
         check_buffer_size("buffer_size", buffer_size)
@@ -71,16 +76,15 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         #: the config with every setting
         self.config = begun.config
         #: makes packs and batches; pass it to `guard`
-        self.encoder = PackEncoder(begun.made, begun.template.input_rules, **options)
+        rules = begun.template.rules_by(self.config.measure.engine.value)
+        self.encoder = PackEncoder(begun.made, rules, **options)
         source, drop = self.config.source, options.get("on_bad_member") == "drop"
         of_labels = self.config.labels.untrained
         self._measuring = Measuring(begun.template, self.config.packing, source.control_tokens, drop, of_labels)
         self._datasets = begun.datasets
-        rank, world_size = ranks_here(rank, world_size)
+        self._place = ranks_here(rank, world_size)
         #: settings that draws and packs depend on; a state is refused if one differs
         self._given: dict[str, Any] = {
-            "world_size": world_size,
-            "rank": rank,
             "num_samples": [len(dataset) for dataset in self._datasets],
             "weights": None if weights is None else [float(weight) for weight in weights],
             "buffer_size": buffer_size,
@@ -88,50 +92,55 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
         }
-        self._epoch = 0
         self._counted = Counted()
         self._packs: OnlinePacks | None = None
-        self._state: dict[str, Any] | None = None
-        self._make(0, 1)  # raises errors of settings before any worker starts
+        self._epoch = 0
+        #: states from which the next iteration goes on: of this worker, or of all
+        self._lanes: Sequence[Mapping[str, Any]] = [lane for state in states for lane in _lanes_in(state)]
+        if states and not self._lanes:
+            raise PackError("states: a list with the state of every rank's loader; these have none of a stream")
+        if self._lanes:
+            self._go_on(self._lanes)
+        else:
+            self._make(0, 1)  # raises errors of settings before any worker starts
 
     @property
     def place(self) -> tuple[int, int]:
         """This data-parallel rank, and the number of ranks."""
-        return self._given["rank"], self._given["world_size"]
+        return self._place
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration draw in the order of this epoch."""
-        self._epoch, self._state = epoch, None
+        """Let the next iteration draw in the order of this epoch, unless it is that of states to go on from."""
+        if epoch != self._epoch:
+            self._epoch, self._lanes, self._packs = epoch, [], None
 
     def __iter__(self) -> Iterator[Pack]:
-        self._packs = self._make(*_worker())
-        if self._state is not None:
-            self._packs.load(self._state["packs"])
-            self._state = None
+        self._packs, self._lanes = self._make(*_worker()), []
         return self._packs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state as numbers: counters, and the indices and lengths of the samples that wait."""
-        if self._packs is None:
-            return self._state or {**self._here(), "packs": None}
-        return {**self._here(), "packs": self._packs.state()}
+        """Return this worker's state as numbers: positions, and the indices and lengths of the samples that wait."""
+        packs = self._make(*_worker()) if self._lanes or self._packs is None else self._packs
+        return {**self._given, **packs.state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from a `state_dict` of the same rank and worker.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on from a `state_dict` of the same worker of the same rank.
 
         Raises:
             ValueError: the state is from another rank, worker or settings.
         """
+        self._go_on([state])
+
+    def _go_on(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         with reading("state_dict()"):
-            here, packs = {**self._here(), "epoch": state["epoch"]}, state["packs"]
-        for name, value in here.items():
-            if state.get(name) != value:
-                raise ValueError(f"{name}={value}: this state goes on with {name}={state.get(name)} alone")
-        if packs is not None:
-            with reading("state_dict()"):
-                self._make(*_worker()).load(packs)
-        self._epoch = state["epoch"]
-        self._state, self._packs = (state if packs else None), None
+            self._lanes, self._epoch = lanes, self._positions_in(lanes[0])[0].epoch
+            self._make(*_worker())
+
+    def _positions_in(self, state: Mapping[str, Any]) -> list[Position]:
+        for name, value in self._given.items():
+            if state[name] != value:
+                raise PackError(f"{name}={value}: this state goes on with {name}={state[name]} alone")
+        return [Position.of(position) for position in state["positions"]]
 
     def statistics(self) -> dict[str, Any]:
         """Return packs, samples, tokens and images so far, fill, the longest wait in packs, samples left out by reason.
@@ -144,26 +153,55 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
         """Lay packs out in a batch: `collate_fn` of a DataLoader."""
         return self.encoder.batch(packs)
 
-    def _here(self) -> dict[str, Any]:
-        worker, num_workers = _worker()
-        return {**self._given, "num_workers": num_workers, "worker": worker, "epoch": self._epoch}
-
     def _make(self, worker: int, num_workers: int) -> OnlinePacks:
-        """Make the iterator over the packs of one worker of this rank, from the start."""
-        given = self._given
-        lane = given["rank"] * num_workers + worker
+        """Make the iterator over the packs of one worker of this rank.
+
+        It begins with the epoch; or where this worker stopped; or, if there were other workers, with a share of what
+        all of them left.
+        """
+        given, (rank, ranks) = self._given, self._place
+        here = Position(
+            given["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
+        )
+        positions, own, waiting = [here for _ in self._datasets], None, list[Waiting]()
+        if self._lanes:
+            of_lanes = [self._positions_in(lane) for lane in self._lanes]
+            places = [(each.ranks, each.rank) for each, *_ in of_lanes]
+            if (here.ranks, here.rank) in places:
+                number = places.index((here.ranks, here.rank))
+                positions, own = of_lanes[number], self._lanes[number]
+            else:
+                taken = [taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
+                positions = [replace(here, before=before) for before in taken]
+                waiting = waiting_in(lane["pool"] for lane in self._lanes)[here.rank :: here.ranks]
         draws = Draws(
-            given["num_samples"],
-            given["weights"],
-            replacement=given["replacement"],
-            seed=given["seed"],
-            epoch=self._epoch,
-            lane=lane,
-            lanes=given["world_size"] * num_workers,
+            given["num_samples"], positions, given["weights"], replacement=given["replacement"], seed=given["seed"]
         )
         pool = Pool(self._measuring.packing, given["buffer_size"], given["seed"])
-        name = f"{self._epoch}/{lane}"
-        return OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, self._counted.row(worker))
+        for sample in waiting:
+            pool.add(sample.name, sample.costs, sample.group, sample.since)
+        name, row = f"{self._epoch}/{here.rank}", self._counted.row(worker)
+        packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
+        if own is not None:
+            packs.load(own)
+        return packs
+
+
+def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the states of a stream in that of a loader: one for each worker.
+
+    Raises:
+        PackError: the loader's state is older than its last batch.
+    """
+    if not isinstance(state, Mapping):
+        return
+    if state.get("_steps_since_snapshot"):
+        raise PackError("states that are older than the last batch: StatefulDataLoader(…, snapshot_every_n_steps=1)")
+    if "positions" in state:
+        yield state
+        return
+    for inner in state.values():
+        yield from _lanes_in(inner)
 
 
 def _worker() -> tuple[int, int]:

@@ -41,34 +41,23 @@ class LazyLoader(Endless):
 
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
-        return self._sampler.state_dict(self._num_taken)
+        return {"ranks": ranks_here()[1], **self._sampler.state_dict(self._num_taken)}
 
 
 class StreamLoader(Endless):
-    """Packs of a stream, without end; as many ranks and workers go on with them as began.
+    """Packs of a stream, without end; any number of ranks and workers goes on with them.
 
     Args:
-        packs: a `StreamingPackedDataset`.
+        packs: a `StreamingPackedDataset`; its `states` are `save_state` of every rank of a checkpoint.
         num_workers: of this rank.
-        states: `save_state` of every rank of a checkpoint, to go on from there.
     """
 
-    def __init__(self, packs: StreamingPackedDataset, num_workers: int = 0, states: Sequence[dict[str, Any]] = ()):
+    def __init__(self, packs: StreamingPackedDataset, num_workers: int = 0):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        self._rank, self._ranks = ranks_here()
-        if states and len(states) != self._ranks:
-            raise ValueError(f"a stream goes on with as many ranks as it began with: {len(states)}, not {self._ranks}")
         self._loader = StatefulDataLoader(packs, 1, collate_fn=packs.collate, num_workers=num_workers)
-        if states and states[0]["workers"] != num_workers:
-            raise ValueError(f"a stream goes on with as many workers: {states[0]['workers']}, not {num_workers}")
-        self._num_workers = num_workers
-        for state in states:
-            if state["rank"] == self._rank:
-                self._loader.load_state_dict(state["loader"])
         super().__init__(self._loader)
 
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
-        where = {"rank": self._rank, "ranks": self._ranks, "workers": self._num_workers}
-        return {**where, "loader": self._loader.state_dict()}
+        return {"ranks": ranks_here()[1], "loader": self._loader.state_dict()}

@@ -127,7 +127,7 @@ class TrainLoader(Endless):
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
         state = self.journal.state()
-        return state if state["share"] else {**state, "energon": self._loader.save_state_rank()}
+        return state if state["position"] else {**state, "energon": self._loader.save_state_rank()}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go on from this rank's own state, with as many ranks; before the first batch was taken."""

@@ -127,10 +127,15 @@ def main() -> None:
         report_to="none",
     )
     options: dict[str, Any] = {"layout": "neat", "dummy_image": True, "loss_weight": arguments.loss_weight}
+    states = saved_states(lambda rank: arguments.resume / f"loader_{rank}.pt") if arguments.resume else []
     encoder: PackedTaskEncoder | PackEncoder
     if online:
         given = [*online, *([f"model.processor={arguments.processor}"] if arguments.processor else [])]
-        packs = LazyPackedDataset(given, **options) if arguments.lazy else StreamingPackedDataset(given, **options)
+        packs = (
+            LazyPackedDataset(given, **options)
+            if arguments.lazy
+            else StreamingPackedDataset(given, states=states, **options)
+        )
         encoder = packs.encoder
     else:
         encoder = PackedTaskEncoder(arguments.dataset, arguments.processor, **options)
@@ -140,14 +145,13 @@ def main() -> None:
     worker = WorkerConfig(
         rank=settings.process_index, world_size=settings.world_size, num_workers=arguments.num_workers
     )
-    states = saved_states(lambda rank: arguments.resume / f"loader_{rank}.pt") if arguments.resume else []
     loader: Loader
     if not online:
         loader = train_loader(arguments.dataset, encoder, worker, states, arguments.accumulate)
     elif isinstance(packs, LazyPackedDataset):
         loader = LazyLoader(packs, arguments.num_workers, states, arguments.accumulate)
     else:
-        loader = StreamLoader(packs, arguments.num_workers, states)
+        loader = StreamLoader(packs, arguments.num_workers)
     trainer = PackedTrainer(model, settings, loader)
     trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
 

@@ -52,7 +52,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["+model=qwen2_5_vl", "executor=slurm", "+executor.launch=a"], ["stages with part=NUMBER/PARTS"]),
     (["+model=qwen2_5_vl", "part=1/2"], ["part=1/2: stage=all has no parts"]),
     (["+model=qwen2_5_vl", "stage=write", "part=2/2"], ["part=2/2: must be NUMBER/PARTS"]),
-    (["+model=qwen2_5_vl", "source.slice=4/4"], ["source.slice=4/4", "0/4"]),
+    (["+model=qwen2_5_vl", "source.slice=0/4"], ["source.slice", "part=NUMBER/PARTS"]),
     (["+model=qwen2_5_vl", "report.lens=[0]"], ["report.lens"]),
     (["+model=qwen2_5_vl", "source.path=3"], ["source.path=3"]),
     (["+model=qwen2_5_vl", "model.processor=/nowhere"], ["model.processor=/nowhere"]),

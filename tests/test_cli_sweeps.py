@@ -1,12 +1,14 @@
 """Jobs of a sweep, and runs, that would write what is there already, or what another job writes."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from energon_pack import cli
 from support.running import run_here
 from support.samples import renamed_in_place
 
@@ -56,7 +58,36 @@ def test_a_damaged_dataset_is_not_there_already(tmp_path: Path, told: list[str])
         path.write_bytes(whole[:-8])
         refused(*one, cwd=tmp_path)
         path.write_bytes(whole)
-    assert run_here(*one, cwd=tmp_path)[0] == 0
+    energon = made / ".nv-meta" / "dataset.yaml"
+    whole = energon.read_bytes()
+    for damaged in (b"{", whole.replace(b"energon_pack.flavors", b"energon_pack.flavour")):
+        energon.write_bytes(damaged)
+        code, out, errors = run_here(*one, cwd=tmp_path)
+        assert (code, "there already" in out, "dataset.yaml is damaged or was changed" in errors) == (1, False, True)
+    energon.write_bytes(whole + b"  mine: added\n")  # a user's own subflavor
+    assert "there already" in run_here(*one, cwd=tmp_path)[1]
+
+
+def test_a_sweeper_gets_a_number_of_each_job(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna ended with "Return value must be float-castable"; a job that drops too much is no candidate."""
+    values, task = list[float](), cli._run
+
+    def run_one(*arguments: Any) -> float:
+        values.append(task(*arguments))
+        return values[-1]
+
+    monkeypatch.setattr(cli, "_run", run_one)
+    swept = ["-m", "stage=plan", "packing.max_token_len=512,4096,4096", "report.objective=fill,cost"]
+    assert run_here(*told, *swept, cwd=tmp_path)[0] == 0
+    few, few_cost, fill, cost, *again = values
+    assert math.isnan(few)
+    assert math.isnan(few_cost)
+    assert 0.9 < fill < 1
+    assert cost > 1e3
+    assert again == [fill, cost]
+    values.clear()
+    assert run_here(*told, "-m", "stage=all", "packing.max_token_len=512", "output.messages=true", cwd=tmp_path)[0] == 3
+    assert math.isnan(values[0])
 
 
 def refused(*arguments: str, cwd: Path) -> None:

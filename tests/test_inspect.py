@@ -18,7 +18,7 @@ from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.search import search
 from energon_pack.inspect.tokens import vocabulary_for
-from energon_pack.views.html import pack_section
+from energon_pack.report.views.screens import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard
 from support.running import command, command_here, need_torchvision
@@ -319,7 +319,7 @@ def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, t
 
 def test_overrides_are_told_from_samples() -> None:
     """An id may hold a `=` after a slash."""
-    from energon_pack.inspect.overrides import is_override
+    from energon_pack.inspect.arguments import is_override
 
     assert all(map(is_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
     assert not any(map(is_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))

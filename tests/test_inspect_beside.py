@@ -7,8 +7,7 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
-from energon_pack.inspect.beside import figures, only_in, settings, side_of
-from energon_pack.inspect.beside_page import beside_page
+from energon_pack.inspect.beside import beside_page, figures, only_in, settings, side_of
 from energon_pack.inspect.dataset import open_dataset
 from support.html_page import check_page
 from support.packed import packed
@@ -30,12 +29,12 @@ def both(config: Make, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_what_differs_is_told(both: tuple[Path, Path]) -> None:
     wide, narrow = (side_of(open_dataset(folder)) for folder in both)
-    told = {name: values for name, *values in figures(wide, narrow)}
+    told = {name: values for name, *values in figures(wide, narrow).rows}
     assert told["max_token_len"] == ["512", "64", "-87.50 %"]
     assert told["samples that went in"] == ["20", "20", ""]
     assert told["skipped"] == ["0", "1", ""]
     assert told["packed"] == ["20", "19", "-5.00 %"]
-    assert {key: (a, b) for key, a, b in settings(wide, narrow)} == {
+    assert {key: (a, b) for key, a, b in settings(wide, narrow).rows} == {
         "packing.max_token_len": ("512", "64"),
         "output.name": ('"wide"', '"narrow"'),
     }

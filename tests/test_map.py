@@ -39,6 +39,21 @@ def whole(record):
 
 def odd(record):
     return {"prompts": {1, 2}}
+
+class Counted:
+    def __init__(self):
+        self.seen = 0
+
+    def record(self, record):
+        self.seen += 1
+        return {**record, "number": self.seen}
+
+class Bare:
+    pass
+
+class Needy(Counted):
+    def __init__(self, file):
+        self.file = file
 """
 Write = Callable[[Path], list[str]]
 LINES: list[dict[str, Any]] = [
@@ -164,6 +179,16 @@ def test_what_a_step_may_return(step: str) -> None:
     listed = mapped([{"role": "user"}], ReadSettings(map=f"{step}:whole"))
     assert listed == {"messages": [{"role": "user"}]}  # a list at the root is a list of messages
     assert mapped("text", ReadSettings(map=f"{step}:whole")) == "text"  # which is refused for what it is
+
+
+def test_a_class_is_a_step_by_its_method_record(step: str) -> None:
+    """It loads what it needs once in a process; without this, a function would keep it in a global."""
+    settings = ReadSettings(map=f"{step}:Counted")
+    assert [mapped({"prompts": ["a"]}, settings)["number"] for _ in range(2)] == [1, 2]
+    with pytest.raises(PackError, match=r"Bare is a class without a method record\(self, record\)"):
+        SourceConfig(map=f"{step}:Bare")
+    with pytest.raises(PackError, match=r"Needy: TypeError: .*missing 1 required positional argument: 'file'"):
+        SourceConfig(map=f"{step}:Needy")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.drawn import draws, shares_of
+from energon_pack.plan.entry_shares import draws, shares_of
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
@@ -243,10 +243,10 @@ def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Pa
     conf = sets / "conf/source"
     conf.mkdir(parents=True)
     entries = {name: {"path": f"{name}.jsonl", "weight": 1} for name in NAMES}
-    (conf / "mine.yaml").write_text(json.dumps({"defaults": ["auto", "_self_"], "mixture": entries}))
+    (conf / "mine.yaml").write_text(json.dumps({"defaults": ["auto", "_self_"], "path": entries}))
     code, said, errors = run_here(
         *("--config-dir", "conf", "-m", "+model=qwen2_5_vl", f"model.processor={demo[1]}"),
-        *("source=mine", "source.mixture.chat.weight=1,6", "output.dir=out"),
+        *("source=mine", "source.path.chat.weight=1,6", "output.dir=out"),
         cwd=sets,
     )
     assert code == 0, said + errors

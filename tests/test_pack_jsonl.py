@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import tarfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,21 +230,6 @@ def test_media_are_not_replaced_by_the_output(config: Make, source: Path) -> Non
 
 
 # ------------------------------------------------------------------------------------------------ which are drawn
-
-
-def test_slices_are_the_whole(config: Make, tmp_path: Path) -> None:
-    for name, num in (("a", 5), ("b", 8)):
-        write_lines(tmp_path / "s" / f"{name}.jsonl", *(line([], f"{name} {i}") for i in range(num)))
-    found: Counter[str] = Counter()
-    keys: set[str] = set()
-    for i in range(3):
-        settings = {"source__slice": f"{i}/3", "output__name": f"slice{i}", "output__shard_prefix": f"node{i}"}
-        figures, folder = packed(config, tmp_path / "s", **settings)
-        assert figures["samples_in"] + figures["samples_excluded"] == 13
-        found.update(media_of(folder).keys())
-        keys |= {row["pack"] for row in pq.read_table(folder / "pack_plan.parquet").to_pylist()}
-    assert found == Counter([f"{n}.jsonl:{i + 1}" for n, num in (("a", 5), ("b", 8)) for i in range(num)])
-    assert len(keys) == 3
 
 
 def test_a_ratio_draws_some_twice_and_some_never(config: Make, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find the cache, where runs keep results for the next run: the setting `cache_dir`, or `.cache` in `output.dir`."""
+"""Find the folders beside datasets: of the cache, by `cache_dir` or `.cache` in `output.dir`, and of sweeps."""
 
 import hashlib
 from pathlib import Path
@@ -20,6 +20,11 @@ def cache_address(cache_dir: str | None, output_dir: str) -> str | None:
     """Return the address of the cache; None: it is not on an object store."""
     place = _place(cache_dir, output_dir)
     return tidy(place) if is_address(place) else None
+
+
+def sweeps_folder(output_dir: str) -> str:
+    """Return the folder of sweeps: beside the datasets, or on this machine if those are on an object store."""
+    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def _place(cache_dir: str | None, output_dir: str) -> str:

@@ -2,10 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.version import VersionBase
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
@@ -39,10 +42,23 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
     if isinstance(overrides, str):
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with _beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return to_config(compose("config", list(overrides)), packaged_models())
     except (HydraException, OmegaConfBaseException) as error:
         raise PackError(one_line(error, overrides)) from None
+
+
+@contextmanager
+def _beside_an_application() -> Iterator[None]:
+    """Put Hydra aside where an application of Hydra's runs, such as a trainer, and put it back."""
+    hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        if hydra is not None:
+            GlobalHydra.instance().hydra = hydra
+            VersionBase.instance().version_base = version
 
 
 def meant_tool(word: str, given: Sequence[str]) -> str:

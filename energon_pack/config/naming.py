@@ -38,9 +38,10 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
     nodes["labels"] = _labels_of(nodes["labels"])
-    nodes["source"] = without_unset(nodes["source"])  # datasets that were packed before these existed keep their name
-    if isinstance(mixture := nodes["source"].get("mixture"), dict):
-        entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixture.items()}
+    # datasets that were packed before these existed, or with `source.slice`, keep their content
+    nodes["source"] = {**without_unset(nodes["source"]), "slice": None}
+    if isinstance(mixed := nodes["source"].get("path"), dict):
+        entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
     if nodes["packing"].get("share") == Share.none:
         unshared = ("share", "share_min_tokens", "share_max_branches")
@@ -95,7 +96,7 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
         defaults: the config with the same choice of groups and no override.
         swept: values that tell the jobs of a sweep apart, beside content settings: sources, processors.
     """
-    name = f"{_source_name(config.source.path, config.source.mixture)}-{config.model.name}"
+    name = f"{_source_name(config.source.path)}-{config.model.name}"
     name += f"-{config.packing.layout.value}-{config.packing.max_token_len}"
     ours, theirs = content_settings(config), content_settings(defaults)
     changed = {
@@ -110,8 +111,8 @@ def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, st
     return name
 
 
-def _source_name(path: Any, mixture: Any = None) -> str:
-    if mixture is not None:
+def _source_name(path: Any) -> str:
+    if isinstance(path, Mapping):
         return "mixture"
     if path is None:
         return "demo"

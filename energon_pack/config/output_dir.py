@@ -6,23 +6,31 @@ from energon_pack.config import PackConfig, Stage
 from energon_pack.config.cache_dir import cache_folder, short_hash
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.files import PAGE
+from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
-from energon_pack.dataset.losses import page_beside
+from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address, parent, tidy
+from energon_pack.run.stores import parent
+from energon_pack.sources.storage import path_in
 
 
 def destination_of(config: PackConfig) -> Destination:
-    """Return where the dataset of a run will be; raises PackError if it has no name."""
+    """Return where the dataset of a run will be.
+
+    Raises:
+        PackError: it has no name, or `output.sqlite` asks for a file that no store gets.
+    """
     output = config.output
     if output.name is None:
         raise PackError("output.name must be set")
-    if not is_address(output.dir):
+    dataset = DatasetFolder(path_in(output.dir, output.name))
+    if not dataset.is_stored:
         return InFolder(Path(output.dir).expanduser() / output.name)
-    address = f"{tidy(output.dir)}/{output.name}"
-    here = cache_folder(config.cache_dir, output.dir) / "outputs" / short_hash(parent(address))
-    return InStore(address, here / output.name)
+    if output.sqlite:
+        raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
+    here = cache_folder(config.cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
+    return InStore(dataset.path, here / output.name)
 
 
 def page_of(config: PackConfig) -> Path:

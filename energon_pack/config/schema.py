@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from energon_pack.errors import PackError
 from energon_pack.plan.settings import PackingConfig, Share
 from energon_pack.run.executors.settings import ExecutorConfig
-from energon_pack.run.stores import is_address
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.templates.settings import LabelsConfig, MediaConfig, ModelConfig
 
@@ -120,8 +119,6 @@ class OutputConfig:
         """Raise PackError for settings with which nothing could be written."""
         if not self.dir:
             raise PackError("output.dir is empty: output.dir=. is this folder")
-        if self.sqlite and is_address(self.dir):
-            raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({self.dir})")
         for key, text in (("output.name", self.name), ("output.shard_prefix", self.shard_prefix)):
             if text is not None and (not text or set(text) & set("/\\{},") or text.startswith(".")):
                 raise PackError(f"{key}={text!r}: no slash, brace, comma or leading dot")
@@ -161,12 +158,25 @@ class OutputConfig:
         return flavor_for(self.flavor, self.sample_type, self.sample_fields)
 
 
+class Objective(str, Enum):
+    """What a sweeper that optimises gets for each job."""
+
+    #: tokens in packs, by the room in them
+    fill = "fill"
+    #: tokens in packs
+    tokens = "tokens"
+    #: FLOPs of a forward pass for a token in packs, with what ranks wait
+    cost = "cost"
+
+
 @dataclass
 class ReportConfig:
-    """The settings of `stage=lengths`."""
+    """The settings of what a run comes to."""
 
     #: the pack lengths that stage=lengths tries, in tokens
     lens: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384, 32768, 65536])
+    #: the figure that a sweeper such as `hydra/sweeper=optuna` optimises
+    objective: Objective = Objective.fill
 
 
 @dataclass

@@ -15,7 +15,6 @@ from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
-from energon_pack.sources.draws import parse_slice
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
 #: Removed settings, and what to use instead.
@@ -23,6 +22,8 @@ _GONE = {
     "executor.num_nodes": "it is executor.num_tasks now, of which several run on a node",
     "executor.lost_after": "Slurm itself starts the task of a lost node again",
     "executor.launch": "start stages with part=NUMBER/PARTS instead",
+    "source.mixture": "source.path has the entries of a mixture, by name, or names its file",
+    "source.slice": "stage=lengths, plan, write and publish with part=NUMBER/PARTS: several machines, one dataset",
 }
 _GUESSES = 3  # names to suggest if none is spelled alike
 
@@ -135,7 +136,6 @@ def _check_values(config: PackConfig) -> None:
         Part.parse(config.part)
         if config.stage not in (Stage.lengths, Stage.write):
             raise PackError(f"part={config.part}: stage={config.stage.value} has no parts; lengths and write have")
-    parse_slice(config.source.slice)
     split_shares(plain(config.output.splits))
 
 

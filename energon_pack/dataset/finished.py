@@ -1,12 +1,15 @@
 """Check a published dataset with the name of a run: is it whole, and would the run write the same?"""
 
+from collections.abc import Mapping
 from typing import Any
 
+from energon_pack.dataset.energon import changed_keys
 from energon_pack.dataset.files import NEEDED, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 
 _INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 
@@ -34,6 +37,25 @@ def published_report(place: str) -> dict[str, Any] | None:
     if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY for name, packs in counts.items()):
         return None
     return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
+
+
+def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise PackError if Energon would not read a dataset as it was packed.
+
+    Args:
+        yamls: what `dataset_yamls` returns for the run.
+    """
+    folder = DatasetFolder(named)
+    for name, wanted in yamls.items():
+        try:
+            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), wanted))
+        except (OSError, ValueError):
+            is_changed = True
+        if is_changed:
+            raise PackError(
+                f"{named} exists, and its {META_FOLDER}/{name} is damaged or was changed: output.overwrite=true"
+                " replaces the dataset, output.name=NAME writes beside it"
+            )
 
 
 def _size(folder: DatasetFolder, name: str) -> int:

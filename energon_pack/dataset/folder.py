@@ -44,9 +44,14 @@ class DatasetFolder:
         return PurePosixPath(self.path).name
 
     @property
+    def is_stored(self) -> bool:
+        """Say whether it is on an object store."""
+        return is_address(self.path)
+
+    @property
     def for_energon(self) -> str:
         """Return its path or address as Energon writes it."""
-        return energon_address(self.path) if is_address(self.path) else self.path
+        return energon_address(self.path) if self.is_stored else self.path
 
     @cached_property
     def _listed(self) -> Mapping[str, State | None]:
@@ -118,7 +123,7 @@ class DatasetFolder:
     def on_this_machine(self, name: str) -> Iterator[Path]:
         """Yield a path for code that takes only paths: the file, or an object's temporary copy; raises as `open`."""
         with self.open(name) as file:
-            if not is_address(self.path):
+            if not self.is_stored:
                 yield Path(self.path_of(name))
                 return
             with tempfile.NamedTemporaryFile(prefix="energon_pack-") as copy:

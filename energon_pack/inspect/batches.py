@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.pages.html import Html, details, join, table, tag
-from energon_pack.pages.svg import curves
+from energon_pack.report.pages.html import Html, details, join, table, tag
+from energon_pack.report.pages.svg import curves
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE

@@ -1,7 +1,7 @@
 """Compare two packed datasets: their figures, their settings, and the samples that only one of them has."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import at
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.inspect.dataset import Opened
 from energon_pack.inspect.search import entries, ids_of
-from energon_pack.pages.svg import short
+from energon_pack.report.pages.html import Html, page, section, tag
+from energon_pack.report.pages.rows import Rows, code, print_table
+from energon_pack.report.pages.svg import histogram, short
+from energon_pack.report.shapes import linear_histogram
+from energon_pack.run.console import say
 
 _MOST_NAMED, _VALUE = 20, 80  # samples that are named, characters of a value
 _COLUMNS = ("pack", "shard", "key", "record_part", "token_len")
@@ -59,15 +63,17 @@ def side_of(opened: Opened) -> Side:
     )
 
 
-def figures(left: Side, right: Side) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the figures of both: the name, each value, and the difference."""
+def figures(left: Side, right: Side) -> Rows:
+    """Return the figures of both: the name, each value, and the difference."""
+    rows = []
     for name, keys, form in _FIGURES:
         a, b = (at(side.report, *keys) for side in (left, right))
         if isinstance(a, (int, float)) and isinstance(b, (int, float)):
             is_share = form is _percent
             more = b - a if is_share or not a else b / a - 1
             told = "" if a == b or not (a or is_share) else f"{100 * more:+.2f} {'points' if is_share else '%'}"
-            yield name, form(a), form(b), told
+            rows.append((name, form(a), form(b), told))
+    return Rows(("", left.name, right.name, "second to first"), rows)
 
 
 def _whole(value: float) -> str:
@@ -97,12 +103,13 @@ _FIGURES = (
 )
 
 
-def settings(left: Side, right: Side) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings that differ, and the value in each dataset."""
+def settings(left: Side, right: Side) -> Rows:
+    """Return the settings that differ, and the value in each dataset."""
     a, b = (_flat(at(side.report, "config") or {}) for side in (left, right))
-    for key in sorted(a.keys() | b.keys()):
-        if a.get(key) != b.get(key):
-            yield key, _json(a.get(key)), _json(b.get(key))
+    rows = [
+        (key, _json(a.get(key)), _json(b.get(key))) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)
+    ]
+    return Rows(("setting", left.name, right.name), rows, num_words=3)
 
 
 def _json(value: Any) -> str:
@@ -137,3 +144,54 @@ def _of(names: list[str], side: Side) -> Iterator[Mapping[str, Any]]:
     """Yield the ledger's entries about these samples."""
     wanted = set(names)
     yield from (entry for entry in entries(side.opened) if entry.get("sample_id") in wanted) if wanted else ()
+
+
+def print_beside(left: Side, right: Side) -> None:
+    """Print the figures, the settings that differ, and how many samples only one has."""
+    for rows in (figures(left, right), settings(left, right)):
+        print_table(rows)
+        say("")
+    for side, other in ((left, right), (right, left)):
+        alone = only_in(side, other)
+        say(f"only in {side.name}: {amount(alone.number, 'sample')}")
+        for name, why in alone.first[:3]:
+            say(f"  {name}: {why}")
+
+
+def beside_page(left: Side, right: Side) -> str:
+    """Show the same as a page, with how full the packs of each are."""
+    differ = settings(left, right)
+    return page(
+        f"{left.name} beside {right.name}",
+        tag("h1", f"{left.name} beside {right.name}"),
+        tag("p", f"{left.opened.folder} · {right.opened.folder}", class_="faint"),
+        section("What does each hold?", figures(left, right).to_html()),
+        section("Which settings differ?", differ.to_html() if differ.rows else tag("p", "None.")),
+        section("How full are their packs?", tag("div", *_fills(left, right), class_="pair")),
+        section(
+            "Which samples has only one of them?",
+            *_alone(left, right, only_in(left, right)),
+            *_alone(right, left, only_in(right, left)),
+        ),
+    )
+
+
+def _fills(*sides: Side) -> list[Html]:
+    shapes = [linear_histogram({"fill": side.fill}, most=100) for side in sides]
+    return [
+        tag(
+            "div",
+            tag("h3", side.name),
+            histogram(shape.edges, shape.counts, "% of max_token_len", "packs", is_half=True),
+        )
+        for side, shape in zip(sides, shapes, strict=True)
+        if shape
+    ]
+
+
+def _alone(side: Side, other: Side, alone: Alone) -> Sequence[Html]:
+    title = tag("h3", f"Only in {side.name}: {alone.number:,}")
+    if not alone.number:
+        return [title]
+    rows = [(code(name), why) for name, why in alone.first]
+    return [title, Rows(("sample", f"what {other.name} says of it"), rows, 2).to_html()]

@@ -7,13 +7,14 @@ import argparse
 import random
 import shlex
 
-from energon_pack.errors import PackError, amount, printable
+from energon_pack.errors import PackError, amount
+from energon_pack.inspect.arguments import is_override, write_page
 from energon_pack.inspect.dataset import Opened, about, open_dataset
-from energon_pack.inspect.overrides import is_override
-from energon_pack.inspect.written import write_page
+from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.report.views.screens import print_blocks, print_next, print_pack
+from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import console, say
-from energon_pack.views.terminal import print_next, print_notes, print_pack
+from energon_pack.run.console import say
 
 _MOST_HITS = 20
 _MOST_THUMBNAILS = 24
@@ -47,7 +48,6 @@ def _show_pack(given: argparse.Namespace) -> int:
     if given.beside is not None:
         return _compare(opened, given)
     with opened.packs:
-        to = console()
         if given.search is not None:
             return _search(opened, given)
         named = given.given[1] if len(given.given) > 1 else "0"
@@ -58,7 +58,7 @@ def _show_pack(given: argparse.Namespace) -> int:
         if len(given.given) == 1 and given.random is None:
             for line in about(opened):
                 say(line)
-            to.print()
+            say("")
         vocabulary, missing = None, None
         if given.tokens or given.processor or given.html:
             from energon_pack.inspect.tokens import vocabulary_for
@@ -72,23 +72,22 @@ def _show_pack(given: argparse.Namespace) -> int:
 
             how = {"trust_remote_code": given.trust_remote_code}
             write_page(given.html, pack_page(opened, found, view, processor_of(opened, given.processor), how))
-        print_notes([*opened.notes, *([missing] if missing else [])], to)
-        print_pack(view, to, given.full)
+        print_blocks(Line(note, "bad") for note in (*opened.notes, *([missing] if missing else [])))
+        print_pack(view, given.full)
         following = min(number + 1, len(opened.packs) - 1)
-        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given), to)
+        print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given))
     return 0
 
 
 def _compare(opened: Opened, given: argparse.Namespace) -> int:
-    from energon_pack.inspect.beside import side_of
-    from energon_pack.inspect.beside_page import beside_page, print_beside
+    from energon_pack.inspect.beside import beside_page, print_beside, side_of
 
     if len(given.given) > 1:
         raise PackError(f"--beside compares whole datasets: leave {given.given[1]} out")
     left, right = side_of(opened), side_of(open_dataset(given.beside))
     if given.html:
         write_page(given.html, beside_page(left, right))
-    print_beside(left, right, console())
+    print_beside(left, right)
     return 0
 
 
@@ -98,8 +97,6 @@ def _others(given: argparse.Namespace) -> list[str]:
 
 
 def _search(opened: Opened, given: argparse.Namespace) -> int:
-    from rich.table import Table
-
     from energon_pack.inspect.search import search, skipped
 
     hits, num_hits = search(opened, given.search, given.limit)
@@ -110,14 +107,8 @@ def _search(opened: Opened, given: argparse.Namespace) -> int:
         if not lost:
             say(f"{given.search}: in no id of a member, and in no key of the {len(opened.packs):,} packs")
         return 0 if lost else 1
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("pack", "member"):
-        table.add_column(name, justify="right")
-    for name in ("key", "sample"):
-        table.add_column(name, overflow="fold")
-    for hit in hits:
-        table.add_row(f"{hit.number:,}", f"#{hit.member}", hit.key, printable(hit.sample_id))
-    console().print(table)
+    rows = [(f"{hit.number:,}", f"#{hit.member}", hit.key, hit.sample_id) for hit in hits]
+    print_table(Rows(("pack", "member", "key", "sample"), rows, num_words=4))
     rest = num_hits - len(hits)
     say(amount(num_hits, "member") + (f", {rest:,} not shown (--limit N)" if rest else ""))
     return 0

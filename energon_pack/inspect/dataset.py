@@ -13,14 +13,14 @@ from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.dataset.order_parts import opened
 from energon_pack.errors import PackError, amount
+from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.view import PackView
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.sources.storage import is_file
-from energon_pack.views.packed import Place, pack_view
-from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.views.spans import Vocabulary
+    from energon_pack.report.views.spans import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.lookup import Found
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
-from energon_pack.pages.html import Html, anchor, page, section, tag
+from energon_pack.report.pages.html import Html, anchor, page, section, tag
+from energon_pack.report.views.screens import members_rows, pack_section
+from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
 from energon_pack.samples.member import MemberInput
-from energon_pack.views.html import members_table, pack_section
-from energon_pack.views.view import PackView
 
 if TYPE_CHECKING:  # imports torch, which only a page with batches needs
     from energon_pack.training.batch import PackedBatch
@@ -38,7 +38,7 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
         *(tag("p", note, class_="bad") for note in opened.notes),
         tag("p", "On this page: ", *links),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
-        section("Members", members_table(view.members[:_MOST_ROWS])),
+        section("Members", members_rows(view.members[:_MOST_ROWS]).to_html()),
         *training_sections(opened, found, processor, how),
     )
 

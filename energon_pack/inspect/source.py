@@ -13,14 +13,16 @@ from typing import Any
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.errors import PackError, amount, printable
-from energon_pack.inspect.overrides import is_override
-from energon_pack.inspect.source_page import sample_page
-from energon_pack.inspect.written import write_page
+from energon_pack.errors import PackError, amount
+from energon_pack.inspect.arguments import is_override, write_page
 from energon_pack.lengths.counts import counts_of
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
-from energon_pack.run.console import console
+from energon_pack.report.views.sampled import sample_view
+from energon_pack.report.views.screens import print_next, print_sample, sample_page
+from energon_pack.report.views.text import Raw
+from energon_pack.report.views.view import MemberView
+from energon_pack.run.console import say
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint
 from energon_pack.samples.raw_json import load_json
@@ -37,9 +39,6 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import TemplateSettings, Untrained
 from energon_pack.templates.template import Template
-from energon_pack.views.sampled import sample_view
-from energon_pack.views.terminal import print_next, print_sample
-from energon_pack.views.view import MemberView
 
 _MOST_CHARS = 400  # characters of a string in the raw JSON
 _MOST_THUMBNAILS = 24
@@ -50,8 +49,7 @@ class Looked:
     """One sample as the tool shows it."""
 
     view: MemberView
-    raw: str  # its JSON or text, long strings shortened
-    whole: str  # its JSON or text, unshortened
+    raw: Raw  # its JSON or text, long strings shortened, and the same unshortened
     remarks: list[str] = field(default_factory=list)  # notes to print
 
 
@@ -73,16 +71,14 @@ def show_sample(given: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
-    to = console()
-    to.print(printable(f"read as: {read_as(source, config.source.reading)}"), markup=False, soft_wrap=True)
+    say(f"read as: {read_as(source, config.source.reading)}")
     remarks += [missing] if missing else []
     if given.html:  # written before anything is printed, because `| head` ends the process
-        write_page(given.html, sample_page(looked.view, where, looked.raw, looked.whole, remarks))
-    shown = looked.whole if looked.view.refused else looked.raw
-    print_sample(looked.view, where, shown, remarks, to, given.full)
+        write_page(given.html, sample_page(looked.view, where, looked.raw, remarks))
+    print_sample(looked.view, where, looked.raw, remarks, given.full)
     words = " ".join(map(shlex.quote, ["--source", given.source, *overrides]))
     following = number + 1 if given.random is None else "--random"
-    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"], to)
+    print_next(f"python -m energon_pack.inspect {words} {following}", ["an id", "--random", "--html OUT"])
     return 0
 
 
@@ -105,8 +101,8 @@ def look(
         sample = read_sample(reader, shard, row, config.source.reading)
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return Looked(view, _json(raw), _json(raw, most=None))
-    texts = _json(raw), _json(raw, most=None)
+        return Looked(view, Raw(_json(raw, most=None), _json(raw, most=None)))
+    text = Raw(_json(raw), _json(raw, most=None))
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
@@ -116,7 +112,7 @@ def look(
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)
         remarks += more
-    return Looked(view, *texts, remarks)
+    return Looked(view, text, remarks)
 
 
 def _judged(
@@ -167,12 +163,11 @@ class Indexed:
 
 def index_shard(source: Source, shard: Shard) -> Indexed:
     """Index one file of a source; raises PackError where it can't be read."""
-    excluded = source.excluded.get(shard.name, frozenset())
     table = shard.index()
     about = about_of(table)
     damage = [f"{shard.name} is damaged: {what} at byte {offset}" for offset, what in damage_of(about)]
     damage += filter(None, [dotted_of(shard.path, about)])
-    return Indexed(shard, [row for row in rows_of(table, IndexRow) if row.key not in excluded], damage)
+    return Indexed(shard, [*rows_of(table, IndexRow)], damage)
 
 
 def _chosen(source: Source, named: str | None, seed: int | None) -> tuple[Indexed, int, int]:

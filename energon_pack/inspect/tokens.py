@@ -6,9 +6,9 @@ from energon_pack.dataset.manifest import processor_folder
 from energon_pack.dataset_encoder import read_rules, tokenizer_of
 from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
+from energon_pack.report.views.spans import Vocabulary
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.verify.lengths import packed_with
-from energon_pack.views.spans import Vocabulary
 
 
 def vocabulary_for(

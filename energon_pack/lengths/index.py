@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import losing_no_fault
 from energon_pack.sources import reader, wds
-from energon_pack.sources.draws import copy_numbers, drawn_rows
+from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import NO_TAR
@@ -35,20 +35,27 @@ class IndexedShard:
     #: the digests of the whole shard that `Shard.is_unchanged` compares
     about: dict[str, str]
     rows: Ints | None = None  # ascending; a sample drawn twice stands twice; None: all
-    copies: Ints | None = None  # for each row, how often it was drawn before, in this slice or in another
     how_drawn: tuple[float | str, ...] = ()  # the settings that `rows` depend on
 
     @property
     def num_samples(self) -> int:
         return self.num_rows if self.rows is None else len(self.rows)
 
+    @cached_property
+    def copies(self) -> Ints | None:
+        """For each row, how often it was drawn before; None: all come once."""
+        return None if self.rows is None else copy_numbers(self.rows)
+
     @property
     def num_repeated(self) -> int:
         return 0 if self.copies is None else int(np.count_nonzero(self.copies))
 
 
-def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[IndexedShard]:
-    """Index every shard that is not in the cache yet.
+def index_shards(shards: list[Shard], keep_damaged: bool, seed: int, run: Run) -> list[IndexedShard]:
+    """Index every shard that is not in the cache yet, and draw its samples as often as its `ratio` says.
+
+    Args:
+        seed: of the draws.
 
     Raises:
         PackError: a tar is compressed; or with `keep_damaged` off, as `refuse_damaged`.
@@ -75,7 +82,7 @@ def index_shards(shards: list[Shard], keep_damaged: bool, run: Run) -> list[Inde
     assert len(indexed) == len(shards)
     if not keep_damaged:
         refuse_damaged((item.shard, item.about) for item in indexed)
-    return indexed
+    return [_drawn(item, seed) for item in indexed]
 
 
 def refuse_damaged(indexed: Iterable[tuple[Shard, Mapping[str, str]]]) -> None:
@@ -102,36 +109,37 @@ def _damage_error(shard: Shard, offset: int, what: str, num_others: int) -> Pack
     return PackError(f"damaged {where}; source.on_damaged=keep packs what is whole")
 
 
-def draw_samples(indexed: list[IndexedShard], slice_of: tuple[int, int], seed: int) -> list[IndexedShard]:
-    """Draw samples by the `sample_ratio` of each shard, and keep the samples of the wanted slice.
-
-    Args:
-        slice_of: (i, n): every n-th sample, starting with the i-th.
-    """
-    number, num_slices = slice_of
-    drawn = []
-    start = 0
-    for item in indexed:
-        ratio = item.shard.ratio
-        if ratio == num_slices == 1:
-            drawn.append(item)
-            continue
-        rows = drawn_rows(item.num_rows, ratio, item.shard.name, seed)
-        first = (number - start) % num_slices
-        start += len(rows)
-        by = (seed, item.shard.name) if ratio != 1 else ()
-        how = (ratio, *by, first, num_slices)
-        mine, copies = rows[first::num_slices], copy_numbers(rows)[first::num_slices]
-        drawn.append(replace(item, rows=mine, copies=copies, how_drawn=how))
-    return drawn
+def _drawn(item: IndexedShard, seed: int) -> IndexedShard:
+    rows = item.shard.drawn(item.num_rows, seed)
+    return item if rows is None else replace(item, rows=rows, how_drawn=(item.shard.ratio, seed, item.shard.name))
 
 
-def first_samples(indexed: list[IndexedShard], limit: int | None, num_excluded: int) -> list[IndexedShard]:
-    """Return the shards that hold the first `limit` samples, and enough more to replace `num_excluded` of them."""
+def every(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
+    """Return every `step`-th sample of some shards, from the first on."""
+    ends = accumulate((item.num_samples for item in indexed), initial=0)
+    firsts = [-start % step for start, _ in zip(ends, indexed, strict=False)]
+    return [
+        replace(
+            item,
+            rows=(np.arange(item.num_rows) if item.rows is None else item.rows)[first::step],
+            how_drawn=(*item.how_drawn, first, step),
+        )
+        for item, first in zip(indexed, firsts, strict=True)
+    ]
+
+
+def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
+    """Return the first `limit` samples; None: all. Their lengths are kept as those of the whole shard are."""
     if limit is None:
         return indexed
-    before = accumulate((item.num_samples for item in indexed), initial=0)
-    return [item for item, count in zip(indexed, before, strict=False) if count < limit + num_excluded]
+    first = list[IndexedShard]()
+    for item in indexed:
+        if limit <= 0:
+            break
+        rows = np.arange(item.num_rows) if item.rows is None else item.rows
+        first.append(item if len(rows) <= limit else replace(item, rows=rows[:limit]))
+        limit -= len(rows)
+    return first
 
 
 def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:

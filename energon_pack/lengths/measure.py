@@ -32,7 +32,7 @@ from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors.fit import RULES
 from energon_pack.samples.media.formats import VIDEO_NAMES
 from energon_pack.sources import reader
-from energon_pack.sources.draws import drawn_keys
+from energon_pack.sources.copies import drawn_keys
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.templates.families import ASKED

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ from energon_pack.config.compose import compose_config, config_of
 from energon_pack.config.naming import content_settings
 from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
-from energon_pack.lengths.index import draw_samples, first_samples
+from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
@@ -19,8 +19,7 @@ from energon_pack.online.samples import Samples
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
-from energon_pack.sources.draws import parse_slice
-from energon_pack.sources.jsonl.meta import read_blend
+from energon_pack.sources.jsonl.meta import is_drawn_by_file
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.templates.processor import load_saved
@@ -65,8 +64,8 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
     config = config_of(given)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
-    if config.source.mixture is not None:
-        raise PackError("source.mixture: a stream has no mixture: sources=[…] of it have weights")
+    if isinstance(config.source.path, Mapping):
+        raise PackError("source.path has entries of a mixture, and a stream has none: sources=[…] of it have weights")
     if sources is not None and config.source.path is not None:
         raise PackError(f"source.path={config.source.path} and sources: give one of them")
     if config.output.splits.val or config.output.splits.test:
@@ -98,7 +97,7 @@ def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str
         if config.source.path is None:
             raise PackError(f"sources has {source}, which names no source.path")
     elif source is None or isinstance(source, str):
-        drawn_by_file = source is not None and read_blend(source) is not None  # a stream has no mixture
+        drawn_by_file = source is not None and is_drawn_by_file(source)  # a stream has no mixture
         config = replace(config, source=replace(config.source, path=[source] if drawn_by_file else source))
     return replace(config, stage=Stage.plan, output=replace(config.output, name="stream"))
 
@@ -143,12 +142,9 @@ def _indexed(run: PackRun) -> Indexed:
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
-    excluded, limit = run.source.excluded, config.source.limit
-    indexed = draw_samples(index_source(run), parse_slice(config.source.slice), config.seed)
-    indexed = first_samples(indexed, limit, sum(map(len, excluded.values())))
-    depends = [[item.key, *item.how_drawn] for item in indexed]
-    left_out = {name: sorted(keys) for name, keys in excluded.items()}
-    identity = hashlib.sha256(json.dumps([depends, left_out, limit], sort_keys=True).encode()).hexdigest()[:24]
+    indexed = first_samples(index_source(run), config.source.limit)
+    depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
+    identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda made: write_index(made / _ROWS, indexed, excluded, limit))
+    make_once(folder, lambda made: write_index(made / _ROWS, indexed))
     return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)

@@ -3,7 +3,7 @@
 list[IndexedShard] ──write_index──► a row for each draw of a sample ──Indexed──► look, member
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,34 +34,18 @@ class FoundRow(IndexRow):
     shard: int  # number of its source shard
 
 
-def write_index(
-    path: Path, indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]], limit: int | None
-) -> None:
-    """Write a row for each draw of a sample, in the order of the source.
-
-    Args:
-        excluded: keys of samples left out, by shard.
-        limit: write only the first so many of the others.
-    """
-    write_tables(path, _first(_tables(indexed, excluded), limit), _SCHEMA)
+def write_index(path: Path, indexed: Sequence[IndexedShard]) -> None:
+    """Write a row for each draw of a sample, in the order of the source."""
+    write_tables(path, _tables(indexed), _SCHEMA)
 
 
-def _tables(indexed: Sequence[IndexedShard], excluded: Mapping[str, Set[str]]) -> Iterator[pa.Table]:
+def _tables(indexed: Sequence[IndexedShard]) -> Iterator[pa.Table]:
     for number, item in enumerate(indexed):
         tables = [chunk.read() for chunk in in_chunks([(number, item.pieces)])]
         table = pa.concat_tables([_SCHEMA.empty_table().drop(["shard"]), *tables]).select(INDEX_SCHEMA.names)
         if item.rows is not None:
             table = table.take(pa.array(item.rows))
-        if left_out := excluded.get(item.shard.name):
-            is_in = [key not in left_out for key in table["key"].to_pylist()]
-            table = table.take(pa.array(np.flatnonzero(is_in)))
         yield table.append_column("shard", pa.array(np.full(table.num_rows, number, np.int32))).cast(_SCHEMA)
-
-
-def _first(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
-    for table in tables:
-        yield table if limit is None else table.slice(0, limit)
-        limit = None if limit is None else max(0, limit - table.num_rows)
 
 
 class Indexed:

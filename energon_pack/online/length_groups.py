@@ -6,15 +6,13 @@ Every other window is sorted downwards, so that no batch joins the longest sampl
 next.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.base import Bins
-from energon_pack.run.recent import Recent
-from energon_pack.run.seeded import Ints, random_keys, seed_of
+from energon_pack.run.seeded import Ints, random_keys
 
 
 class Groups(NamedTuple):
@@ -22,16 +20,14 @@ class Groups(NamedTuple):
 
     #: samples of each batch
     batches: Bins
-    #: int64[num_steps, num_ranks], the batch of each rank in each step
-    steps: Ints
-    #: samples that are in no batch: fewer than ranks, and only if every batch is a single sample
-    num_over: int
+    #: int64[num_batches], the batches in the order in which all ranks together take them, step by step
+    row: Ints
 
-    def samples(self, batch: int) -> Ints:
-        """Return the numbers of a batch's samples."""
-        starts, items = self.batches
-        found: Ints = items[starts[batch] : starts[batch + 1]]
-        return found
+    def samples(self, place: int) -> Ints:
+        """Return the numbers of the samples of the batch at a place of the row."""
+        batch, (starts, items) = self.row[place], self.batches
+        samples: Ints = items[starts[batch] : starts[batch + 1]]
+        return samples
 
 
 class Limits(NamedTuple):
@@ -50,11 +46,6 @@ class Limits(NamedTuple):
         if (self.batch_size or self.max_batch_tokens or 0) < 1:
             raise ValueError(f"{given}: at least 1")
 
-    def are_exceeded(self, lens: Ints) -> npt.NDArray[np.bool_]:
-        """Return bool[num]: whether a sample alone has more tokens than a batch may have."""
-        longest = self.max_batch_tokens
-        return np.zeros(len(lens), np.bool_) if longest is None else np.greater(lens, longest)
-
     def samples(self, lens: Ints) -> float:
         """Estimate how many samples a batch has."""
         return self.batch_size or (self.max_batch_tokens or 1) / max(1.0, float(lens.mean()))
@@ -64,7 +55,7 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
     Each sample is in one batch. If the batches do not make whole steps, they are a sample smaller, or some are halved.
-    Only if every batch is a single sample, fewer than `num_ranks` samples are left over.
+    Only if every batch is a single sample, fewer than `num_ranks` batches may stand behind the last whole step.
 
     Args:
         lens: int64[num] tokens; a sample longer than a batch may be is a batch of its own.
@@ -78,60 +69,16 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
         starts = _evenly(num, -(-num // (limits.batch_size or 1)))
     wanted = -(-(len(starts) - 1) // num_ranks) * num_ranks
     if wanted > num:  # even batches of one sample do not make whole steps
-        starts, wanted = np.arange(num + 1), num // num_ranks * num_ranks
+        starts = np.arange(num + 1)
     elif limits.max_batch_tokens is not None:
         starts = _halved(starts, wanted)
     else:
         starts = _evenly(num, wanted)
-    chosen = np.sort(np.argsort(random_keys(len(starts) - 1, seed, 31))[:wanted])
-    steps = chosen.reshape(-1, num_ranks)
+    by_chance, whole = np.argsort(random_keys(len(starts) - 1, seed, 31)), (len(starts) - 1) // num_ranks * num_ranks
+    steps = np.sort(by_chance[:whole]).reshape(-1, num_ranks)
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
     steps = np.take_along_axis(steps, whose, axis=1)[np.argsort(random_keys(len(steps), seed, 33))]
-    return Groups(Bins(starts, order), steps, len(starts) - 1 - wanted)
-
-
-#: how an epoch was begun by other numbers of ranks: (ranks, steps they took), in order
-Before = Sequence[tuple[int, int]]
-
-
-class EpochGroups:
-    """The batches of each epoch, even if another number of ranks began the epoch.
-
-    Args:
-        window: batches whose samples are sorted together.
-        samples: int64[num], the numbers of the samples to batch; by default all.
-    """
-
-    def __init__(self, lens: Ints, limits: Limits, window: int, seed: int, samples: Ints | None = None):
-        if window < 1:
-            raise ValueError(f"window={window}: at least 1 batch")
-        self._lens, self._limits, self._seed = lens, limits, seed
-        self._samples = np.arange(len(lens)) if samples is None else samples
-        self._window = window * limits.samples(lens[self._samples])
-        self._kept: Recent[tuple[int, tuple[tuple[int, int], ...], int], Groups] = Recent(2)
-
-    def of(self, epoch: int, num_ranks: int, before: Before = ()) -> Groups:
-        """Return the batches of an epoch, or of its rest if other numbers of ranks began it."""
-        key = epoch, tuple(before), num_ranks
-        groups = self._kept.get(key)
-        if groups is None:
-            left, seed = self._samples, seed_of(self._seed, epoch)
-            for ranks, num_steps in before:
-                had = group(self._lens[left], ranks, self._limits, self._window, seed)
-                gone = [had.samples(batch) for batch in had.steps[:num_steps].ravel().tolist()]
-                left = np.delete(left, np.concatenate(gone))
-            batches, steps, num_over = group(self._lens[left], num_ranks, self._limits, self._window, seed)
-            groups = self._kept.put(key, Groups(batches._replace(items=left[batches.items]), steps, num_over))
-        return groups
-
-
-def padding(lens: Ints, groups: Groups) -> float:
-    """Return the share of padding in batches that are as wide as their longest sample."""
-    starts, items = groups.batches
-    used = np.zeros(len(starts) - 1, bool)
-    used[groups.steps.ravel()] = True
-    sizes, longest = np.diff(starts)[used], np.maximum.reduceat(lens[items], starts[:-1])[used]
-    return 1 - float(np.add.reduceat(lens[items], starts[:-1])[used].sum()) / float((sizes * longest).sum())
+    return Groups(Bins(starts, order), np.concatenate((steps.ravel(), by_chance[whole:])))
 
 
 def _by_windows(lens: Ints, window: float, seed: int) -> Ints:

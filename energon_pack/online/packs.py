@@ -4,8 +4,8 @@ Pixels are decoded only for the samples of the pack that is made.
 Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from energon_pack.errors import PackError
@@ -65,15 +65,14 @@ class OnlinePacks(Iterator[Pack]):
     def state(self) -> dict[str, Any]:
         """Return the state as numbers, in the form of JSON."""
         return {
-            "counts": [*self._draws.counts],
+            "positions": [asdict(position) for position in self._draws.positions],
             "has_ended": self._has_ended,
             "pool": self._pool.state(),
             "counted": self._counted.state(),
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
-        self._draws.counts = [*state["counts"]]
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of this lane; `positions` are those of the draws already."""
         self._has_ended = state["has_ended"]
         self._pool.load(state["pool"])
         self._counted.load(state["counted"])

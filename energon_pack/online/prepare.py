@@ -19,7 +19,7 @@ from energon_pack.config.compose import config_of
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
-from energon_pack.dataset.losses import dropped, losses
+from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.measure import without_wrong_shortcut
@@ -110,22 +110,20 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
             measured = measure_source(run, indexed, method)
             members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
         else:
-            samples = Given(conversations, source.reading, source.media_root)
+            samples = Given(conversations, source.reading, source.media_root, source.limit)
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
                 shard, method = without_wrong_shortcut(
                     lambda method: measure_given(samples, known or "once", method, run, num_workers), method
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths(
-                    [shard], None, source.limit, flavor, shares, config.seed, untrained=config.labels.untrained
-                )
-            measured, members = Measured(lengths, method, len(samples), 0), GivenRows(samples)
+                lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
+            measured, members = Measured(lengths, method, len(conversations), 0), GivenRows(samples)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / "once", lambda made: _write(made, planned, config))
-    if why := losses(planned.report, config.max_skipped) or dropped(planned.report, packing):
+    if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, conversations is not None, known)}")
     return Prepared(config, planned, members, folder, packing.topology.micro_batches)
 
@@ -152,7 +150,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
     Raises:
         PackError: a setting draws from files; the cache can't be written.
     """
-    for name in ("slice", "split", "map"):
+    for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")
     cache = cache_folder(config.cache_dir, config.output.dir)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from energon_pack.lengths.table_cache import Chunk
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.draws import drawn_keys
+from energon_pack.sources.copies import drawn_keys
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class CachedRows:
         """Return the shard and the columns of the chosen rows of a chunk."""
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
-        numbers, table = numbers[: self.num], table.slice(0, self.num)
         return numbers, table if self.copies is None else _as_drawn(table, self.copies)
 
 

@@ -6,7 +6,7 @@ at a time.
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
 from energon_pack.plan import caps
 from energon_pack.plan.cached_rows import CachedRows
-from energon_pack.plan.drawn import Share
+from energon_pack.plan.entry_shares import EntryShare
 from energon_pack.plan.splits import split_numbers
 from energon_pack.run.scratch import Column, Scratch, blocks
 from energon_pack.run.seeded import Ints
@@ -28,7 +28,7 @@ from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.draws import copy_numbers
+from energon_pack.sources.copies import copy_numbers
 from energon_pack.templates.settings import Untrained
 
 #: Columns that the report counts, over all measured samples.
@@ -111,8 +111,6 @@ class Lengths:
     """The samples of a run, in the order of the source, then the parts of samples that were cut.
 
     Args:
-        excluded: keys of samples to leave out, by shard.
-        limit: take only the first so many of the other samples.
         flavor: the flavor of the packs.
         shares: the shares of the splits.
         seed: decides which sample is in which split.
@@ -127,8 +125,6 @@ class Lengths:
     def __init__(
         self,
         measured: Sequence[MeasuredShard],
-        excluded: Mapping[str, Set[str]] | None = None,
-        limit: int | None = None,
         flavor: PackedFlavor = DEFAULT,
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
@@ -153,20 +149,19 @@ class Lengths:
         self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
         self.flavor, self.seed, self._shares = flavor, seed, shares
         #: one for each entry of a mixture, in its order; empty: there is no mixture
-        self.shares_of_entries: list[Share] = []
+        self.shares_of_entries: list[EntryShare] = []
         self._entry_of_shard: Ints | None = None
         self._num_turns = 1
         #: the type of the column `cut`
         self.cut_type = CUT_TYPE
         self._drops_untrained = untrained is Untrained.drop
         self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
-        self._excluded = [(excluded or {}).get(name, frozenset()) for name in self.shard_names]
         self._rows: list[CachedRows] = []
         self._num_items = 0
         self.scratch = scratch
         self._columns = self._new_columns()
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
-            self._add_samples(chunk, limit)
+            self._add(chunk, None, self._read(chunk, self._is_split), is_sample=True)
         self.num_samples = self._num_items
         #: whether each sample is packed as its parts
         self.is_cut = scratch.zeros(self.num_samples, np.bool_)
@@ -219,7 +214,7 @@ class Lengths:
                     some = np.concatenate((np.where(cut.is_cut[block] | is_out[block], 0, some[:here]), some[here:]))
                 cut._append(name, some)
         for chunk, rows, _ in added:
-            cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
+            cut._add(chunk, rows, cut._read(chunk, cut._is_split))
         cut.whole_of_part = np.concatenate([self.whole_of_part, *(whole for *_, whole in added)])
         cut._join()
         return cut
@@ -236,7 +231,7 @@ class Lengths:
     def drawn(
         self,
         counts: Ints,
-        shares: Sequence[Share] = (),
+        shares: Sequence[EntryShare] = (),
         entry_of_shard: Ints | None = None,
         phase_of_shard: Ints | None = None,
     ) -> "Lengths":
@@ -280,7 +275,7 @@ class Lengths:
                 drawn.is_cut[sample] = self.is_cut[here][taken] & ~is_out
                 drawn.cut_off[sample] = self.cut_off[here][taken]
                 drawn.sample_lens[sample] = np.where(is_out, 0, self.sample_lens[here][taken])
-            base = np.arange(rows.num) if rows.rows is None else rows.rows[: rows.num]
+            base = np.arange(rows.num) if rows.rows is None else rows.rows
             drawn._rows.append(
                 CachedRows(rows.chunk, base[taken], drawn._num_items, len(taken), np.where(is_out, -1, copies))
             )
@@ -381,19 +376,8 @@ class Lengths:
         numbers, table = rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
         return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
 
-    def _add_samples(self, chunk: Chunk, limit: int | None) -> None:
-        has_excluded = any(self._excluded[number] for number in chunk.numbers)
-        table, rows = self._read(chunk, has_excluded or self._is_split), None
-        if has_excluded:
-            keys = table["key"].to_pylist()
-            is_in = [key not in self._excluded[n] for n, key in zip(chunk.numbers_of_rows.tolist(), keys, strict=True)]
-            rows = np.flatnonzero(is_in)
+    def _add(self, chunk: Chunk, rows: Ints | None, table: pa.Table, is_sample: bool = False) -> None:
         num = table.num_rows if rows is None else len(rows)
-        self._add(
-            chunk, rows, num if limit is None else min(num, max(0, limit - self._num_items)), table, is_sample=True
-        )
-
-    def _add(self, chunk: Chunk, rows: Ints | None, num: int, table: pa.Table, is_sample: bool = False) -> None:
         if not num:
             return
         mine = CachedRows(chunk, rows, self._num_items, num)

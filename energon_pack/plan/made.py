@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from energon_pack.plan.drawn import draws
+from energon_pack.plan.entry_shares import draws
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, members_of
 from energon_pack.plan.plan import laid_out

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
-from energon_pack.plan.drawn import Share, chosen, draws, shares_of
+from energon_pack.plan.entry_shares import EntryShare, chosen, draws, shares_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
@@ -62,7 +62,7 @@ def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np
     return may, trained
 
 
-def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: Ints, seed: int) -> list[Share]:
+def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: Ints, seed: int) -> list[EntryShare]:
     """Draw the samples of each entry of a mixture: sets `counts`, int64[num_epochs, num_samples].
 
     Args:

@@ -5,20 +5,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from energon_pack.errors import PackError
 from energon_pack.plan.counted import CountedPacks, count, count_packs
 from energon_pack.plan.expand import Expansion
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.mix import mixture_figures
-from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_counts, turn_counts
+from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, split_counts, split_of_packs, turn_counts
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.plan.step_figures import figures_of_steps
+from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.tally import Moments
 from energon_pack.plan.trees import sharing_figures
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
+from energon_pack.steps.spread import PackCosts, compared, figures
+from energon_pack.steps.topology import Topology, stream
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 #: what becomes of images with more than 8 bits a channel
@@ -67,7 +71,7 @@ class Report:
     """
 
     samples_in: int  # samples that the source settings select, each as often as it is drawn
-    samples_excluded: int  # left out by split, exclude, slice, sample_ratio or limit
+    samples_excluded: int  # left out by split, exclude, sample_ratio or limit
     samples_repeated: int  # draws of samples that were drawn before
     samples_packed: int  # whole, or as their parts
     samples_skipped: int  # each is in skipped.jsonl
@@ -246,3 +250,22 @@ def num_lost_to_bad_data(skipped_by_reason: Mapping[str, int]) -> int:
 
 def _fill(tokens: Any, room: Any) -> float:
     return round(float(tokens) / float(room), 6) if room else 0.0
+
+
+#: costs of a step, and their names
+STEP_COSTS = {"lm": "language model", "vision": "vision encoder", "both": "both"}
+
+
+def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: CostModel) -> dict[str, Any] | None:
+    """Return how even a topology's steps are in the first split: laid out, without layout, and in random order."""
+    if not topology.has_steps or not plan.num_packs:
+        return None
+    split = split_of_packs(items, plan)
+    mine = split == split[0]
+    (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
+    costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
+    world = topology.data_parallel, topology.micro_batches
+    found = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
+    if plan.places is not None:
+        found["without"] = figures(costs.take(np.argsort(plan.places[mine])[order]), *world)
+    return found

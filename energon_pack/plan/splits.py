@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import mixed
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import source_key
 
 #: the splits that Energon's tools expect
 SPLITS = ("train", "val", "test")

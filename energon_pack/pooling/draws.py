@@ -1,7 +1,7 @@
-"""Choose the dataset and sample that a lane draws next, from how many it drew of each dataset. Pure.
+"""Choose the dataset and sample that a lane draws next, from its position in each dataset. Pure.
 
-A lane is a worker of a rank. All lanes together draw one endless sequence of permutations of each dataset; lane l of L
-draws the places l, l + L, l + 2L …. So each permutation is drawn once, and a lane holds nothing but counters.
+A lane is a worker of a rank. All lanes together draw one endless sequence of permutations of each dataset, a stream in
+which a lane is what elsewhere is a rank. So each permutation is drawn once, and a lane holds nothing but its positions.
 """
 
 from bisect import bisect_right
@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from energon_pack.run.seeded import Chance, mixed_one
+from energon_pack.steps.position import Position
 
 _ROUNDS = 6
 _WORD = 1 << 64
@@ -31,10 +32,10 @@ class Draws:
 
     Args:
         sizes: samples of each dataset.
+        positions: this lane's position in each dataset. Each epoch has another order.
         weights: relative frequency of each dataset; by default its number of samples.
         replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
         seed: the same in all lanes.
-        epoch: each epoch has another order.
 
     Raises:
         ValueError: weights are negative, all 0 or too few; or an empty dataset has a weight.
@@ -43,23 +44,21 @@ class Draws:
     def __init__(
         self,
         sizes: Sequence[int],
+        positions: Sequence[Position],
         weights: Sequence[float] | None = None,
         *,
         replacement: bool,
         seed: int = 0,
-        epoch: int = 0,
-        lane: int = 0,
-        lanes: int = 1,
     ):
         self._sizes = list(sizes)
         self._weights = list(map(float, sizes if weights is None else weights))
         _check(self._sizes, self._weights)
-        self._replacement, self._lane, self._lanes = replacement, lane, lanes
-        chance = Chance(seed, 2 * epoch)
+        self._replacement = replacement
+        #: the whole state
+        self.positions = list(positions)
+        chance = Chance(seed, 2 * positions[0].epoch)
         self._keys = [chance.below(_WORD) for _ in self._sizes]
-        self._phase = mixed_one(chance.below(_WORD) + lane)
-        #: draws from each dataset: the whole state
-        self.counts = [0] * len(self._sizes)
+        self._phase = mixed_one(chance.below(_WORD) + positions[0].rank)
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
@@ -67,12 +66,12 @@ class Draws:
         if not there:
             return None
         dataset = there[self._choose([self._weights[d] for d in there])]
-        turn, place = divmod(self._lane + self.counts[dataset] * self._lanes, self._sizes[dataset])
-        self.counts[dataset] += 1
+        turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
+        self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
 
     def _is_used_up(self, dataset: int) -> bool:
-        return not self._replacement and self._lane + self.counts[dataset] * self._lanes >= self._sizes[dataset]
+        return not self._replacement and self.positions[dataset].number() >= self._sizes[dataset]
 
     def _choose(self, weights: Sequence[float]) -> int:
         """Choose a dataset so that every stretch of draws has about the right shares.
@@ -81,7 +80,8 @@ class Draws:
         (Knuth, The Art of Computer Programming 3, 6.4).
         """
         sums = list(accumulate(weights))
-        at = (self._phase + sum(self.counts) * _GOLDEN) % _WORD / _WORD
+        num = sum(position.turns.first for position in self.positions)
+        at = (self._phase + num * _GOLDEN) % _WORD / _WORD
         return min(bisect_right(sums, at * sums[-1]), len(sums) - 1)
 
 

@@ -11,7 +11,7 @@ benchmarks/online.py).
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -130,10 +130,7 @@ class Pool:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, which may have been JSON in the meantime."""
-        groups, self._planned = (
-            [[Waiting(_frozen(name), tuple(costs), *rest) for name, costs, *rest in of] for of in packs]
-            for packs in (state["groups"], state["planned"])
-        )
+        groups, self._planned = _waiting(state, "groups"), _waiting(state, "planned")
         self._groups = {of[0].group: of for of in groups}
         self._totals = {of[0].group: _total(of) for of in groups}
         for name in _COUNTERS:
@@ -178,6 +175,21 @@ class Pool:
         else:
             del self._groups[group], self._totals[group]
         return pack
+
+
+def waiting_in(states: Iterable[Mapping[str, Any]]) -> list[Waiting]:
+    """Return the samples that wait in the `state` of pools, for new ones: those that waited for most packs first."""
+    samples = [
+        replace(sample, since=sample.since - state["num_packs"])
+        for state in states
+        for pack in _waiting(state, "groups") + _waiting(state, "planned")
+        for sample in pack
+    ]
+    return sorted(samples, key=attrgetter("since"))
+
+
+def _waiting(state: Mapping[str, Any], name: str) -> list[list[Waiting]]:
+    return [[Waiting(_frozen(name), tuple(costs), *rest) for name, costs, *rest in pack] for pack in state[name]]
 
 
 def _total(samples: Iterable[Waiting]) -> list[int]:

@@ -8,17 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.losses import dropped, keeps_more
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.dataset.lost_samples import dropped, keeps_more
 from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
-from energon_pack.report.image_tokens import TokensOfImages, tokens_of_images
+from energon_pack.report.images import SmallerImages, TokensOfImages, tokens_of_images
 from energon_pack.report.packs import PackFigures, figures_of_packs
 from energon_pack.report.shapes import Histogram, log_histogram
-from energon_pack.report.smaller import SmallerImages
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES

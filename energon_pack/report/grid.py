@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from energon_pack.errors import amount
-from energon_pack.pages.html import Html, data_block, section, tag
-from energon_pack.pages.svg import Piece, legend, strip
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan, costs_of_packs, media_of_packs, taken
+from energon_pack.report.pages.html import Html, data_block, section, tag
+from energon_pack.report.pages.svg import Piece, legend, strip
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel

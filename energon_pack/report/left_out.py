@@ -7,13 +7,13 @@ import numpy as np
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import Medium
 from energon_pack.samples.sample import MediaPart
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import parts_of
 from energon_pack.sources.shard import Shard
-from energon_pack.views.thumbnails import thumbnail
-from energon_pack.views.view import Medium
 
 _MOST = 6  # samples that are shown
 _MOST_BYTES = 8 << 20  # bytes of a medium that is read; a larger video is not read for a picture

@@ -9,15 +9,15 @@ import numpy as np
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.lookup import Packs
-from energon_pack.pages.html import Html, details
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
+from energon_pack.report.pages.html import Html, details
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.screens import pack_section
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.templates.processor import load_saved
-from energon_pack.views.html import pack_section
-from energon_pack.views.member import vocabulary_of
-from energon_pack.views.packed import Place, pack_view
 
 _MOST, _MEMBERS, _CHARS, _THUMBNAILS = 6, 8, 4_000, 4
 

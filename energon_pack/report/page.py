@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.pages.html import Html, clipped, page, section, tag
 from energon_pack.plan.report import RunFacts
 from energon_pack.report import charts, overview, particulars
 from energon_pack.report.figures import Figures
 from energon_pack.report.grid import PackGrid, grid_section
+from energon_pack.report.pages.html import Html, clipped, page, section, tag
 from energon_pack.report.remarks import remarks
-from energon_pack.views.view import Medium
+from energon_pack.report.views.view import Medium
 
 _TITLE = 120  # characters
 
@@ -64,8 +64,8 @@ def run_page(
         overview.cards(figures),
         overview.to_look_at(found, about.config),
         overview.in_and_out(figures),
-        charts.token_lens(figures),
-        charts.other_lens(figures),
+        charts.sample_lengths(figures),
+        charts.pack_lengths(figures),
         charts.packs(figures),
         charts.over_time(figures),
         strips,

@@ -7,16 +7,16 @@ from typing import Any
 
 from energon_pack.config import ModelConfig, PackConfig, plain
 from energon_pack.errors import amount
-from energon_pack.pages.html import Html, clipped, details, join, section, table, tag
-from energon_pack.pages.svg import short
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
+from energon_pack.report.pages.html import Html, clipped, details, join, section, table, tag
+from energon_pack.report.pages.svg import short
+from energon_pack.report.views.text import Pictures
+from energon_pack.report.views.view import Medium
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.skip import Reason
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.version import VERSION
-from energon_pack.views.html import pictures
-from energon_pack.views.view import Medium
 
 _TEXT, _CONFIG, _PLACE = 200, 12_000, 4096  # characters of an id or a detail, of all settings, of a path
 _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon")
@@ -44,7 +44,7 @@ def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = (
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
     if left_out:
         title = tag("h3", "The longest with images or videos that the settings leave out")
-        made.append(join((title, pictures(left_out))))
+        made.append(join((title, Pictures(left_out).to_html())))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
     return section(asks, *made, name=name)

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.pages.rows import Rows
-from energon_pack.plan.compare_lens import Choice, Choices
-from energon_pack.plan.drawn import MANY_EPOCHS
+from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.items import NOTES
-from energon_pack.plan.report import LOST_BITS, Report
-from energon_pack.plan.step_figures import STEP_COSTS
-from energon_pack.run.console import console, print_table, say
+from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
+from energon_pack.report.pages.rows import Rows, print_table
+from energon_pack.run.console import console, say
 from energon_pack.run.progress import Progress
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
@@ -22,7 +21,7 @@ _COUNTS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_low
 
 def print_plan(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
-    print_table(media_rows(report).to_terminal())
+    print_table(media_rows(report))
     out = console()
     for line in (*_split_lines(report), *_source_lines(report), *_skipped_lines(report)):
         out.print(line)
@@ -74,7 +73,7 @@ def _source_lines(report: Report) -> Iterator[str]:
         of = "samples" if entry["share_of"] == "samples" else "trained tokens"
         yield f"mixture: {entry['name']} {entry['share']:.2%} of the {of}{asked}, {drawn}"
     if report.samples_excluded:
-        yield f"excluded: {report.samples_excluded:,} by split, exclude, slice, sample_ratio or source.limit"
+        yield f"excluded: {report.samples_excluded:,} by split, exclude, sample_ratio or source.limit"
     if report.samples_repeated:
         yield f"repeated: {amount(report.samples_repeated, 'draw')} by sample_ratio, a mixture or packing.epochs"
 
@@ -162,7 +161,7 @@ def print_choices(choices: Choices) -> None:
     say(f"{counts}; of a sample: {_spread(choices.token_len)}")
     for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
-    print_table(length_rows(choices.lens).to_terminal())
+    print_table(length_rows(choices.lens))
     if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")
 

@@ -1,18 +1,20 @@
 """Compare the jobs of a sweep, and choose the best by stated rules."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.sweep_folder import jobs_of
+from energon_pack.report.which_length import MOST_DROPPED, recommended
 
 #: fields of report.json that describe the run, not the packs
 _OF_THE_RUN = {field.name for field in fields(RunFacts)}
+_SHOWN_BYTES = 1e5  # a size is shown in steps of so many bytes
 _NEAR = 1.01  # times the least cost of a token
 
 
@@ -126,6 +128,7 @@ def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
         first: the first job by figures; this job is added to it.
     """
     what = {key: value for key, value in figures.items() if key not in _OF_THE_RUN}
+    what["bytes"] = round((row.num_bytes or 0) / _SHOWN_BYTES)
     number = first.setdefault(json.dumps(what, sort_keys=True, default=str), row.number)
     return row if number == row.number else replace(row, same_as=number)
 
@@ -178,6 +181,19 @@ def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str
         cost_source=None,
         num_bytes=None,
     )
+
+
+def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens: float) -> float:
+    """Return what a sweeper that optimises gets for a job; nan: the job packed nothing, or dropped more than it may.
+
+    Args:
+        objective: `report.objective`.
+    """
+    job = {"figures": figures, "number": 0, "page": None, "max_dropped_tokens": max_dropped_tokens}
+    row = _row(job, {})
+    values = {"fill": row.fill, "tokens": row.tokens, "cost": row.flops and row.flops / max(1, row.tokens)}
+    value = values[objective] if row.may_be_best else None
+    return math.nan if value is None else float(value)
 
 
 def _timed(rows: Sequence[Row]) -> list[Row]:

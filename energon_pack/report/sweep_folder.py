@@ -16,9 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.run.address import is_address
 from energon_pack.run.files import naming_place, write_whole
-from energon_pack.run.user_cache import user_folder
 
 _FOLDER = "ENERGON_PACK_SWEEP"
 _JOBS = "sweep_jobs"  # a folder for results only, because a new sweep empties it
@@ -36,11 +34,6 @@ class SweepFolder(Callback):
         ]:  # left by an earlier sweep with the same folder
             path.unlink(missing_ok=True)
         os.environ[_FOLDER] = str(folder)
-
-
-def sweeps_folder(output_dir: str) -> str:
-    """Return the folder of sweeps: beside the datasets, or on this machine if those are on an object store."""
-    return str(user_folder("runs", "")) if is_address(output_dir) else f"{output_dir}/.runs"
 
 
 def sweep_folder() -> Path | None:
@@ -100,6 +93,11 @@ class SweepJob:
         self._about |= {"error": None, "same_as": first["number"]}
         self._leave()
         return int(first["number"])
+
+    def figures_of(self, number: int) -> Mapping[str, Any]:
+        """Return the figures of another job; empty: it has not ended yet, or it failed."""
+        job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
+        return job.get("figures") or {}
 
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
         """Record that the job succeeded.

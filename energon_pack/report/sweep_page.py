@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from rich.table import Table
-
 from energon_pack.errors import amount
-from energon_pack.pages.html import Html, clipped, join, page, section, table, tag
-from energon_pack.pages.svg import short
-from energon_pack.report.lens import RULE
+from energon_pack.report.pages.html import Html, clipped, join, page, section, table, tag
+from energon_pack.report.pages.rows import Cell, Rows, print_table
+from energon_pack.report.pages.svg import curves, dots, short
 from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
-from energon_pack.report.sweep_charts import over_keys
-from energon_pack.run.console import console, print_table, say
+from energon_pack.report.which_length import RULE
+from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 
 _VALUE, _ERROR = 80, 400  # characters
@@ -40,10 +38,6 @@ _COLUMNS: list[tuple[str, Callable[[Any], str], str]] = [
 ]
 
 
-#: characters a terminal needs to show all columns, and the columns that a narrower one leaves out
-_WIDE, _OF_WIDE = 110, ("tokens", "attention_cost")
-
-
 def end_sweep(folder: Path) -> None:
     """Write sweep.html and sweep.json, and print the table."""
     sweep = sweep_of(folder)
@@ -51,7 +45,7 @@ def end_sweep(folder: Path) -> None:
         return
     write_whole(folder / "sweep.json", json.dumps(sweep.to_json(), indent=1).encode())
     write_whole(folder / "sweep.html", sweep_html(sweep, folder).encode())
-    _print(sweep)
+    _print(sweep, folder)
     say(f"see it: {folder / 'sweep.html'}")
 
 
@@ -82,20 +76,6 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
 
 
 def _jobs(sweep: Sweep, folder: Path) -> Html:
-    columns, best, of_column = _columns(sweep), sweep.best, sweep.best_of()
-    rows = []
-    for row in sweep.rows:
-        link = _link(str(row.number), row.page, folder)
-        cells: list[object] = [join((link, "★")) if row is best else link]
-        cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
-        if row.same_as is not None:
-            rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
-            continue
-        for _, told, field in columns:
-            cell, is_best = _cell(row, told, field), of_column.get(field) == row.number
-            cells.append(tag("b", cell, class_="good") if is_best else cell)
-        rows.append([tag("b", cell) if row is best else cell for cell in cells])
-    header = ["job", *_names(sweep.keys), *(name for name, _, _ in columns)]
     same = (
         " = job 0: it came to the same figures as job 0." if any(row.same_as is not None for row in sweep.rows) else ""
     )
@@ -105,20 +85,35 @@ def _jobs(sweep: Sweep, folder: Path) -> Html:
         notes.append(tag("p", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}.", class_="faint"))
     else:
         notes.append(tag("p", f"stage=lengths: each row has the length that is recommended: {RULE}.", class_="faint"))
-    whole = table(header, rows, 1 + len(sweep.keys)) if rows else tag("p", "None.")
+    whole = _rows(sweep, folder).to_html() if sweep.rows else tag("p", "None.")
     return section("What did each job come to?", whole, *notes, name="jobs")
+
+
+def _rows(sweep: Sweep, folder: Path) -> Rows:
+    """Return a row for each job that succeeded; the best value of a column is green on a page."""
+    columns, best, of_column = _columns(sweep), sweep.best, sweep.best_of()
+    rows: list[list[str | Cell]] = []
+    for row in sweep.rows:
+        link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
+        cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
+        cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
+        if row.same_as is not None:
+            rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
+            continue
+        for _, told, field in columns:
+            value = getattr(row, field)
+            text = "" if value is None else told(value)  # None: the stage of a job does not compute it
+            is_best = of_column.get(field) == row.number
+            cells.append(Cell(text, tag("b", text, class_="good")) if is_best else text)
+        rows.append(cells)
+    header = ["job", *_names(sweep.keys), *(name for name, _, _ in columns)]
+    return Rows(header, rows, 1 + len(sweep.keys), {number for number, row in enumerate(sweep.rows) if row is best})
 
 
 def _names(keys: Sequence[str]) -> list[str]:
     """Return the settings without their groups, where the short names differ."""
     names = [key.rpartition(".")[2] for key in keys]
     return names if len(set(names)) == len(keys) else list(keys)
-
-
-def _cell(row: Row, told: Callable[[Any], str], field: str) -> str:
-    """Write one cell; it is empty where the stage of a job does not compute the field."""
-    value = getattr(row, field)
-    return "" if value is None else told(value)
 
 
 def _columns(sweep: Sweep) -> list[tuple[str, Callable[[Any], str], str]]:
@@ -145,24 +140,67 @@ def _link(text: str, target: str | None, folder: Path) -> Html | str:
     return tag("a", text, href=quote(os.fsencode(os.path.relpath(target, folder))))
 
 
-def _print(sweep: Sweep) -> None:
-    out, columns, best = console(), _columns(sweep), sweep.best
-    if out.width < _WIDE:
-        columns = [column for column in columns if column[2] not in _OF_WIDE]
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", *_names(sweep.keys)):
-        shown.add_column(name, overflow="fold")
-    for name, _, _ in columns:
-        shown.add_column(name, justify="right")
-    for row in sweep.rows:
-        values = (clipped(row.settings[key], _VALUE) for key in sweep.keys)
-        mark = "★" if row is best else ""
-        cells = [_cell(row, told, field) for _, told, field in columns]
-        if row.same_as is not None:
-            cells = [f"= job {row.same_as}", *[""] * (len(cells) - 1)]
-        shown.add_row(f"{row.number}{mark}", *values, *cells)
+def _print(sweep: Sweep, folder: Path) -> None:
     if sweep.rows:
-        print_table(shown)
-        say(f"★: {BEST}" if best else f"no ★: {sweep.why_no_best}")
+        print_table(_rows(sweep, folder))
+        say(f"★: {BEST}" if sweep.best else f"no ★: {sweep.why_no_best}")
     for job in sweep.failed:
         say(f"job {job.number} failed: {job.error}")
+
+
+_MOST_CHARTS, _MOST_DOTS = 12, 60
+_NAME = 60  # characters
+_BOTH = "% filled, % of tokens dropped"
+
+
+def over_keys(sweep: Sweep) -> Html | None:
+    """Draw the results over the settings of a sweep; None: there are fewer than two jobs to compare."""
+    rows = [row for row in sweep.rows if row.packs]
+    if len(rows) < 2 or not sweep.keys:
+        return None
+    numbers = [key for key in sweep.keys if _is_number(rows, key)]
+    others = [key for key in sweep.keys if key not in numbers[:1]]
+    is_drawn_over = bool(numbers) and len(others) < 2
+    made = _curves(rows, numbers[0], others) if is_drawn_over else [_dots(rows, sweep.keys)]
+    title = f"What {'does' if len(sweep.keys) == 1 else 'do'} {' and '.join(sweep.keys)} change?"
+    return section(clipped(title, 3 * _NAME), *made, name="over the sweep")
+
+
+def _is_number(rows: Sequence[Row], key: str) -> bool:
+    try:
+        return len({float(row.settings[key]) for row in rows}) > 1
+    except ValueError:
+        return False
+
+
+def _curves(rows: Sequence[Row], key: str, others: Sequence[str]) -> list[Html]:
+    """Draw curves over a number: one chart for each value of the other setting, all with the same axes."""
+    if not others:
+        return [_curve(rows, key, is_half=False)]
+    (other,) = others
+    values = list(dict.fromkeys(row.settings[other] for row in rows))
+    charts = [
+        tag("div", tag("h3", clipped(f"{other}={value}", _NAME)), _curve(some, key, is_half=True))
+        for value in values[:_MOST_CHARTS]
+        if (some := [row for row in rows if row.settings[other] == value])
+    ]
+    more = len(values) - len(charts)
+    rest = [tag("p", f"and {more:,} more values of {other}", class_="faint")] * (more > 0)
+    return [tag("div", *charts, class_="pair"), *rest]
+
+
+def _curve(rows: Sequence[Row], key: str, is_half: bool) -> Html:
+    at = sorted(((float(row.settings[key]), row) for row in rows), key=lambda pair: pair[0])
+    drawn = {"fill": [(x, 100 * row.fill) for x, row in at],
+             "dropped": [(x, 100 * row.dropped_tokens_share) for x, row in at]}  # fmt: skip
+    return curves(drawn, key, _BOTH, is_log=at[0][0] > 0, most=100, is_half=is_half)
+
+
+def _dots(rows: Sequence[Row], keys: Sequence[str]) -> Html:
+    """Draw one line for each job: how full its packs are, and which share of the tokens is dropped."""
+    lines = [
+        (clipped(", ".join(row.settings[key] for key in keys), _NAME),
+         {"fill": 100 * row.fill, "dropped": 100 * row.dropped_tokens_share})
+        for row in rows[:_MOST_DOTS]
+    ]  # fmt: skip
+    return dots(lines, _BOTH, 100)

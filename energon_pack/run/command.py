@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +31,7 @@ EXIT_CODES: dict[int, str] = {
     ),
     EXIT_INTERRUPTED: "interrupted; the same `energon-pack` command continues from the files that are there",
 }
-#: The programs beside `energon-pack`: `python -m energon_pack.<name>`.
+#: The programs beside `energon-pack`: `energon-pack <name>`, and `python -m energon_pack.<name>` but for `try`.
 TOOLS: dict[str, str] = {
     "try": "see what a source holds, what would be lost, and which pack length fits",
     "verify": "check a packed dataset",
@@ -50,7 +51,7 @@ def parser(
     examples: Sequence[str] = (),
     codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Make the parser of `python -m energon_pack.<name>`, whose `--help` is a page.
+    """Make the parser of a tool, whose `--help` is a page.
 
     Args:
         takes: its arguments, as the usage line shows them.
@@ -58,7 +59,7 @@ def parser(
         examples: arguments behind its name, in commands that work.
         codes: exit codes for which this tool says more than `EXIT_CODES`.
     """
-    program = f"python -m energon_pack.{name}"
+    program = _typed(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     own = {code: what for code, what in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(codes or {})
     lines += ["exit codes:", *exit_code_lines(own)]
@@ -87,7 +88,12 @@ def exit_code_lines(codes: Mapping[int, str]) -> list[str]:
 
 def tool_lines() -> list[str]:
     """Return a line for each tool."""
-    return [f"  python -m energon_pack.{name:<12} {what}" for name, what in TOOLS.items()]
+    return [f"  {_typed(name):<35} {what}" for name, what in TOOLS.items()]
+
+
+def _typed(name: str) -> str:
+    """Return how a tool is typed: no module has the name of a keyword."""
+    return f"energon-pack {name}" if iskeyword(name) else f"python -m energon_pack.{name}"
 
 
 def count(text: str) -> int:
@@ -97,12 +103,13 @@ def count(text: str) -> int:
     return int(text)
 
 
-def on_disk(text: str) -> Path:
+_IN_STORE = " is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
+
+
+def on_disk(text: str, why: str = _IN_STORE) -> Path:
     """Return the path of a file or folder that a tool writes; raises PackError for an address."""
     if is_address(text):
-        raise PackError(
-            f"{text} is on an object store, and this takes a folder of this machine: copy it, or mount the bucket"
-        )
+        raise PackError(f"{text}{why}")
     return Path(text)
 
 

@@ -11,11 +11,8 @@ from contextlib import contextmanager, redirect_stdout
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 
 from energon_pack.errors import printable
-
-_ANY_WIDTH = 10_000  # columns
 
 
 class SafeConsole(Console):
@@ -55,18 +52,12 @@ def in_one_piece(title: str) -> Iterator[None]:
         sys.stdout.flush()
 
 
-def print_table(table: Table) -> None:
-    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
-    out = console()
-    if Console(width=_ANY_WIDTH).measure(table).minimum <= out.width:
-        out.print(table)
-        return
-    names = [str(column.header) for column in table.columns]
-    for row in zip(*(column.cells for column in table.columns), strict=True):
-        first, *others = (f"{name} {cell}".strip() for name, cell in zip(names, row, strict=True) if cell)
-        out.print(f"{first}: {', '.join(others)}")
-
-
 def console() -> Console:
     """Return standard output as a console: as wide as the terminal, or 120 columns."""
     return SafeConsole(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
+
+
+def has_colours() -> bool:
+    """Say whether standard output shows colours."""
+    out = console()
+    return out.color_system is not None and not out.no_color

@@ -1,6 +1,8 @@
-"""Runs the user's own function on each record before anything reads it: `source.map=module:function`.
+"""Runs the user's own step on each record before anything reads it: `source.map=module:function`, or `module:Class`.
 
     JSON object ──map──► JSON object, or None: the sample is left out
+
+A class is made once in each process, without arguments, and its method `record` is the step.
 
 Everything that keeps a result of the function names it with a hash of its file (`tidy:shorten#3f2a91c0d4e5`). So
 lengths, packs and reports of two versions of the file never mix, and every process runs the same code.
@@ -79,6 +81,8 @@ def _step(name: str) -> Step:
 def _load(name: str) -> tuple[Step, str]:
     """Load a function; return it with a hash of two files: the named module and the module that defines it."""
     step = load_named(_SETTING, name)
+    if isinstance(step, type):
+        step = _record_of(step, name)
     if not callable(step):
         raise PackError(f"{_SETTING}={name} is a {type(step).__name__}, not a function")
     modules = {name.partition(":")[0], inspect.unwrap(step).__module__}
@@ -87,3 +91,13 @@ def _load(name: str) -> tuple[Step, str]:
     except (OSError, AttributeError, KeyError) as error:
         raise PackError(f"{_SETTING}={name} has no source to read ({one_line(error)}): put it into a file") from None
     return step, hashlib.sha256(b"\0".join(data)).hexdigest()[:12]
+
+
+def _record_of(kind: type, name: str) -> Any:
+    """Return the method `record` of a new object of the user's class."""
+    if not hasattr(kind, "record"):
+        raise PackError(f"{_SETTING}={name} is a class without a method record(self, record)")
+    try:
+        return kind().record
+    except Exception as error:  # an error in the user's code
+        raise PackError(f"{_SETTING}={name}: {one_line(error)}") from None

@@ -156,7 +156,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "media", "boxes", "nulls", "use_audio_in_video", "columns", "roles", "mixture", "classes")
+_LATER = ("map", "media", "boxes", "nulls", "use_audio_in_video", "columns", "roles", "classes")
 
 
 def _is_unset(value: Any) -> bool:

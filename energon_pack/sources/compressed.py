@@ -27,6 +27,7 @@ from energon_pack.sources.storage import File, open_file, real_path
 #: names of compressed tars, and of compressed JSON
 COMPRESSED_LINES = re.compile(r"(?i)\.jsonl?\.(gz|bz2|xz|zst|zstd|lz4)$")
 COMPRESSED_NAMES = re.compile(r"(?i)\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
+COMPRESSED = re.compile(f"{COMPRESSED_NAMES.pattern}|{COMPRESSED_LINES.pattern.removeprefix('(?i)')}")
 
 
 def _opened_by_arrow(file: BinaryIO, compression: str) -> Any:

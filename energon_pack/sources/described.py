@@ -17,24 +17,11 @@ from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.folder_shard import FolderShard
 from energon_pack.sources.inside import split_name
-from energon_pack.sources.lmdb_shard import LmdbShard
-from energon_pack.sources.packs import PackShard
-from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.settings import Format
+from energon_pack.sources.shard import JsonlShard, Shard, Source
 from energon_pack.sources.storage import folder_of
-from energon_pack.sources.table_names import kind_of_table
-from energon_pack.sources.table_shard import TableShard
 
-_TABLES = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
-_CALLED = (
-    TarShard.called,
-    PackShard.called,
-    JsonlShard.called,
-    *_TABLES.values(),
-    LmdbShard.called,
-    FolderShard.called,
-)
 _TURNS = (*MESSAGE_KEYS, *TURN_FIELDS)
 _SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
 _ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
@@ -48,32 +35,22 @@ def read_as(source: Source, settings: ReadSettings, num_samples: int | None = No
         num_samples: the samples in the whole source; None: not known.
     """
     of_kind: dict[str, list[Shard]] = {}
-    for shard in source.shards:
-        of_kind.setdefault(_called(shard), []).append(shard)
-    parts = []
-    for name in filter(of_kind.__contains__, _CALLED):
-        shards = of_kind[name]
-        parts.append(", ".join([name, *_first(shards[0], settings), amount(len(shards), shards[0].noun)]))
+    for shard in sorted(source.shards, key=lambda shard: [*Format].index(shard.format)):
+        of_kind.setdefault(shard.called, []).append(shard)
+    parts = [
+        ", ".join([called, *_first(shards[0], settings), amount(len(shards), shards[0].noun)])
+        for called, shards in of_kind.items()
+    ]
     roots = Counter(s.media_root for s in source.shards if s.media_root and s.media_root != folder_of(s.path))
     parts += [f"media in {root}" for root, _ in roots.most_common(3)]
     return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
 
 
-def _called(shard: Shard) -> str:
-    return _TABLES[kind_of_table(shard.path)] if isinstance(shard, TableShard) else shard.called
-
-
 def _first(shard: Shard, settings: ReadSettings) -> Iterator[str]:
-    """Describe the first readable sample of a file of lines or rows: its turns, and where its media are."""
-    if isinstance(shard, PackShard):
-        yield f"each member a sample: {shard.form}"
-        return
-    if isinstance(shard, TarShard):
-        if shard.field_map is not None:
-            yield f"{' and '.join(name for name, _ in shard.field_map.fields)} by Energon's field_map"
-        return
-    if isinstance(shard, FolderShard):
-        yield f"captions: {'texts beside them' if shard.classes is None else 'the names of their folders'}"
+    """Describe what a file holds, by itself or by its first readable sample: its turns, and where its media are."""
+    if shard.holds:
+        yield shard.holds
+    if not isinstance(shard, JsonlShard) or shard.holds:
         return
     try:
         values = [_value(shard, raw, settings) for raw in shard.first(_NUM_TRIED)]

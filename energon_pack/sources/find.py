@@ -1,82 +1,110 @@
-"""Find the tars of a source from folders, files and globs, without those that Energon's split or excludes leave out."""
+"""Find the files of a source, of whatever form: what is asked of a form, and the names of files in ids of samples.
+
+an entry of source.path ──Form.in_folder──► files ──Form.leaves──► Leaf ──find_files──► the shards of a Source
+"""
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
-from energon_pack.sources.compressed import COMPRESSED_NAMES, compressed_error, plain_copies, plain_name
-from energon_pack.sources.field_map import read_field_map
+from energon_pack.run.stores import on_this_machine
+from energon_pack.sources.compressed import COMPRESSED, compressed_error, plain_copies, plain_name
 from energon_pack.sources.other_formats import PARQUET
-from energon_pack.sources.prepared import LeftOut, Selection
-from energon_pack.sources.shard import Source, shard_of
-from energon_pack.sources.storage import expand, real_path, walk
+from energon_pack.sources.shard import Shard, Source, shard_of
+from energon_pack.sources.storage import State, absolute, expand, walk
 
-TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 LINES = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
 
 
-def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
-    """Find the tars of a source.
+class Leaf(NamedTuple):
+    """A file of a source that was found."""
+
+    path: str
+    #: its path with links resolved: a file that is found twice is read once
+    real_path: str
+    kind: type[Shard]
+    #: the fields of its class
+    fields: Mapping[str, Any]
+    #: its size and version; None: they are looked up
+    state: State | None = None
+    #: the path that it is named after; None: its own
+    called: str | None = None
+
+
+class Form(ABC):
+    """How the files of one form are found; each source has an object of its own."""
+
+    #: samples that a split or an exclude leaves out, as far as the source says
+    num_left_out = 0
+
+    @abstractmethod
+    def in_folder(self, folder: str) -> list[str]:
+        """Return the files of this form in a folder and its subfolders."""
+
+    @abstractmethod
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+        """Yield the files of an entry of `source.path` that are read.
+
+        Args:
+            folders: the folders that the entry stands for.
+            files: those that it names, and those in the folders.
+
+        Raises:
+            PackError: there are none, or they can't be read as the settings say.
+        """
+
+    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        """Return the files of all entries with what only the files themselves tell.
+
+        Raises:
+            PackError: the entries are not what the settings ask for.
+        """
+        return shards
+
+
+def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> Source:
+    """Find the files of one form.
 
     Args:
-        path: a folder (searched recursively), a tar, a glob, or a list of these.
-        split: the part of a prepared folder's `split.yaml` to take; None: all parts. Excluded samples are always left
-            out.
-        copies: where uncompressed copies of compressed tars are kept; None: compressed tars are refused.
+        path: folders (searched recursively), files and globs.
+        copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
 
     Raises:
-        PackError: there are no tars, no such split, or compressed tars.
+        PackError: as `Form.leaves`; a file is compressed.
     """
-    found: dict[str, str] = {}  # real path → path
-    roots: list[str] = []
-    folders: list[str] = []
-    left_out: dict[str, LeftOut] = {}  # by real path
-    selection = Selection(split)
-    for entry in [path] if isinstance(path, str) else path:
-        root, entry_folders, files = expand(os.path.expanduser(entry))
+    roots, folders = list[str](), list[str]()
+    found = dict[str, Leaf]()  # by real path
+    for entry in path:
+        root, inside, files = expand(os.path.expanduser(entry))
         roots.append(root)
-        folders += entry_folders
-        tars = list(chain(files, *(walk(folder, TARS) for folder in entry_folders)))
-        if not tars:
-            if any(walk(folder, LINES) for folder in entry_folders):
-                raise PackError(f"source.path={entry}: no *.tar there; source=jsonl reads JSONL")
-            raise PackError(f"source.path={entry}: no *.tar there{but_parquet(entry_folders)}")
-        if lines := next(filter(LINES.search, tars), None):
-            raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
-        for tar in tars:
-            real = real_path(tar)
-            if real in found:
-                continue
-            left_out[real] = selection.left_out(tar)
-            if left_out[real].keys is not None:
-                found[real] = tar
-        for folder in entry_folders:
-            selection.check_complete(folder, tars)
-    if not found:
-        raise PackError(f"source.path={path}: every tar is left out by source.split={split} or by an exclude")
-    compressed = sorted(tar for tar in found.values() if COMPRESSED_NAMES.search(tar))
+        folders += inside
+        for leaf in form.leaves(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
+            found.setdefault(leaf.real_path, leaf)
+    leaves = [*found.values()]
+    compressed = sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path))
     if compressed and copies is None:
         raise compressed_error(compressed[0], len(compressed))
     plain = plain_copies(compressed, copies) if copies else {}
-    called = [plain_name(tar) if tar in plain else tar for tar in found.values()]
-    if twice := [tar for tar, times in Counter(called).items() if times > 1]:
+    called = [leaf.called or (plain_name(leaf.path) if leaf.path in plain else leaf.path) for leaf in leaves]
+    if twice := [file for file, times in Counter(called).items() if times > 1]:
         raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
-    names = dict(zip(found, names_of(roots, called), strict=True))
-    prepared = {real: selection.prepared_folder(tar) or "" for real, tar in found.items()}
-    maps = {folder: read_field_map(folder) if folder else None for folder in sorted({*prepared.values()})}
-    shards = (shard_of(names[real], plain.get(tar, tar), field_map=maps[prepared[real]]) for real, tar in found.items())
+    shards = [
+        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields, leaf.state)
+        for name, leaf in zip(names_of(roots, called), leaves, strict=True)
+    ]
+    local = on_this_machine(folders)
     return Source(
-        shards=sorted(shards, key=lambda shard: shard.name),
-        folders=local_folders(folders),
-        stored=frozenset(filter(is_address, folders)),
-        excluded={names[real]: keys for real in found if (keys := left_out[real].keys)},
-        num_left_out=sum(item.num_samples for item in left_out.values()),
+        shards=sorted(form.finished(path, shards), key=lambda shard: shard.name),
+        folders=frozenset(Path(folder).resolve() for folder in local),
+        stored=frozenset(folders) - local,
+        num_left_out=form.num_left_out,
     )
 
 
@@ -117,14 +145,9 @@ def but_parquet(folders: Sequence[str]) -> str:
     return f" but {PARQUET}" if any(walk(folder, _PARQUET) for folder in folders) else ""
 
 
-def local_folders(folders: Iterable[str]) -> frozenset[Path]:
-    """Return the folders that are on this machine, with links resolved."""
-    return frozenset(Path(folder).resolve() for folder in folders if not is_address(folder))
-
-
 def _as_path(path: str) -> str:
     """Return the path that names are cut from; an address becomes a path below the root folder."""
-    return "/" + path.replace("://", ":/", 1) if is_address(path) else os.path.abspath(path)
+    return os.path.join("/", absolute(path).replace("://", ":/", 1))
 
 
 def _outermost(folders: Iterable[str]) -> set[str]:

@@ -21,17 +21,16 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.media.formats import MEDIA_NAMES, kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import LINES, local_folders, names_of
+from energon_pack.sources.find import LINES, Form, Leaf
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import index_of
-from energon_pack.sources.settings import Classes
-from energon_pack.sources.shard import JsonlShard, Source
+from energon_pack.sources.settings import Classes, Format, SourceConfig
+from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.splits import split_of
-from energon_pack.sources.storage import File, InMemory, absolute, expand, path_in, read_whole, real_path, walk
+from energon_pack.sources.storage import File, InMemory, State, absolute, path_in, read_whole, real_path, walk
 
 MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
 _MEDIA_AND_TEXTS = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)}|txt)$")
@@ -44,12 +43,17 @@ class FolderShard(JsonlShard):
     """A folder of media, including its subfolders."""
 
     names = re.compile(r"(?!)")  # matches no file: it is a folder
-    called = "images or videos in folders"
+    format = Format.folder
+    _called = "images or videos in folders"
     noun = "folder"
     is_read_by_place = False
 
     #: how folder names are used; None: captions are texts beside the media
     classes: Classes | None = None
+
+    @property
+    def holds(self) -> str:
+        return f"captions: {'texts beside them' if self.classes is None else 'the names of their folders'}"
 
     @cached_property
     def real_path(self) -> str:
@@ -110,26 +114,27 @@ def _lines(folder: str, names: Sequence[str], classes: Classes | None) -> Iterat
             yield {kind: name} if text is None else {kind: name, "text": text}
 
 
-def find_folders(path: Sequence[str], classes: Classes | None, remote_media: bool) -> Source:
-    """Find the media of folders that have no samples in another form.
+class Folders(Form):
+    """Folders of media that have no samples in another form."""
 
-    Raises:
-        PackError: there are texts beside media and `classes` is set, or neither; or several splits.
-    """
-    found: dict[str, FolderShard] = {}  # by its name in sample ids
-    roots, folders = list[str](), list[str]()
-    for entry in path:
-        root, inside, _ = expand(os.path.expanduser(entry))
-        roots.append(root)
-        folders += map(absolute, inside)
-    for name, folder in zip(names_of(roots, [path_in(folder, _IN_IDS) for folder in folders]), folders, strict=True):
-        there = _names(folder)
-        _check(folder, there, classes)
-        listing = _listing(folder, there, classes)
-        lines = Lines(folder, remote_media=remote_media)
-        found[name] = FolderShard(name, path_in(folder, _ALL), listing.size, listing.version, lines, classes)
-    stored = frozenset(folder for folder in folders if is_address(folder))
-    return Source([found[name] for name in sorted(found)], local_folders(folders), stored=stored)
+    def __init__(self, settings: SourceConfig):
+        self._classes, self._remote_media = settings.classes, settings.remote_media
+
+    def in_folder(self, folder: str) -> list[str]:
+        return []  # the folder itself is what is read
+
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+        """Yield each folder; raises PackError if there are texts beside media and `classes` is set, or neither."""
+        if not folders:
+            raise PackError(f"source.path={entry}: source=folder reads folders of media; name the folder of this file")
+        for folder in map(absolute, folders):
+            names = _names(folder)
+            _check(folder, names, self._classes)
+            listing = _listing(folder, names, self._classes)
+            fields = {"lines": Lines(folder, remote_media=self._remote_media), "classes": self._classes}
+            path, real = path_in(folder, _ALL), path_in(real_path(folder), _ALL)
+            state, called = State(listing.size, listing.version), path_in(folder, _IN_IDS)
+            yield Leaf(path, real, FolderShard, fields, state, called)
 
 
 def _check(folder: str, names: Sequence[str], classes: Classes | None) -> None:

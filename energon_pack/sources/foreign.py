@@ -18,18 +18,18 @@ _COLUMNS = ("images", "patch_positions", "prompts", "captions", "fps", "timestam
 _STEM = re.compile(r"img\d+_\d+\.")
 
 
-class ForeignForm(NamedTuple):
-    """A form of packs that another tool writes."""
+class PackForm(NamedTuple):
+    """A form of packs, and how they hold their members."""
 
-    #: the tool, and its name for the form
+    #: our name for the flavour, or another tool with its name for the form
     name: str
     #: the fields of a pack's JSON
     schema: Schema
     #: fields that a pack may lack
     optional: frozenset[str]
-    #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
-    is_it: Callable[[Fields, Sequence[str]], bool]
     members: Callable[[Fields], Iterator[Member]]
+    #: says whether the JSON of a tar's sample, with the names of its parts, is such a pack
+    is_it: Callable[[Fields, Sequence[str]], bool] = lambda value, parts: False
 
 
 def _listed(member: Fields, names: list[str]) -> Member:
@@ -90,8 +90,8 @@ def _is_texts(value: Any) -> bool:
     return isinstance(prompts, list) and isinstance(captions, list) and len(prompts) == len(captions)
 
 
-FORMS: tuple[ForeignForm, ...] = (
-    ForeignForm(
+FORMS: tuple[PackForm, ...] = (
+    PackForm(
         "LLaVA-OneVision-2's packed_captioning",
         {
             "images": NAMES,
@@ -102,27 +102,27 @@ FORMS: tuple[ForeignForm, ...] = (
             "timestamp_decimal": LIST,
         },
         frozenset(("patch_positions", "fps", "timestamp_decimal")),
-        _is_columns,
         _columns,
+        _is_columns,
     ),
-    ForeignForm(
+    PackForm(
         "LoongForge's packed_multi_mix_qa",
         {"texts": ("prompts and as many captions", _is_texts), "media_files": MEDIA["media_files"]},
         frozenset(),
-        _is_pairs,
         _pairs,
+        _is_pairs,
     ),
-    ForeignForm(
+    PackForm(
         "LoongForge's packed_chat_mix",
         {"messages": OBJECTS, "media_files": MEDIA["media_files"]},
         frozenset(),
-        _is_chats,
         _chats,
+        _is_chats,
     ),
 )
 
 
-def foreign_form(value: Any, parts: Sequence[str]) -> ForeignForm | None:
+def foreign_form(value: Any, parts: Sequence[str]) -> PackForm | None:
     """Find the form of a pack that another tool wrote; None: it is no such pack.
 
     Args:

@@ -1,91 +1,111 @@
-"""Recognise the files of a source by their names: tars, lines of JSON, tables, or several of these.
+"""Build the source that `source.path` names: files of one form or of several, or a mixture of such sources.
 
-    source.path ──each entry──► its forms ──find_shards, find_lines──► one source
+    source.path ──┬── a mixture: its entries ──► find_source of each ──► their files, named after their entry
+                  └── anything else ──look──► the forms of its files ──find_files──► files of each form
 
 A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
-import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
+from energon_pack.run.by_name import entry_point
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import LINES, TARS, find_shards
-from energon_pack.sources.folder_shard import MEDIA, FolderShard, find_folders
-from energon_pack.sources.jsonl.find import find_lines, kind_of_lines, read_meta_mixture
+from energon_pack.sources.find import LINES, Form, find_files
+from energon_pack.sources.find_tars import TARS, Tars
+from energon_pack.sources.folder_shard import MEDIA, Folders
+from energon_pack.sources.jsonl.find import BINARY_TABLES, LineFiles, TableFiles, of_samples, stem
+from energon_pack.sources.jsonl.meta import meta_entries
 from energon_pack.sources.lmdb_shard import LmdbShard
-from energon_pack.sources.media_root import find_media_root
-from energon_pack.sources.metadataset import read_metadataset
-from energon_pack.sources.mixture import Entry, Mixture, given_mixture, read_mixture
+from energon_pack.sources.metadataset import metadataset_entries
+from energon_pack.sources.mixture import Entry, Mixture, checked, entries_by_name, mixture_entries, object_in
 from energon_pack.sources.own import Own, own_settings
-from energon_pack.sources.packs import with_members
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.shard import JsonlShard, Source
 from energon_pack.sources.splits import with_samples
-from energon_pack.sources.storage import expand, folder_of, walk
+from energon_pack.sources.storage import expand, walk
 from energon_pack.sources.table_shard import TableShard
 
-_LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
-_TABLES = re.compile(r"(?i)\.(parquet|arrow)$")  # if there are such files, a CSV may be anything
-_LINES: dict[Format, type[JsonlShard]] = {
-    Format.jsonl: JsonlShard,
-    Format.table: TableShard,
-    Format.lmdb: LmdbShard,
-    Format.folder: FolderShard,
-}
-_KINDS = {Format.wds: TarShard, **_LINES}
 
-
-def find_source(settings: SourceConfig, path: str | Sequence[str], copies: Path | None = None) -> Source:
+def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -> Source:
     """Find the files of a source, in the form that the settings name, or that their names show.
 
     Args:
-        path: ignored if `source.mixture` names the entries.
-        copies: where uncompressed copies of compressed tars are kept; None: compressed tars are refused.
+        path: as `source.path`.
+        copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
 
     Raises:
-        PackError: like `find_shards` and `find_lines`, and for an entry with files of two forms.
+        PackError: as `find_files`, and for an entry with files of two forms.
     """
-    if settings.mixture is not None:
-        return _mixed(settings, given_mixture(settings.mixture), copies)
-    mixed = read_mixture(path) or read_metadataset(path, settings.split) or read_meta_mixture(path, settings)
-    if mixed:
-        return _mixed(settings, mixed, copies)
+    if entries := _read_entries(settings, path):
+        return _mixed(settings, entries, copies)
+    listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
-        if settings.format == Format.folder:
-            return find_folders([path] if isinstance(path, str) else path, settings.classes, settings.remote_media)
-        if kind := kind_of_lines(settings.format):
-            return _lines(settings, path, kind, copies)
-        return _as_mapped(find_shards(path, settings.split, copies), settings)
-    entries: dict[Format, list[str]] = {}
+        return find_files(_form_of(settings), listed, copies)
+    of_forms: dict[Format, list[str]] = {}
     stems: set[str] = set()
-    for entry in [path] if isinstance(path, str) else path:
+    for entry in listed:
         looked = look(entry)
         stems |= looked.stems
         for form in looked.forms:
-            entries.setdefault(form, []).append(entry)
-    parts = []
-    if tars := entries.get(Format.wds):
-        parts.append(_as_mapped(find_shards(tars, settings.split, copies), settings))
-    for form, chosen in ((Format.jsonl, _with_samples), (Format.table, _tables), (Format.lmdb, _with_samples)):
-        if named := entries.get(form):
-            parts.append(_lines(settings, named, _LINES[form], copies, partial(chosen, stems)))
-    if folders := entries.get(Format.folder):
-        parts.append(find_folders(folders, settings.classes, settings.remote_media))
-    elif settings.classes is not None:
+            of_forms.setdefault(form, []).append(entry)
+    if settings.classes is not None and Format.folder not in of_forms:
         raise PackError(f"source.classes={settings.classes.value}: {path} has samples of another form")
-    return parts[0] if len(parts) == 1 else _together(parts)
+    forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
+    return _together([find_files(form, named, copies) for form, named in zip(forms, of_forms.values(), strict=True)])
+
+
+def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
+    """Return how the files of a format are found.
+
+    Args:
+        stems: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
+            for.
+
+    Raises:
+        PackError: there is no such format, or the format of an installed package does not read lines.
+    """
+    match settings.format:
+        case Format.wds:
+            return Tars(settings)
+        case Format.folder:
+            return Folders(settings)
+        case Format.lmdb:
+            return LineFiles(settings, LmdbShard, stems)
+        case Format.table:
+            return TableFiles(settings, TableShard, stems)
+        case Format.jsonl:
+            return LineFiles(settings, JsonlShard, stems)
+    kind = entry_point("sources", "source.format", settings.format)
+    if not (isinstance(kind, type) and issubclass(kind, JsonlShard)):
+        there = "there is none of that name" if kind is None else f"{kind} is no class that derives from JsonlShard"
+        raise PackError(f"source.format={settings.format}: {there}; auto, wds and jsonl are always there")
+    return (TableFiles if issubclass(kind, TableShard) else LineFiles)(settings, kind)
+
+
+# --------------------------------------------------------------------------------------------------------- mixtures
+
+
+def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
+    """Read the entries of a mixture, in whatever form it is; None: the path is no mixture."""
+    if isinstance(path, Mapping):
+        return checked("source.path", entries_by_name(path))
+    value = object_in(path) if isinstance(path, str) else None
+    if value is None:
+        return None
+    entries = mixture_entries(path, value) or metadataset_entries(path, value, settings.split)
+    entries = entries or meta_entries(path, value, settings)
+    return entries and checked(path, entries)
 
 
 def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
-    alone = replace(settings, format=Format.auto.value, mixture=None)
+    alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
@@ -94,15 +114,17 @@ def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:
             raise PackError(f"mixture: {entry.name} is a mixture itself: write its entries here")
-        if len(entries) > 1:
-            part = _renamed(part, entry.name)
+        before = f"{entry.name}/" if len(entries) > 1 else ""
         for shard in part.shards:
             if shard.ratio != 1:
-                raise PackError(f"mixture: {entry.name}: {shard.name} has a sample_ratio: name the file with epochs")
+                raise PackError(
+                    f"mixture: {entry.name}: {before}{shard.name} has a sample_ratio: name the file with epochs"
+                )
             if (other := seen.setdefault(shard.real_path, entry.name)) != entry.name:
                 raise PackError(f"mixture: {shard.path} is in {other} and in {entry.name}: one of them may have it")
-            entry_of[shard.name] = number
-        parts.append(replace(part, shards=[replace(shard, own=own) for shard in part.shards]) if own.identity else part)
+        shards = [replace(shard, name=f"{before}{shard.name}", own=own) for shard in part.shards]
+        entry_of |= {shard.name: number for shard in shards}
+        parts.append(replace(part, shards=shards))
     return replace(_together(parts), mixture=Mixture(tuple(entries), entry_of))
 
 
@@ -112,48 +134,17 @@ def _read_as(settings: SourceConfig, own: Own) -> SourceConfig:
     return replace(settings, **read)
 
 
-def _renamed(part: Source, name: str) -> Source:
-    shards = [replace(shard, name=f"{name}/{shard.name}") for shard in part.shards]
-    return replace(part, shards=shards, excluded={f"{name}/{of}": keys for of, keys in part.excluded.items()})
+def _together(parts: Sequence[Source]) -> Source:
+    """Join sources into one; files keep the names that they have in their own source."""
+    return Source(
+        shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
+        folders=frozenset().union(*(part.folders for part in parts)),
+        num_left_out=sum(part.num_left_out for part in parts),
+        stored=frozenset().union(*(part.stored for part in parts)),
+    )
 
 
-def _lines(
-    settings: SourceConfig,
-    path: str | Sequence[str],
-    kind: type[JsonlShard],
-    copies: Path | None,
-    chosen: Callable[[Sequence[str]], list[str]] = list,
-) -> Source:
-    root, remote, split, datasets = settings.media_root, settings.remote_media, settings.split, settings.datasets
-    source = find_lines(path, root, remote, kind, split, copies, datasets, chosen)
-    if root is not None:
-        return source
-    return replace(source, shards=[_with_media_root(shard, settings.reading) for shard in source.shards])
-
-
-def _as_mapped(source: Source, settings: SourceConfig) -> Source:
-    """Return tars of packs by their members, others with the field maps of their folders, or without if settings name
-    the fields to read.
-
-    Raises:
-        PackError: a field map can't be followed; or as `with_members`.
-    """
-    source = with_members(source)
-    tars = [shard for shard in source.shards if isinstance(shard, TarShard)]
-    if settings.map is not None or settings.renames or settings.messages_key:
-        return replace(source, shards=[replace(shard, field_map=None) for shard in tars])
-    maps = (shard.field_map for shard in tars)
-    if why := next((each.refusal for each in maps if each is not None and each.refusal), None):
-        raise PackError(why)
-    return source
-
-
-def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
-    """Return a file of lines, with the folder of its media if that is not its own."""
-    if not isinstance(shard, JsonlShard) or shard.media_root != folder_of(shard.path):
-        return shard  # a meta file names it
-    root = find_media_root(shard, settings)
-    return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
+# ---------------------------------------------------------------------------------------------- the forms of an entry
 
 
 class Looked(NamedTuple):
@@ -172,15 +163,15 @@ def look(entry: str) -> Looked:
     for folder in folders:
         tars = walk(folder, TARS)
         stems |= set(map(_stem, tars))
-        lines = _with_samples((), walk(folder, JsonlShard.names))
+        lines = of_samples((), walk(folder, JsonlShard.names))
         if about := next((file for file in lines if _stem(file) in stems), None):
             raise PackError(
                 f"source.path={entry}: {about} has the name of a tar beside it: source=wds reads the tars,"
                 " source=jsonl the lines, a list of globs in source.path both"
             )
-        tables = with_samples(_tables(stems, walk(folder, TableShard.names)))
+        tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
         if tars or lines:  # if there are other samples, a CSV may be anything
-            tables = list(filter(_TABLES.search, tables))
+            tables = list(filter(BINARY_TABLES.search, tables))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
     if not forms:  # for *.json, finding lines gives advice
@@ -189,42 +180,21 @@ def look(entry: str) -> Looked:
         forms |= {*islice(there, 1)}
     if not forms:
         raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv, *.tsv or media there")
-    return Looked([form for form in _KINDS if form in forms], stems)
-
-
-def _with_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Leave out ledgers, and the tables that img2dataset writes beside its tars."""
-    return [file for file in files if not file.endswith(_LEDGER) and _stem(file) not in stems]
-
-
-def _tables(stems: Collection[str], files: Sequence[str]) -> list[str]:
-    """Take Parquet and Arrow; if there is none, CSV and TSV."""
-    tables = _with_samples(stems, files)
-    return list(filter(_TABLES.search, tables)) or tables
+    return Looked([form for form in Format if form in forms], stems)
 
 
 def format_of(source: Source) -> Format:
     """Return the format that reads all files of a source; `auto` if there are several formats."""
-    kinds = {TarShard if isinstance(shard, TarShard) else type(shard) for shard in source.shards}
-    return next((form for form, kind in _KINDS.items() if kinds == {kind}), Format.auto)
+    formats = {shard.format for shard in source.shards}
+    return formats.pop() if len(formats) == 1 else Format.auto
 
 
 def _form_of_file(file: str) -> Format:
     if TARS.search(file):
         return Format.wds
-    return next((form for form in (Format.table, Format.lmdb) if _LINES[form].names.search(file)), Format.jsonl)
+    kinds = (TableShard, LmdbShard)
+    return next((kind.format for kind in kinds if kind.names.search(file)), Format.jsonl)
 
 
 def _stem(file: str) -> str:
-    return re.sub(r"(?i)\.(parquet|jsonl(\.\w+)?)$", "", TARS.sub("", file))
-
-
-def _together(parts: Sequence[Source]) -> Source:
-    """Join sources into one; files keep the names that they have in their own source."""
-    return Source(
-        shards=sorted((shard for part in parts for shard in part.shards), key=lambda shard: shard.name),
-        folders=frozenset().union(*(part.folders for part in parts)),
-        excluded={name: keys for part in parts for name, keys in part.excluded.items()},
-        num_left_out=sum(part.num_left_out for part in parts),
-        stored=frozenset().union(*(part.stored for part in parts)),
-    )
+    return stem(TARS.sub("", file))

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.inside import joined_name
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.jsonl.lmdb_file import open_value
+from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 
@@ -39,8 +39,8 @@ class LmdbShard(JsonlShard):
     """An LMDB of images and labels; `record_offset` is the number of a sample, from 1."""
 
     names = re.compile(r"(?i)(^|/)data\.mdb$|\.lmdb$")
-    called = "LMDB of images and labels"
-    is_read_by_place = False
+    format = Format.lmdb
+    _called = "LMDB of images and labels"
 
     def index(self) -> pa.Table:
         numbers = np.arange(1, self._num_samples() + 1)
@@ -55,7 +55,7 @@ class LmdbShard(JsonlShard):
 
     def _num_samples(self) -> int:
         """Return how many samples there are; raises PackError if the LMDB has another layout."""
-        if is_address(self.path):
+        if self.is_stored:
             raise PackError(f"{self.path}: an LMDB is read from a disk alone: copy it there")
         try:
             return int(self._text(_NUMBER))

@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import chain
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import media_in, split_name
@@ -33,7 +32,7 @@ def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
         PackError: two places have equally many of them.
     """
     folder = folder_of(shard.path)
-    most_names = _MOST_NAMES_STORED if is_address(folder) else _MOST_NAMES
+    most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
     names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
     if not names or any(_is_there(folder, name) for name in names):
         return None
@@ -51,7 +50,7 @@ def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
     for raw in shard.first(_NUM_SAMPLES):
         with suppress(Skip):
             for name in shard.record(raw, LINE, False, settings).listed_media or ():
-                if not is_address(name) and not os.path.isabs(name) and split_name(name)[1] is None:
+                if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
 
 

@@ -14,11 +14,9 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import NotPlain, yaml_value
-from energon_pack.sources.mixture import Entry, checked, in_folder, stem_of, with_own_names
-from energon_pack.sources.storage import absolute, folder_of, open_file
+from energon_pack.sources.mixture import Entry, in_folder, object_in, stem_of, with_own_names
+from energon_pack.sources.storage import absolute, folder_of
 
-_LARGEST = 1 << 20
 #: keys that are read, or that do not change a sample
 _READ = {
     "path",
@@ -33,8 +31,8 @@ _READ = {
 _DEEPEST = 8
 
 
-def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
-    """Read the entries of a metadataset; None: the path is no metadataset.
+def metadataset_entries(path: str, value: Mapping[str, Any], split: str | None) -> list[Entry] | None:
+    """Read the entries of a metadataset; None: the value is no metadataset.
 
     Args:
         split: the split whose entries are taken; None: train.
@@ -42,19 +40,11 @@ def read_metadataset(path: Any, split: str | None) -> list[Entry] | None:
     Raises:
         PackError: it has no such split, or asks for something that a mixture can't do.
     """
-    if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
-        return None
-    value = _read(path)
-    return None if value is None else checked(path, with_own_names(list(_entries(path, value, split or "train", 0))))
+    return with_own_names(list(_entries(path, value, split or "train", 0))) if _is_metadataset(value) else None
 
 
-def _read(path: str) -> dict[str, Any] | None:
-    try:
-        with open_file(path) as file:
-            value = yaml_value(file.read(0, file.size)) if file.size <= _LARGEST else None
-    except (OSError, NotPlain):
-        return None  # finding lines reports what is wrong
-    return value if isinstance(value, dict) and "megatron.energon" in str(value.get("__module__")) else None
+def _is_metadataset(value: Mapping[str, Any] | None) -> bool:
+    return value is not None and "megatron.energon" in str(value.get("__module__"))
 
 
 def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Iterator[Entry]:
@@ -93,18 +83,11 @@ def _of_item(
             raise PackError(f"{path}: {item['path']}: {key} is not read: leave it out, or pack that dataset alone")
     place = in_folder(folder_of(absolute(path)), str(item["path"]))
     part = str(item.get("split_part") or split)
-    inside = _read(place) if place.endswith((".yaml", ".yml")) else None
-    if inside is None:
+    inside = object_in(place)
+    if inside is None or not _is_metadataset(inside):
+        weight, epochs = (factor, None) if has_weights else (None, factor)
         settings = {"split": None if os.path.isfile(place) else part}
-        yield Entry(
-            stem_of(place),
-            place,
-            factor if has_weights else None,
-            None if has_weights else factor,
-            None,
-            settings,
-            weight_of="samples",
-        )
+        yield Entry(stem_of(place), place, weight, epochs, settings=settings, weight_of="samples")
         return
     for entry in _entries(place, inside, part, depth + 1):
         if (entry.weight is not None) != has_weights:

@@ -1,4 +1,4 @@
-"""Read a mixture: sources with the share of each in the training, as a YAML file or as `source.mixture`.
+"""Read a mixture: sources with the share of each in the training, as a YAML file or as entries in `source.path`.
 
     mixture:
       - {name: charts, path: /data/charts, weight: 40}
@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
-from energon_pack.run.plain_data import NotPlain, yaml_value
-from energon_pack.run.stores import is_address, joined
+from energon_pack.run.plain_data import json_value, yaml_value
 from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
-from energon_pack.sources.storage import absolute, folder_of, open_file
+from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
-_LARGEST = 1 << 20
+#: bytes of a file that names others
+LARGEST = 16 << 20
 _MOST_PHASES = 100
 WeightOf = Literal["tokens", "samples"]
 _SETTINGS = ("media_root", "split", "datasets")
@@ -39,9 +39,9 @@ class Entry:
     #: how often each sample comes; None: `weight` is set
     epochs: float | None
     #: take only so many of its samples, drawn at random; None: all
-    max_samples: int | None
+    max_samples: int | None = None
     #: settings of `source` for this entry
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1
     #: settings of its samples, as `own.own_settings` reads them
@@ -50,20 +50,27 @@ class Entry:
     weight_of: WeightOf = "tokens"
 
 
-def read_mixture(path: Any) -> list[Entry] | None:
-    """Read the entries of a mixture; None: the path is no mixture.
-
-    Raises:
-        PackError: an entry makes no sense, or two contradict each other.
-    """
-    if not isinstance(path, str) or not path.endswith((".yaml", ".yml")):
+def object_in(path: str) -> dict[str, Any] | None:
+    """Return the object in a YAML file, or in a JSON file that may be InternVL's meta file; None: there is none."""
+    if not path.endswith((".yaml", ".yml", ".json")):
         return None
     try:
         with open_file(path) as file:
-            value = yaml_value(file.read(0, file.size)) if file.size <= _LARGEST else None
-    except (OSError, NotPlain):
+            raw = file.read(0, file.size) if file.size <= LARGEST else b""
+        is_yaml = not path.endswith(".json")
+        value = yaml_value(raw) if is_yaml else json_value(raw) if b'"annotation"' in raw else None
+    except (OSError, ValueError):
         return None  # finding lines reports what is wrong
-    if not isinstance(value, dict) or "mixture" not in value:
+    return value if isinstance(value, dict) else None
+
+
+def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
+    """Read the entries of a mixture; None: the value is no mixture.
+
+    Raises:
+        PackError: an entry makes no sense.
+    """
+    if "mixture" not in value:
         return None
     listed = value["mixture"]
     if not isinstance(listed, list) or not listed:
@@ -73,15 +80,14 @@ def read_mixture(path: Any) -> list[Entry] | None:
         raise PackError(f"{path}: weights={weight_of!r}: shares of {' or of '.join(get_args(WeightOf))}")
     folder = folder_of(absolute(path))
     entries = [_entry(f"{path}: entry {number}", item, folder) for number, item in enumerate(listed, 1)]
-    return checked(path, [replace(entry, weight_of=weight_of) for entry in entries])
+    return [replace(entry, weight_of=weight_of) for entry in entries]
 
 
-def given_mixture(given: Any) -> list[Entry]:
-    """Read the entries of `source.mixture`, by their names; raises PackError as `read_mixture`."""
-    if not isinstance(given, Mapping) or not all(isinstance(item, Mapping) for item in given.values()):
-        raise PackError(f"source.mixture: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(given)[:80]}")
-    entries = [_entry(f"source.mixture.{name}", {**item, "name": name}, os.getcwd()) for name, item in given.items()]
-    return checked("source.mixture", entries)
+def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
+    """Read the entries of a mixture that the config has by name; raises PackError if one makes no sense."""
+    if not items or not all(isinstance(item, Mapping) for item in items.values()):
+        raise PackError(f"source.path: no entries by name, as {{charts: {{path: …, weight: …}}}}: {str(items)[:80]}")
+    return [_entry(f"source.path.{name}", {**item, "name": name}, os.getcwd()) for name, item in items.items()]
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
@@ -145,9 +151,7 @@ def _number(where: str, item: dict[str, Any], key: str) -> float | None:
 
 
 def in_folder(folder: str, path: str) -> str:
-    if is_address(folder) or is_address(path):
-        return joined(folder, path)
-    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+    return absolute(path_in(folder, os.path.expanduser(path)))
 
 
 def stem_of(path: str) -> str:

@@ -6,31 +6,30 @@ The key of a sample is that of its pack, with the member's number: `ps_00000012#
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
-from energon_pack.samples.flavors import flavor_written
+from energon_pack.samples.flavors import flavor_written, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.references import has_references
 from energon_pack.samples.single import single
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens_part import FORMAT
 from energon_pack.sources import wds
-from energon_pack.sources.draws import source_key
-from energon_pack.sources.foreign import FORMS, Member, foreign_form
+from energon_pack.sources.copies import source_key
+from energon_pack.sources.foreign import FORMS, Member, PackForm, foreign_form
 from energon_pack.sources.rows import IndexRow, SampleRow, rows_of
-from energon_pack.sources.shard import Shard, Source, TarShard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import File, folder_of, open_file, path_in, read_whole
 from energon_pack.sources.tar import TarScan
 
@@ -42,22 +41,23 @@ _MOST_LOOKED_AT = 4  # tars of a folder, and samples of each: the first may be d
 class PackShard(TarShard):
     """A tar of packs; each member of a pack is a sample."""
 
-    called = "packs"
+    _called = "packs"
 
     #: the flavour of the packs, or the name of another tool's form
     form: str = field(kw_only=True)
-    #: keys of packs that are left out
-    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity, self.form, sorted(self.excluded)
+        return *super().identity, self.form
+
+    @property
+    def holds(self) -> str:
+        return f"each member a sample: {self.form}"
 
     def index(self) -> pa.Table:
-        table = wds.index_tar(self.path)
+        table = super().index()
         with self.open() as file:
-            packs = (pack for pack in rows_of(table, IndexRow) if pack.key not in self.excluded)
-            rows = [row for pack in packs for row in self._members(file, pack)]
+            rows = [row for pack in rows_of(table, IndexRow) for row in self._members(file, pack)]
         columns = {name: [getattr(row, name) for row in rows] for name in wds.INDEX_SCHEMA.names}
         return pa.table(columns, wds.INDEX_SCHEMA).replace_schema_metadata(table.schema.metadata)
 
@@ -101,15 +101,14 @@ def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     Raises:
         Skip: `invalid_json`, `not_an_object`; `bad_message` for a field that is missing, or of another type.
     """
-    value, theirs = load_json(raw), next((each for each in FORMS if each.name == form), None)
+    value, packs = load_json(raw), _form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
-    flavor = theirs or flavor_written(form)
-    schema = {name: what for name, what in flavor.schema.items() if name in value or name not in flavor.optional}
+    schema = {name: what for name, what in packs.schema.items() if name in value or name not in packs.optional}
     if wrong := next(wrong_fields(value, "", schema), None):
         raise Skip(Reason.BAD_MESSAGE, f"the pack: {wrong}")
     try:
-        members = list(theirs.members(value) if theirs else _members(value, flavor_written(form)))
+        members = list(packs.members(value))
     except (KeyError, IndexError, ValueError) as error:
         raise Skip(Reason.BAD_MESSAGE, f"the lists of the pack have not an entry for each member: {error}") from None
     if (stated := _num_stated(value)) not in (None, len(members)) or not members:
@@ -117,7 +116,15 @@ def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
     return [(json.dumps(record, ensure_ascii=False).encode(), names) for record, names in members]
 
 
-def _members(value: dict[str, Any], flavor: PackedFlavor) -> Iterator[Member]:
+def _form(name: str) -> PackForm:
+    """Return the form of packs of this name: another tool's, or a flavour of ours."""
+    if theirs := next((form for form in FORMS if form.name == name), None):
+        return theirs
+    flavor = flavor_written(name)
+    return PackForm(name, flavor.schema, frozenset(flavor.optional), partial(_members, flavor))
+
+
+def _members(flavor: PackedFlavor, value: dict[str, Any]) -> Iterator[Member]:
     for member, names in zip(flavor.samples(value), flavor.parts(value), strict=True):
         yield single(flavor, member, names).record, names
 
@@ -132,8 +139,8 @@ def _num_stated(value: dict[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------------------------- which tars are packs
 
 
-def with_members(source: Source) -> Source:
-    """Return a source in which the members of packs are samples.
+def with_members(tars: Sequence[Shard]) -> list[Shard]:
+    """Return tars of which those of packs have their members as samples.
 
     The first samples of a folder tell whether its tars hold packs.
 
@@ -142,20 +149,16 @@ def with_members(source: Source) -> Source:
             messages, another version packed them, or their folder lacks energon_pack.json.
     """
     folders: dict[str, list[str]] = {}
-    for tar in source.shards:
+    for tar in tars:
         folders.setdefault(folder_of(tar.path), []).append(tar.path)
-    forms = {folder: _form_in(folder, tars[:_MOST_LOOKED_AT]) for folder, tars in folders.items()}
-    shards: list[Shard] = []
-    for shard in source.shards:
-        form = forms[folder_of(shard.path)]
-        shards.append(shard if form is None else _as_packs(shard, form, source.excluded.get(shard.name)))
-    packs = {shard.name for shard in shards if isinstance(shard, PackShard)}
-    excluded = {name: keys for name, keys in source.excluded.items() if name not in packs}
-    return replace(source, shards=shards, excluded=excluded)
+    forms = {folder: _form_in(folder, paths[:_MOST_LOOKED_AT]) for folder, paths in folders.items()}
+    of_tars = (forms[folder_of(tar.path)] for tar in tars)
+    return [tar if form is None else _as_packs(tar, form) for tar, form in zip(tars, of_tars, strict=True)]
 
 
-def _as_packs(shard: Shard, form: str, excluded: frozenset[str] | None) -> PackShard:
-    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded or frozenset())
+def _as_packs(shard: Shard, form: str) -> PackShard:
+    excluded = shard.excluded if isinstance(shard, TarShard) else frozenset[str]()
+    return PackShard(shard.name, shard.path, shard.size, shard.version, form=form, excluded=excluded)
 
 
 def _form_in(folder: str, tars: list[str]) -> str | None:
@@ -168,19 +171,17 @@ def _form_in(folder: str, tars: list[str]) -> str | None:
         return next((form.name for value, parts in looked if (form := foreign_form(value, parts))), None)
     try:
         made = json_value(manifest)
-        number, flavor = made.get("format"), flavor_written(made.get("flavor")).name
+        why = why_unknown(made)
     except (ValueError, AttributeError) as error:
         raise PackError(f"{folder}: {_MANIFEST} can't be read: {error}") from None
-    if number != FORMAT:
-        raise PackError(
-            f"{folder}: its packs have the format {short(number)}, and {FORMAT} is read: pack its source again"
-        )
+    if why is not None:
+        raise PackError(f"{folder}: {why}")
     for value, _ in looked:
         if has_references(value):
             raise PackError(f"{folder}: its media lie in its source (output.media=reference): pack that source again")
         if not any(name in value for name in ("messages", "prompts")):
             raise PackError(f"{folder}: its packs hold no messages (output.messages=false): pack its source again")
-    return flavor
+    return flavor_written(made.get("flavor")).name
 
 
 def _first_samples(tar: str) -> list[tuple[dict[str, Any], list[str]]]:

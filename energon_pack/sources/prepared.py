@@ -39,7 +39,7 @@ class LeftOut(NamedTuple):
     """The part of a tar that is left out."""
 
     keys: frozenset[str] | None = frozenset()  # keys that are left out; None: the whole tar is left out
-    num_samples: int = 0  # samples of a tar that is left out, as far as its folder says
+    num_samples: int = 0  # samples that are left out, as far as its folder says
 
 
 class Selection:
@@ -64,7 +64,8 @@ class Selection:
         name = Path(os.path.relpath(tar, prepared.folder)).as_posix()
         if name in prepared.excluded_shards or (prepared.shards is not None and name not in prepared.shards):
             return LeftOut(None, prepared.shard_counts.get(name, 0))
-        return LeftOut(prepared.excluded_keys.get(name, frozenset()))
+        keys = prepared.excluded_keys.get(name, frozenset[str]())
+        return LeftOut(keys, len(keys))
 
     def prepared_folder(self, tar: str) -> str | None:
         """Return the nearest prepared folder around a tar; None: there is none."""

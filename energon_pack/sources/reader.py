@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
@@ -194,7 +193,7 @@ def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
 
 def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:
     """Yield the ranges to read for a sample, each with the header before it; nothing for a sample on a disk."""
-    if is_address(shard.path) and shard.is_read_by_place:
+    if shard.is_stored and shard.is_read_by_place:
         parts: list[AnyPart] = [*row.parts, *row.positions] if shard.media_root is None else []
         media = chain.from_iterable(of_medium(part.offset, part.size) for part in parts)
         for offset, size in ((row.record_offset, row.record_size), *media):

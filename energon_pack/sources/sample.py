@@ -27,7 +27,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions, stamped
 from energon_pack.samples.unread import named_media, refuse_unread, unread
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import source_key
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
 from energon_pack.sources.shard import Shard, TarShard

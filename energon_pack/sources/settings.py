@@ -1,5 +1,6 @@
 """Settings of the source: the config's node `source`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -49,10 +50,9 @@ class SourceConfig(ReadSettings):
     #: lmdb: images with labels; folder: images with texts; auto: any of these, as files are called; or what an
     #: installed package adds
     format: str = Format.auto.value
-    #: a folder, a file, a glob, or a list of these; None: the built-in demo
+    #: a folder, a file, a glob, a mixture, or a list of these; entries of a mixture by name, each {path, weight, …};
+    #: None: the built-in demo
     path: Any = None
-    #: in place of `path`: entries by name, each {path, weight, epochs, max_samples, phase, media_root, split, datasets}
-    mixture: Any = None
     #: the folder that paths of media are relative to; None: the folder of the JSONL, or the one that its meta file
     #: names
     media_root: str | None = None
@@ -70,13 +70,11 @@ class SourceConfig(ReadSettings):
     datasets: Any = None
     #: how many first samples to take; None: all
     limit: int | None = None
-    #: `i/n`: every n-th sample from the i-th on; None: all
-    slice: str | None = None
 
     @property
     def is_demo(self) -> bool:
         """Tell whether it is the built-in demo."""
-        return self.path is None and self.mixture is None
+        return self.path is None
 
     def __post_init__(self) -> None:
         """Add a hash of its file to the name of the map, so that everything that is kept depends on it."""
@@ -94,8 +92,6 @@ class SourceConfig(ReadSettings):
         if self.format not in list(Format) and entry_point("sources", "source.format", self.format) is None:
             there = ", ".join(each.value for each in Format)
             raise PackError(f"source.format={self.format}: there are {there}, and what installed packages add")
-        if self.path is not None and self.mixture is not None:
-            raise PackError(f"source.path={self.path} and source.mixture: give one of them")
         named = {
             "source.messages_key": self.messages_key,
             "source.columns.messages": self.columns.messages,
@@ -104,5 +100,6 @@ class SourceConfig(ReadSettings):
         if len(where := [setting for setting, name in named.items() if name]) > 1:
             raise PackError(f"{', '.join(where)}: each says where the conversation is; set one of them")
         entries = self.path if isinstance(self.path, list) else [self.path]
-        if self.path is not None and not (entries and all(isinstance(entry, str) and entry for entry in entries)):
+        is_path = entries and all(isinstance(entry, str) and entry for entry in entries)
+        if not (is_path or self.path is None or isinstance(self.path, Mapping)):
             raise PackError(f"source.path={self.path!r}: a folder, a file, a glob, or a list of these")

@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.plain_data import json_value
+from energon_pack.run.seeded import Ints
 from energon_pack.run.stores import bucket_of, is_address, lies_in, on_this_machine
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
@@ -28,7 +31,7 @@ from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import drawn_rows, source_key
 from energon_pack.sources.field_map import FieldMap
 from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
@@ -38,6 +41,7 @@ from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.own import NOTHING, Own
 from energon_pack.sources.rows import SampleRow
+from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.text_pairs import SIDES, question_and_answer
@@ -54,8 +58,10 @@ class _File:
     mark: ClassVar[str]
     #: bytes of the header before each part of a sample
     lead: ClassVar[int] = 0
-    #: its name in the description of a source
-    called: ClassVar[str]
+    #: the `source.format` that finds such files
+    format: ClassVar[Format]
+    #: the name of its kind in the description of a source
+    _called: ClassVar[str]
     #: the noun for such a file in messages
     noun: ClassVar[str] = "file"
     #: whether a sample is a range of bytes
@@ -79,9 +85,24 @@ class _File:
         return self.real_path, self.size, self.version, None
 
     @property
+    def called(self) -> str:
+        """Return its name in the description of a source."""
+        return self._called
+
+    @property
+    def holds(self) -> str:
+        """Say what its samples are, for the description of a source; empty: its first samples tell."""
+        return ""
+
+    @property
     def media_root(self) -> str | None:
         """Return the folder that names of its media are relative to; None: media lie in the file itself."""
         return None
+
+    @cached_property
+    def is_stored(self) -> bool:
+        """Say whether it is on an object store."""
+        return is_address(self.path)
 
     @property
     def is_same_object(self) -> bool:
@@ -130,6 +151,10 @@ class _File:
         """Return how often a sample is drawn."""
         return 1.0
 
+    def drawn(self, num_rows: int, seed: int) -> Ints | None:
+        """Return the rows of its index that are drawn, as `drawn_rows`; None: each comes once."""
+        return None if self.ratio == 1 else drawn_rows(num_rows, self.ratio, self.name, seed)
+
     def key_in_tar(self, key: str) -> str:
         """Return the key that the parts of a sample have in its tar, without the mark of a copy."""
         return source_key(key)
@@ -144,23 +169,35 @@ class TarShard(_File):
     """A WebDataset tar: a sample is a JSON or text and the media beside it."""
 
     mark = "/"
-    called = "WebDataset tars"
+    format = Format.wds
+    _called = "WebDataset tars"
     lead = BLOCK
 
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
     field_map: FieldMap | None = field(default=None, kw_only=True)
+    #: keys that its folder leaves out
+    excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return *super().identity[:-1], None if self.field_map is None else asdict(self.field_map)
+        field_map = None if self.field_map is None else asdict(self.field_map)
+        return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
+
+    @property
+    def holds(self) -> str:
+        names = [name for name, _ in self.field_map.fields] if self.field_map else []
+        return f"{' and '.join(names)} by Energon's field_map" if names else ""
 
     def index(self) -> pa.Table:
-        """Index the places of its samples: a row of `wds.INDEX_SCHEMA` for each.
+        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
 
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
-        return wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        table = wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        if not self.excluded:
+            return table
+        return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
         """Read a sample's JSON or text; for a question and an answer in separate texts, make the JSON of both."""
@@ -171,7 +208,7 @@ class TarShard(_File):
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
-        return self.is_same_object if is_address(self.path) else wds.is_unchanged(self.path, about)
+        return self.is_same_object if self.is_stored else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Return the record of a sample from the bytes of its JSON or text.
@@ -220,13 +257,12 @@ class JsonlShard(_File):
     """A file of JSON samples with media in separate files; it has the same methods as a tar."""
 
     mark = ":"
-    called = "JSONL"
+    format = Format.jsonl
+    _called = "JSONL"
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
-    #: whether names of files tell splits, from which `source.split` takes one
-    has_splits: ClassVar[bool] = False
 
     lines: Lines
 
@@ -282,7 +318,7 @@ class JsonlShard(_File):
         return split_name(self.path_of(name))[0] == self.path
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if is_address(self.path) else lines.is_unchanged(self.path, about)
+        return self.is_same_object if self.is_stored else lines.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -309,7 +345,7 @@ class JsonlShard(_File):
 
     def _asked_for(self, name: str) -> str:
         """Return the name of a medium; raises Skip for an address on a store that no setting names."""
-        if is_address(name) and not self.lines.remote_media and bucket_of(name) != bucket_of(self.media_root):
+        if not self.lines.remote_media and bucket_of(name) not in ("", bucket_of(self.media_root)):
             what = f"{name!r} is on another store than source.media_root; source.remote_media=true reads it there"
             raise Skip(Reason.MISSING_MEDIA, what)
         return name
@@ -335,16 +371,20 @@ Shard = TarShard | JsonlShard
 def shard_of(
     name: str,
     path: str,
-    lines: Lines | None = None,
-    kind: type[JsonlShard] = JsonlShard,
-    field_map: FieldMap | None = None,
+    kind: type[Shard] = TarShard,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+    state: State | None = None,
 ) -> Shard:
-    """Describe a file as it is now: a tar, or a file that is read as lines.
+    """Describe a file as it is now.
+
+    Args:
+        fields: the other fields of its class.
+        state: its size and version; None: they are looked up.
 
     Raises:
         PackError: it is not a regular file, or its name can't be written in the ledger.
     """
-    state = state_of(path)
+    state = state or state_of(path)
     if state is None:
         raise PackError(f"source.path: {path} is not a regular file")
     try:
@@ -353,8 +393,7 @@ def shard_of(
         raise PackError(
             f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
         ) from None
-    path = absolute(path)
-    return TarShard(name, path, *state, field_map=field_map) if lines is None else kind(name, path, *state, lines)
+    return kind(name, absolute(path), *state, **fields)
 
 
 @dataclass(frozen=True)
@@ -363,8 +402,7 @@ class Source:
 
     shards: list[Shard]  # in name order
     folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
-    excluded: dict[str, frozenset[str]] = field(default_factory=dict)  # shard name → keys of the samples left out
-    num_left_out: int = 0  # samples of shards that are left out whole, as far as the source says
+    num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
     stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
     mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
 
@@ -392,7 +430,7 @@ class Source:
     def around(self, place: str) -> Path | str | None:
         """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
         if is_address(place):
-            beside = {folder_of(shard.path) for shard in self.shards if is_address(shard.path)}
+            beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
         path = Path(place).resolve()

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.run.stores import is_address
 from energon_pack.sources.jsonl.index import index_of
+from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
+from energon_pack.sources.table_names import kind_of_table
 from energon_pack.sources.tables import table_of, table_row
 
+_CALLED = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
 _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 
@@ -25,9 +27,12 @@ class TableShard(JsonlShard):
     """
 
     names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
-    called = "tables"
+    format = Format.table
     is_read_by_place = False
-    has_splits = True
+
+    @property
+    def called(self) -> str:
+        return _CALLED[kind_of_table(self.path)]
 
     def index(self) -> pa.Table:
         table = table_of(self.path)
@@ -37,7 +42,7 @@ class TableShard(JsonlShard):
         return index_of(numbers, numbers, sizes, self._digest(), table.bad, table.damage)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if is_address(self.path) else about["digest"] == self._digest()
+        return self.is_same_object if self.is_stored else about["digest"] == self._digest()
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]

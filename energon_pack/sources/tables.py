@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from energon_pack.errors import PackError, one_line, sized
 from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.recent import Recent
-from energon_pack.run.stores import is_address
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
@@ -111,7 +110,7 @@ def _is_text(leaf: Any) -> bool:
 
 
 def _arrow(path: str, file: File) -> Table:
-    source = as_file(file, _BUFFER) if is_address(path) else pa.memory_map(path)
+    source = as_file(file, _BUFFER) if file.fd is None else pa.memory_map(path)
     if file.read(0, 6) == b"ARROW1":
         groups = pa.ipc.open_file(source)
         batches = map(groups.get_batch, range(groups.num_record_batches))
@@ -272,8 +271,10 @@ def open_cell(path: str, key: str) -> File:
         KeyError: there is no such row or value.
         Skip: `unreadable_media`: no base64, or a page that can't be read.
     """
-    opened = _tables.get(path) if is_address(path) else None
-    if opened is not None:  # its requests name the version, so another version is an error
+    opened = _tables.get(path)
+    if (
+        opened is not None and opened[1].file.fd is None
+    ):  # on a store: its requests name the version, so another version is an error
         version = opened[0]
     elif state := state_of(path):
         version = state.version

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.draws import source_key
+from energon_pack.sources.copies import source_key
 from energon_pack.sources.tar import BLOCK, TarScan
 
 _QUESTIONS = tuple(f"{name}.txt" for name in ("question", "context", "prompt", "query", "instruction"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
-from energon_pack.lengths.index import IndexedShard, draw_samples, first_samples, index_shards
+from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
 from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards, without_wrong_shortcut
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
@@ -16,9 +16,8 @@ from energon_pack.plan.splits import split_shares
 from energon_pack.run.console import say
 from energon_pack.run.part import Part, Spans
 from energon_pack.run.scratch import Scratch
-from energon_pack.sources.draws import parse_slice
 from energon_pack.sources.mixture import Mixture
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.templates.folder import local_folder
 from energon_pack.templates.settings import TemplateSettings
@@ -36,14 +35,14 @@ class Measured:
 
 
 def index_source(run: PackRun, shards: Sequence[Shard] | None = None) -> list[IndexedShard]:
-    """Find the place of each sample of the source.
+    """Find the place of each sample of the source, and draw samples by the `sample_ratio` of their file.
 
     Args:
         shards: the shards to index; None: the whole source.
     """
     with run.timed("index"):
         chosen = run.source.shards if shards is None else [*shards]
-        return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run)
+        return index_shards(chosen, run.config.source.on_damaged is OnDamaged.keep, run.config.seed, run)
 
 
 def prepare_method(run: PackRun) -> Method:
@@ -60,23 +59,22 @@ def prepare_method(run: PackRun) -> Method:
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:
     """Measure the drawn samples, and the samples that `labels.expand` makes of them."""
-    config, source, limit = run.config, run.source, run.config.source.limit
+    config, source = run.config, run.source
     with run.timed("lengths"):
-        drawn = draw_samples(indexed, parse_slice(config.source.slice), config.seed)
-        first = first_samples(drawn, limit, _num_excluded(source))
+        first = first_samples(indexed, config.source.limit)
         flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
 
         def lengths_by(method: Method) -> Lengths:
             measured = measure_shards(first, method, run)
             scratch = Scratch(run.cache())
             lengths = Lengths(
-                measured, source.excluded, limit, flavor, shares, config.seed, scratch, method.with_beginnings,
+                measured, flavor, shares, config.seed, scratch, method.with_beginnings,
                 config.labels.untrained,
             )  # fmt: skip
             return expand(lengths, config.labels, method, run)
 
         lengths, method = without_wrong_shortcut(lengths_by, method)
-        num_repeated = sum(item.num_repeated for item in drawn)
+        num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, method, num_found, num_repeated, source.mixture)
 
@@ -88,18 +86,13 @@ def measure_share(run: PackRun, part: Part) -> dict[str, int]:
     """
     source, shards = run.config.source, run.source.shards
     spans = Spans([shard.size for shard in shards])
-    is_counted = source.limit is not None or parse_slice(source.slice) != (0, 1)
-    chosen = range(len(shards)) if is_counted else spans.overlapping(part)  # draws by count need all shards
+    is_counted = source.limit is not None  # it counts the samples of all shards
+    chosen = range(len(shards)) if is_counted else spans.overlapping(part)
     indexed = index_source(run, [shards[number] for number in chosen])
     method = prepare_method(run)
     with run.timed("lengths"):
-        drawn = draw_samples(indexed, parse_slice(source.slice), run.config.seed)
-        first = first_samples(drawn, source.limit, _num_excluded(run.source))
+        first = first_samples(indexed, source.limit)
         rows = [spans.rows(part, number, item.num_samples) for number, item in zip(chosen, first, strict=False)]
         number = measure_part(first, rows, method, run)
     say(f"the lengths of {amount(number, 'sample')} are in {run.cache()}: part {part} of the source")
     return {"samples": number}
-
-
-def _num_excluded(source: Source) -> int:
-    return sum(map(len, source.excluded.values()))

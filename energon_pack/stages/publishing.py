@@ -10,8 +10,9 @@ from typing import Any
 from energon_pack.config import plain
 from energon_pack.dataset.check import check, reconcile
 from energon_pack.dataset.check import job_of as check_job
-from energon_pack.dataset.energon import manifest_of, write_metadata
+from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
+from energon_pack.dataset.finished import refuse_changed
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, REPORT, hash_of
 from energon_pack.dataset.pack_sums import pack_sums, to_bytes
@@ -93,7 +94,8 @@ def there_already(run: PackRun, planned: Planned, page: RunReport, report: dict[
     Args:
         report: report.json of the dataset.
     """
-    named = run.destination.named
+    named, output = run.destination.named, run.config.output
+    refuse_changed(named, dataset_yamls(planned.lengths.flavor, output.dataset_yaml.value, output.sample_type))
     with forgetting_wrong(planned.lengths.shards, planned.method, run):
         check_unchanged(planned.lengths.shards, run)
         check_media_of(run, planned)

@@ -23,13 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.config import PackConfig, Stage
 from energon_pack.config.naming import are_same, content_settings
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import ABOUT, JOBS
-from energon_pack.dataset.losses import foresee
+from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
@@ -220,10 +220,9 @@ def _read_about(run: PackRun, staging: Path) -> dict[str, Any]:
 
 def plan_settings(config: PackConfig) -> dict[str, Any]:
     """Return everything a plan depends on: the settings, and the places of the source."""
-    paths = config.source.path if isinstance(config.source.path, list) else [config.source.path]
-    places: list[Any] = [absolute(path) for path in (*paths, config.source.media_root) if path is not None]
-    if config.source.mixture is not None:
-        places.append(plain(config.source.mixture))
+    path, root = config.source.path, config.source.media_root
+    paths = path if isinstance(path, list) else [path]
+    places: list[Any] = [absolute(each) if isinstance(each, str) else each for each in (*paths, root) if each]
     return {**content_settings(config), "places": places}
 
 

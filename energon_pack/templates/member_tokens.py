@@ -20,17 +20,20 @@ class Tokenizing(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def member_tokens(self, samples: Sequence[Sample]) -> list[MemberTokens]: ...
+    def member_tokens(self, samples: Sequence[Sample], engine: str = ...) -> list[MemberTokens]: ...
 
 
-def tokens_of(template: Tokenizing, member: MemberInput) -> MemberTokens:
+def tokens_of(template: Tokenizing, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that was in no pack.
+
+    Args:
+        engine: as `measure.engine`.
 
     Raises:
         LengthError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
-    (made,) = template.member_tokens([sample_of(member)])
+    (made,) = template.member_tokens([sample_of(member)], engine)
     _check_length(member, len(made), template.fingerprint)
     return made
 

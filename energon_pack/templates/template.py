@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +385,10 @@ class Template(Preparation):
             for sample, text, (ids, supervised, weights) in each
         ]
 
+    def rules_by(self, engine: str) -> InputRules:
+        """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
+        return replace(self.input_rules, tokenize=partial(tokens_of, self, engine=engine))
+
     @cached_property
     def input_rules(self) -> InputRules:
         """How tokens and media become a model's inputs: what training needs of this template."""
@@ -423,7 +427,7 @@ class Template(Preparation):
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Return a hash for each thing that a length depends on."""
-        return fingerprints_of(self.spec, self._tokenizer.to_str(), self.rules.settings, self.media_tokens)
+        return fingerprints_of(self.spec, _json_of(self._tokenizer), self.rules.settings, self.media_tokens)
 
     @property
     def identity(self) -> Identity:
@@ -467,7 +471,7 @@ class Template(Preparation):
         folder.mkdir(parents=True, exist_ok=True)
         self.input_rules.save(folder)
         write_whole(folder / "identity.json", json.dumps(asdict(self.identity)).encode())
-        write_whole(folder / "tokenizer.json", self._tokenizer.to_str().encode())
+        write_whole(folder / "tokenizer.json", _json_of(self._tokenizer).encode())
         write_whole(folder / "spec.json", json.dumps(asdict(self.spec), ensure_ascii=False).encode())
 
     def _num_control_tokens(self, messages: list[Message], tools: list[Any] | None) -> int:
@@ -477,6 +481,12 @@ class Template(Preparation):
         if rest or tools:
             texts.append(json.dumps([rest, tools], ensure_ascii=False))
         return sum(len(self._control.findall(text)) for text in texts)
+
+
+@lru_cache(maxsize=1)
+def _json_of(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer as JSON, which takes a tenth of a second; templates of one processor share their tokenizer."""
+    return tokenizer.to_str()
 
 
 def _trained_tokens(

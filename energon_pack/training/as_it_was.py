@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
-from energon_pack.training.sizes import parts
+from energon_pack.training.wrapped import parts
 
 #: elements; a larger buffer holds weights (GPTQ, AWQ), which no forward changes
 _MOST = 2**20

@@ -15,7 +15,6 @@ from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
-from energon_pack.training.together import moved, together
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -74,16 +73,22 @@ class PackedBatch(dict[str, Any]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
+        from energon_pack.training.together import moved
+
         on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
         given = [value for name, value in self._tensors() if name not in on_host]
         return self._with(moved(given, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, from which `to` copies beside the work of a GPU."""
+        from energon_pack.training.together import moved
+
         return self._with(moved((value for _, value in self._tensors()), Tensor.pin_memory))
 
     def in_one_buffer(self) -> "PackedBatch":
         """Return the batch with its small tensors in one buffer, which moves at once."""
+        from energon_pack.training.together import together
+
         return self._with(together(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from energon_pack.training.inputs import MixingError
-from energon_pack.training.trial_inputs import Span
+from energon_pack.training.trial_inputs import Span, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
 GivenMember = int | Mapping[str, int]
@@ -53,7 +53,7 @@ def read_members(inputs: Mapping[str, Any], given: GivenRows | None = None) -> "
             f"a batch that says nowhere what its members are ({names}): cu_seq_lens_q, position_ids that start anew or"
             " an attention_mask that numbers members (1 1 2 2 0) do; or give members=[[lengths of a row, …], …] a batch"
         )
-    spans = {name: _spans(name, own, tokens, real) for name, own in said.items()}
+    spans = {name: spans_of(tokens, begins, real) for name, begins in said.items()}
     _refuse_contradiction(spans)
     shortest = [min(alike, key=lambda one: one.end) for alike in zip(*spans.values(), strict=True)]
     return ReadMembers(" and ".join(spans), shortest)
@@ -143,22 +143,6 @@ def _by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
         said = rows[0, row, place : place + 2].tolist()
         raise MixingError(f"position_ids jump from {said[0]} to {said[1]}: they neither go on nor start anew")
     return pad(steps != 1, (1, 0), value=True)
-
-
-def _spans(name: str, begins: Tensor, tokens: Tensor, real: Tensor) -> list[Span]:
-    """Return the stretches of real tokens between begins; one that repeats one token is padding."""
-    found = []
-    for row in range(len(tokens)):
-        starts = begins[row].nonzero().flatten().tolist()
-        for start, end in pairwise([*starts, tokens.shape[1]]):
-            places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
-            span = Span(row, places[0], places[-1] + 1)
-            if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
-                continue
-            if span.end - span.start != len(places):
-                raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
-            found.append(span)
-    return found
 
 
 def _refuse_contradiction(spans: Mapping[str, Sequence[Span]]) -> None:

@@ -23,11 +23,10 @@ from energon_pack.training.encoded import Encoded
 from energon_pack.training.hooks import Check
 from energon_pack.training.inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.made_rows import switches_of
-from energon_pack.training.made_trial import MadeTrial, try_made
 from energon_pack.training.probe import Placed, Probe, leaves_of
+from energon_pack.training.subject import Subject
 from energon_pack.training.trial import Pending
-from energon_pack.training.trial_inputs import Span, TrialInputs, inputs_with_changes, without_loss
+from energon_pack.training.trial_inputs import Span, TrialInputs, inputs_with_changes, switches_of, without_loss
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ _CLOSED = -1e4
 
 
 @dataclass
-class Batches:
+class Batches(Subject):
     """A guarded model with batches of a collator that is not ours."""
 
     model: Any
@@ -48,7 +47,6 @@ class Batches:
     #: whether each batch is tried, or each kind of batch
     tries_all: bool = False
     media: frozenset[str] = frozenset()
-    all_the_same: str = ""
 
     def try_all(
         self,
@@ -117,8 +115,8 @@ class Batches:
         media = frozenset(name for name, _ in _media_of(inputs))
         return inputs_with_changes(inputs, self.model.config, media, spans, spans)
 
-    def beside(self, pending: Pending) -> MadeTrial:
-        """Compare the members of the pending batch with each of them alone."""
+    def probe(self, pending: Pending) -> Probe:
+        """Return the members of the pending batch, to be compared with each of them alone."""
         inputs = without_loss(pending.inputs) | switches_of(pending.inputs)
         samples = _samples(pending.inputs, self.read(pending.inputs).spans, self.given)
         placed = _placed(samples)
@@ -126,7 +124,7 @@ class Batches:
             raise MixingError("no label of this batch trains a member: nothing shows what its loss is of")
         for name in {name for one in placed for name in one.leaves}:
             inputs[name] = torch.cat([one.leaves[name] for one in placed if name in one.leaves])
-        return try_made(pending, Probe(_labelled(pending.inputs, placed), placed), inputs, _alone)
+        return Probe(_labelled(pending.inputs, placed), placed, inputs, _alone)
 
     def way_out(self, inputs: Mapping[str, Any]) -> str:
         """Say by what members are told apart, and which of it is known to mix them in any model."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.encoded import Encoded
 from energon_pack.training.finding import Finding, difference, largest, size_of, variation
 from energon_pack.training.gradients import Gradients, compare_gradients, gradients_of
 from energon_pack.training.probe import Placed, Probe, leaves_of
@@ -38,8 +37,6 @@ class Way:
     """How a model is run for a comparison."""
 
     part: Module
-    #: makes the inputs of a sample alone
-    plain: Callable[[Encoded], dict[str, Any]]
     #: runs the part
     call: Callable[..., Any]
     #: the share that counts as no difference, in float32 and in shorter types
@@ -72,17 +69,17 @@ class _Run:
     gradients: Gradients = field(default_factory=Gradients)
 
 
-def compare(way: Way, probe: Probe, inputs: Mapping[str, Any]) -> Finding:
-    """Run a batch with its inputs, and each of its samples alone."""
+def compare(way: Way, probe: Probe) -> Finding:
+    """Run a batch, and each of its samples alone."""
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
     routing = Routing() if way.is_routed else None
     leaves = [leaf for one in probe.placed for leaf in one.leaves.values()]
-    packed = _run(way, {**inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
+    packed = _run(way, {**probe.inputs, **loss.inputs()}, loss.of_batch, leaves, routing)
     alone: dict[int, _Run] = {}
     for one in probe.placed:
         if _key(way, one) not in alone:
             alike = [other for other in probe.placed if _key(way, other) == _key(way, one)]
-            alone[_key(way, one)] = _run_alone(way, alike, loss, routing, packed.values.shape)
+            alone[_key(way, one)] = _run_alone(way, probe, alike, loss, routing, packed.values.shape)
     pairs = [(one, alone[_key(way, one)]) for one in probe.placed]
     eps = max((torch.finfo(dtype).eps for dtype in packed.dtypes), default=0.0)
     is_low = eps > 1e-6
@@ -104,11 +101,13 @@ def _key(way: Way, one: Placed) -> int:
     return id(one if way.is_routed else one.sample)
 
 
-def _run_alone(way: Way, places: Sequence[Placed], loss: ProbeLoss, routing: Routing | None, shape: torch.Size) -> _Run:
+def _run_alone(
+    way: Way, probe: Probe, places: Sequence[Placed], loss: ProbeLoss, routing: Routing | None, shape: torch.Size
+) -> _Run:
     """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
     leaves = leaves_of(sample.media) if places[0].leaves else {}
-    inputs = way.plain(replace(sample, media={**sample.media, **leaves}))
+    inputs = probe.plain(replace(sample, media={**sample.media, **leaves}))
     device = inputs["input_ids"].device
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from energon_pack.training.joining import Join
 from energon_pack.training.layout import IGNORE, Member
+
+if TYPE_CHECKING:
+    from energon_pack.training.joining import Join
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Encoded:
     num_images: int = 0
     num_videos: int = 0
     #: how its media are joined with other members' media; inputs that are not named are concatenated in dimension 0
-    joins: Mapping[str, Join] = field(default_factory=dict)
+    joins: "Mapping[str, Join]" = field(default_factory=dict)
 
 
 def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:

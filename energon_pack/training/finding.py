@@ -1,4 +1,4 @@
-"""Say how far a batch is from its samples alone, and whether that is rounding."""
+"""Say how far a batch is from its samples alone, whether that is rounding, and what it proves for a class."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -70,6 +70,34 @@ class Finding:
         said += "" if self.loss is None else f"; loss by {self.loss:.2g}"
         said += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
         return said if not self.others else f"{said}; a loss moves inputs of other members by {self.others:.2g}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result for a model class with one mask and one attention implementation."""
+
+    model: str
+    attention: str
+    #: the mask; empty for trees, which have no choice of masks
+    mask: str
+    #: the finding of the worst member; None: the model could not be tried
+    finding: Finding | None = None
+    #: the error, if the model could not be tried
+    error: str = ""
+    seconds: float = 0.0
+    #: the proof holds for packs of at most so many tokens; None: for all packs
+    longest: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether packs train as their samples alone."""
+        return self.finding is not None and not self.finding.mixes
+
+    def __str__(self) -> str:
+        limit = f", packs of {self.longest:,} tokens at most" if self.longest else ""
+        mask = f", mask={self.mask}" if self.mask else ""
+        tried = f"{self.model} ({self.attention}{mask}{limit})"
+        return f"{tried}: {self.finding}" if self.finding else f"{tried} could not be tried: {self.error}"
 
 
 def difference(first: Tensor, second: Tensor, block: int) -> float:

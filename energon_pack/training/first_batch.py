@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
+from energon_pack.training.alone import Alone, try_alone
 from energon_pack.training.as_it_was import as_it_was, full_precision, silent
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
-from energon_pack.training.made_trial import MadeTrial
 from energon_pack.training.sharding import ended, is_sharded
 from energon_pack.training.trial import SUMS, Pending, Steps, Trial, changes
 from energon_pack.training.trial_inputs import TrialInputs
@@ -89,7 +89,7 @@ class FirstBatch:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
                 pending = Pending(part, call, own, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
-                beside = self._subject.beside(pending)
+                beside = try_alone(pending, self._subject.probe(pending))
                 trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
                     place = self._place(pending, asked, trial, beside)
@@ -110,12 +110,12 @@ class FirstBatch:
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, beside: MadeTrial) -> str | None:
+    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, beside: Alone) -> str | None:
         """Name the part that mixes members, if outputs show it; a backward has no places."""
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
-        from energon_pack.training.place import first_place
+        from energon_pack.training.refusal import first_place
 
         pending.begin(0)
         with silent(pending.part):

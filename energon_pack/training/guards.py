@@ -4,16 +4,15 @@ import inspect
 import logging
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
-from energon_pack.training.class_trial import Samples
-from energon_pack.training.encoded import Encoded, text_of
+from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
 from energon_pack.training.hooks import Check, hook
 from energon_pack.training.inputs import (
@@ -26,17 +25,14 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.made_trial import Packs
-from energon_pack.training.makeup import replaced_in
 from energon_pack.training.media_keys import MEDIA_KEYS
-from energon_pack.training.probe_tree import ProbeTree
-from energon_pack.training.proof import Proof, kept_proofs
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import GivenRows
+    from energon_pack.training.class_proof import Encoder, Shown
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -45,29 +41,6 @@ _log = logging.getLogger(__name__)
 _HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref.WeakKeyDictionary()
 #: methods that make features of media
 _FEATURES = re.compile(r"get_(?!text)\w+_features")
-
-
-class Encoder(Protocol):
-    """The part of a `PackedTaskEncoder` that the guard uses."""
-
-    @property
-    def mask(self) -> str:
-        """How its batches keep members apart; `auto`: whatever the guard finds."""
-
-    @property
-    def max_token_len(self) -> int | None:
-        """Tokens of the longest pack; None: not known."""
-
-    def probe_members(self) -> list[Encoded]:
-        """Return members with each kind of media that the encoder makes."""
-
-
-@runtime_checkable
-class TreeEncoder(Protocol):
-    """An encoder whose packs may have trees."""
-
-    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
-        """Return trees of such members; None: its packs have none."""
 
 
 class Guard:
@@ -100,7 +73,7 @@ class Guard:
 
 def guard(
     model: Any,
-    encoder: Encoder | None = None,
+    encoder: "Encoder | None" = None,
     trust: str | None = None,
     first_batch: bool = True,
     batches: Sequence[Mapping[str, Any]] | None = None,
@@ -136,54 +109,44 @@ def guard(
         if encoder is not None or trust is not None or not first_batch:
             raise ValueError("guard(model, batches=…) takes no encoder, trust or first_batch: those are of packs")
         return _guard_batches(model, batches or (), members)
-    kind = class_of(model)
-    attention = attention_of(model)
-    mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
-    samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
-    device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    is_trusted = trust == kind.__name__
+    return _guard_packs(model, encoder, trust == class_of(model).__name__, first_batch)
+
+
+def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
+    """Prove a model's class now, and try the model itself with the first batch of each kind.
+
+    Raises:
+        MixingError: see `guard`.
+    """
+    from energon_pack.training.class_proof import prove_class
+    from energon_pack.training.makeup import replaced_in
+
+    name = class_of(model).__name__
     if not first_batch and not is_trusted and (replaced := replaced_in(model)):
         raise MixingError(
             f"the forward of {', '.join(replaced[:3])} was replaced in this model alone; no copy of it can be tried:"
-            f" first_batch=True tries the model itself (trust={kind.__name__!r} trains it all the same)"
+            f" first_batch=True tries the model itself (trust={name!r} trains it all the same)"
         )
-    proofs = kept_proofs(model, samples, mask, attention, longest, device)
-    images = [member for member in samples if not member.num_videos]
-    if all(proof.finding is None for proof in proofs) and len(images) < len(samples):  # GLM-4.1V takes one or the other
-        fewer = kept_proofs(model, images, mask, attention, longest, device)
-        if fewer[-1].is_exact:
-            _log.warning("%s is shown without videos: with them, %s", kind.__name__, proofs[-1].error)
-            proofs, samples = fewer, images
-    _refuse_unshown(
-        model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
-    )
+    shown = prove_class(model, encoder, is_trusted)
     if not first_batch:
-        _log.warning("%s itself is not tried, its class alone: first_batch=False", kind.__name__)
-    tree = encoder.probe_tree(samples) if isinstance(encoder, TreeEncoder) else None
-    trees, masks = None, {proofs[-1].mask}
-    if tree is not None:
-        from energon_pack.training.tree_inputs import form_of, refuse
-
-        refuse(model)
-        of_trees = kept_proofs(model, tree, "", attention, longest, device)
-        lacks = "is not shown to train on trees as on their samples alone"
-        _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
-        trees, masks = of_trees[-1], masks | {form_of(model)}
-    PROVEN[model] = proofs[-1].mask
+        _log.warning("%s itself is not tried, its class alone: first_batch=False", name)
+    PROVEN[model] = shown.proofs[-1].mask
     for_tower: frozenset[str] = frozenset()
     if encoder is not None:
         from energon_pack.training.tower_trial import use_tower
 
-        for_tower = use_tower(model, encoder, samples, proofs[-1].mask, device)
-    tried = for_tower.union(name for member in samples for name in member.media)
+        for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
+    tried = for_tower.union(name for member in shown.samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
     _end_earlier(model)
-    limits = [proof.longest for proof in (proofs[-1], trees) if proof and proof.longest]
-    longest = min(limits, default=None)
-    first = FirstBatch(Packs(model, media, samples, tree, longest)) if first_batch and not is_trusted else None
-    check = _check_of_packs(model, masks, trees is not None, media, tried, longest, first)
+    first = None
+    if first_batch and not is_trusted:
+        from energon_pack.training.pack_trial import Packs
+
+        first = FirstBatch(Packs(model, media, shown.samples, shown.tree, shown.longest))
+    check = _check_of_packs(model, shown, media, tried, first)
     _HANDLES[model], _ = hook(model, check)
-    return Guard(proofs, trees, first.trials if first else (), _HANDLES[model], model)
+    return Guard(shown.proofs, shown.trees, first.trials if first else (), _HANDLES[model], model)
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
@@ -214,28 +177,6 @@ def _end_earlier(model: Module) -> None:
         handle.remove()
 
 
-def _refuse_unshown(
-    model: Any,
-    lacks: str,
-    proofs: Sequence[Proof],
-    samples: Samples,
-    attention: str | None,
-    longest: int | None,
-    is_trusted: bool,
-) -> None:
-    """Raise MixingError with what the class lacks if it was not shown; warn if it is trusted."""
-    if proofs[-1].is_exact:
-        return
-    kind = class_of(model)
-    said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
-    if not is_trusted:
-        from energon_pack.training.way_out import way_out
-
-        out = way_out(kind, model.config, samples, attention, longest, proofs)
-        raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
-    _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
-
-
 def _unwrapped(model: Any) -> Any:
     """Return the model of transformers inside its wrappers.
 
@@ -258,24 +199,23 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _check_of_packs(
-    model: Module,
-    masks: Collection[str],
-    has_trees: bool,
-    media: frozenset[str],
-    tried: frozenset[str],
-    longest: int | None,
-    first: FirstBatch | None,
+    model: Module, shown: "Shown", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
 ) -> Check:
     """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
-    attention, rope_rows = attention_of(model), has_rope_rows(model)
+    attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
+    masks = {shown.proofs[-1].mask}
+    if shown.trees is not None:
+        from energon_pack.training.tree_inputs import form_of
+
+        masks.add(form_of(model))
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
         given = mask_of(inputs)
         if given not in masks:
-            shown = " or ".join(sorted(masks))
-            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={shown}")
-        if not has_trees and forks_of(text_row(inputs, inputs["position_ids"])):
+            by = " or ".join(sorted(masks))
+            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={by}")
+        if shown.trees is None and forks_of(text_row(inputs, inputs["position_ids"])):
             raise MixingError(
                 f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"
                 " encoder of the packs that have them"
@@ -313,11 +253,3 @@ def _media_of(model: Module) -> set[str]:
     methods = [getattr(kind, name) for kind, names in makes.items() for name in names]
     named = {name for method in methods for name in inspect.signature(method).parameters}
     return named - {"input_ids", "attention_mask"}
-
-
-def _texts(vocabulary: int) -> list[Encoded]:
-    """Return members of random words, for models that train on text."""
-    generator = torch.Generator().manual_seed(0)
-    first = min(10, vocabulary // 2)
-    lengths = (19, 24, 16)
-    return [text_of(torch.randint(first, vocabulary, (length,), generator=generator)) for length in lengths]

@@ -1,7 +1,5 @@
 """The names of media inputs of models."""
 
-from importlib.metadata import entry_points
-
 #: names of most models' media inputs, for places that don't know the processor
 MEDIA_KEYS = frozenset(
     (
@@ -12,5 +10,3 @@ MEDIA_KEYS = frozenset(
         "input_features", "feature_attention_mask", "input_features_mask", "audio_input_features", "audio_embed_sizes",
     )
 )  # fmt: skip
-#: whether packages add kinds of media, whose inputs may have any name
-ADDS_KINDS = bool(entry_points(group="energon_pack.kinds"))

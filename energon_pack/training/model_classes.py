@@ -8,7 +8,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.full import full_processor
 from energon_pack.training.shrink import shrink
-from energon_pack.training.sizes import parts
+from energon_pack.training.wrapped import parts
 
 #: words in the names of a tokenizer's special tokens, and the words that configs use instead
 _SAME = {"bos": "start", "eos": "end"}

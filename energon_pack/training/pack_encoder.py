@@ -28,7 +28,6 @@ from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.members import Encoded, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError
-from energon_pack.training.shapes import check_shapes, widths_of, with_segments
 from energon_pack.training.worker_memory import keep_pages_in_worker
 
 if TYPE_CHECKING:
@@ -98,7 +97,11 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
     for name, choices in _CHOICES.items():
         if name in options and options[name] not in (*choices, *[None] * (name == "layout")):
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
-    check_shapes(options.get("pad_to", "longest"), options.get("pad_segments"))
+    shapes = options.get("pad_to", "longest"), options.get("pad_segments")
+    if shapes != ("longest", None):
+        from energon_pack.training.shapes import check_shapes
+
+        check_shapes(*shapes)
     layout = options.get("layout") or layout
     for name, (default, served) in _SERVED.items():
         if options.get(name, default) != default and layout not in served:
@@ -172,7 +175,11 @@ class PackEncoder:
         self._pad_to, self._num_segments = pad_to, pad_segments
         #: makes values for the tower of a guarded model, if it has one
         self.tower: Tower | None = None
-        self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
+        self._widths: Sequence[int] = ()
+        if pad_to != "longest":
+            from energon_pack.training.shapes import widths_of
+
+            self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
@@ -261,6 +268,8 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
             if self._num_segments is not None:
+                from energon_pack.training.shapes import with_segments
+
                 batch |= with_segments(batch, self._num_segments)
             batch.mask = self.mask
             media = self.members.join(pack.media for pack in packs)

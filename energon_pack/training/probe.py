@@ -1,24 +1,14 @@
-"""Make batches of samples that were made to try a model, and the inputs of each sample alone."""
+"""A batch of samples to try a model with: made ones, or the members of a batch."""
 
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.heard import HEARD, are_heard
-from energon_pack.training.inputs import has_rope_rows
-from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, neat
-from energon_pack.training.masks import is_answer, reads_prefix_whole
 from energon_pack.training.trial_inputs import is_content
-
-#: tokens behind the last member
-PAD_TAIL = 3
 
 
 @dataclass(frozen=True)
@@ -37,76 +27,16 @@ class Placed:
 
 @dataclass(frozen=True)
 class Probe:
-    """A batch of made samples."""
+    """A batch of samples to try a model with, and how it and each of them run."""
 
     batch: PackedBatch
     placed: Sequence[Placed]
+    #: the inputs of the batch, without labels
+    inputs: Mapping[str, Any]
+    #: makes the inputs of a sample alone
+    plain: Callable[[Encoded], dict[str, Any]]
     #: a kind of `loss_weights`
     weights: str = "token"
-
-
-def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
-    """Return the members in reverse order, with other media: a mean over the media of a batch would show nothing."""
-    return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
-
-
-def _other_media(member: Encoded) -> dict[str, Tensor]:
-    return {
-        name: value.flip(0) + 0.5 if value.is_floating_point() and is_content(name) else value
-        for name, value in member.media.items()
-    }
-
-
-def rows_of(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
-    """Put members and their twins in two rows, or in one if the mask is `hybrid`."""
-    return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
-
-
-def probe_of(
-    model: Any,
-    rows: Sequence[Sequence[Encoded]],
-    mask: str,
-    compared: Sequence[Encoded] | None = None,
-    form: Form | None = None,
-) -> Probe:
-    """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
-
-    Args:
-        model: a model of transformers.
-        mask: how members are kept apart: `model.mask`.
-        compared: the samples that are compared; None: all.
-        form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
-    """
-    form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
-    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
-    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
-    add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
-    batch.mask = mask
-    if mask == "indexed":
-        batch["attention_mask"] = batch["doc_ids"]
-    placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
-    number = len(placed)
-    in_loss = [i > 0 and (number - i) % 2 == 1 and _is_trained(one.sample) for i, one in enumerate(placed)]
-    return Probe(batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)])
-
-
-def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
-    """Put the media of samples into their batch, joined."""
-    batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
-    batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
-
-
-def _is_trained(sample: Encoded) -> bool:
-    return bool((sample.tokens.labels != IGNORE).any())
-
-
-def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:
-    found = []
-    for number, row in enumerate(rows):
-        start = 0
-        for sample in row:
-            found.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
-    return found
 
 
 def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,34 +46,3 @@ def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in media.items()
         if value.is_floating_point() and is_content(name)
     }
-
-
-def plain_logits(model: Any, member: Encoded) -> Tensor:
-    """Return the logits of a member as a user of transformers gets them, from a processor's output."""
-    with torch.no_grad():
-        logits: Tensor = model(**plain_inputs(model, member)).logits[0]
-    return logits
-
-
-def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the inputs of a member as a user of transformers has them, from a processor's output.
-
-    Args:
-        device: None: the model's own.
-    """
-    device = device or model.device
-    ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    accepted = inspect.signature(model.forward).parameters
-    # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
-    kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
-    inputs |= {name: types for name in kinds if name in accepted}
-    if HEARD in accepted and are_heard(member.tokens.types):
-        inputs[HEARD] = True
-    if reads_prefix_whole(type(model), model.config):
-        labels = member.tokens.labels[None].to(device)
-        inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()
-    inputs |= {name: value.to(device) for name, value in member.media.items()}
-    if member.media:
-        inputs |= {name: row[None].to(device) for name, row in member.tokens.rows.items()}
-    return {**inputs, "use_cache": False}

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
+from energon_pack.training.inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.probe import PAD_TAIL, Placed, Probe, add_media
+from energon_pack.training.made_probe import PAD_TAIL, add_media, made_probe
+from energon_pack.training.probe import Placed, Probe
 
 _WEIGHTS = "sample"  # each sample's own number of trained tokens counts
 
@@ -24,6 +27,15 @@ class ProbeTree:
     samples: list[Encoded]
     #: the media that each one adds
     added: list[Mapping[str, Tensor]]
+
+
+#: packs of members, or trees of them
+Samples = Sequence[Encoded] | ProbeTree
+
+
+def samples_of(samples: Samples) -> Sequence[Encoded]:
+    """Return the samples of packs or trees."""
+    return samples.samples if isinstance(samples, ProbeTree) else samples
 
 
 def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
@@ -82,17 +94,18 @@ def _turned(member: Encoded) -> Encoded:
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
-def tree_batch(tree: ProbeTree, rope: bool) -> Probe:
+def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
     """Lay the trees out in one row.
 
     Args:
-        rope: with M-RoPE rows.
+        device: of the inputs; None: the model's own.
     """
     from energon_pack.training.trees import neat_trees, paths
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
-    batch = PackedBatch(neat_trees([tokens], Form(rope=rope, width=width, weights=_WEIGHTS)))
+    batch = PackedBatch(neat_trees([tokens], Form(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
     add_media(batch, tree.samples, tree.added)
     places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
-    return Probe(batch, [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)], _WEIGHTS)
+    placed = [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)]
+    return made_probe(model, batch, placed, device, _WEIGHTS)

@@ -22,7 +22,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the widths that batches may have, the least first; empty: any.
+    """Return the widths that batches may have, the least first.
 
     Args:
         planned: `max_token_len` of the packing.
@@ -31,8 +31,6 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
     Raises:
         ValueError: none of the widths has room for it.
     """
-    if pad_to == "longest":
-        return ()
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from energon_pack.training.sizes import parts, shrink_sizes
+from energon_pack.training.sizes import shrink_sizes
+from energon_pack.training.wrapped import parts
 
 #: standard deviation of random weights: with the 0.02 of most configs, a leak between members would hardly show
 _INITIALIZER_RANGE = 0.1

@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from energon_pack.training.wrapped import parts
 
 #: names that configs use for the number of layers or blocks
 _LAYERS = re.compile(
@@ -75,14 +77,6 @@ def _narrowed(value: int, widths: dict[int, int], may_be_multiple: bool) -> int:
         if value % old == 0 and value // old <= _MOST_MERGED:
             return value // old * new
     return value
-
-
-def parts(config: Any) -> Iterator[Any]:
-    """Yield a config and all configs inside it."""
-    yield config
-    for value in list(vars(config).values()):
-        if hasattr(value, "model_type") and hasattr(value, "get_text_config"):
-            yield from parts(value)
 
 
 def _shrink_layers(part: Any) -> None:

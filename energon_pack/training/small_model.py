@@ -10,10 +10,10 @@ from torch import Tensor
 from energon_pack.training.as_it_was import silence
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.inputs import KINDS
-from energon_pack.training.probe import plain_logits
+from energon_pack.training.made_probe import plain_logits
 from energon_pack.training.shrink import shrink
-from energon_pack.training.sizes import parts
 from energon_pack.training.token_sizes import with_small_sizes
+from energon_pack.training.wrapped import parts
 
 #: logits kept for each token: all 150,000 would take gigabytes, and show the same
 _NUM_LOGITS = 256

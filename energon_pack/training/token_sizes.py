@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from energon_pack.training.sizes import parts
+from energon_pack.training.wrapped import parts
 
 #: tokens: the product of two such sizes (block length × number of blocks) is still less than a member's length
 SMALL = 3

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.training.outline import PREFIX
 from energon_pack.training.wrapped import class_of, is_whole
 
 #: input of a tower from which it works out the rest
 _GRID = "grid_thw"
+#: of media, as models name them
+_KINDS = ("image", "video")
 
 
 class Tower:
@@ -54,7 +55,7 @@ class Tower:
         from transformers.exporters.utils import precompute_export_inputs
 
         values: dict[str, Any] = {}
-        for kind in (IMAGE.kind, VIDEO.kind):
+        for kind in _KINDS:
             if (grid := media.get(f"{kind}_{_GRID}")) is not None:
                 made = {_GRID: grid}
                 precompute_export_inputs(self._module, made)

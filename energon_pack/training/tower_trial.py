@@ -7,15 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.inputs import attention_of
+from energon_pack.training.made_probe import probe_of, rows_of
 from energon_pack.training.outline import BOUNDARIES, TOWERS, TowerProof, values_in
-from energon_pack.training.probe import probe_of, rows_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.tower import Tower, module_in, tower_in
 from energon_pack.training.wrapped import class_of
@@ -33,9 +32,7 @@ class TowerEncoder(Protocol):
         """Make them from now on."""
 
 
-def use_tower(
-    model: Module, encoder: Any, samples: Sequence[Encoded], mask: str, device: torch.device
-) -> frozenset[str]:
+def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
     """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
 
     Args:
@@ -46,7 +43,7 @@ def use_tower(
         The names of the values.
     """
     TOWERS.pop(model, None)
-    tower = tower_in(model)
+    tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not isinstance(encoder, TowerEncoder) or not any(one.media for one in samples):
         return frozenset()
     try:

@@ -3,16 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import forks_of, text_row
-from energon_pack.training.media_keys import ADDS_KINDS, MEDIA_KEYS
-from energon_pack.training.sizes import parts
+from energon_pack.training.inputs import MixingError, forks_of, text_row
+from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.watch import tokens_of
+from energon_pack.training.wrapped import parts
 
 #: inputs that are left out: they make a model compute a loss, or logits of only some tokens, or no logits (TRL's
 #: `fused_lm_head`)
@@ -25,6 +26,8 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 SOUNDS = ("input_features", "input_values", "audio_input_features")
 #: as `SOUNDS`, or pixels
 _VALUES = ("pixel_values", *SOUNDS)
+#: whether packages add kinds of media, whose inputs may have any name
+_ADDS_KINDS = bool(entry_points(group="energon_pack.kinds"))
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name not in _NOT_TRIED}
 
 
+def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a batch that are no data."""
+    return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
+
+
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
     """Return the members of a row on which no other member builds; in a row without trees, return all members.
 
@@ -121,23 +129,35 @@ def is_content(name: str) -> bool:
 
     Inputs for kinds that packages add may have any name.
     """
-    return name.startswith(_VALUES) or (ADDS_KINDS and name not in MEDIA_KEYS)
+    return name.startswith(_VALUES) or (_ADDS_KINDS and name not in MEDIA_KEYS)
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
-    """Return the places of members; a stretch that repeats one token is padding, not a member."""
-    tokens, positions = tokens_of(inputs), text_row(inputs, inputs["position_ids"])
-    positions = positions.expand(tokens.shape[:2])
+    """Return the places of the members of packs, by positions that start anew."""
+    tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
+    positions = text_row(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
     begins = torch.nn.functional.pad(positions.diff() != 1, (1, 0), value=True)
-    real, found = inputs.get("attention_mask"), []
+    is_real = mask != 0 if isinstance(mask, Tensor) and mask.dim() == 2 else torch.ones_like(begins)
+    return spans_of(tokens, begins, is_real)
+
+
+def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
+    """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding.
+
+    Raises:
+        MixingError: a stretch has holes.
+    """
+    found = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
-        for start, end in zip(starts, [*starts[1:], tokens.shape[1]], strict=True):
-            span = Span(row, start, end)
-            is_padding = bool((span.of(tokens) == span.of(tokens)[:1]).all())
-            is_masked = isinstance(real, Tensor) and real.dim() == 2 and not bool(span.of(real).any())
-            if not is_padding and not is_masked:
-                found.append(span)
+        for start, end in pairwise([*starts, tokens.shape[1]]):
+            places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
+            span = Span(row, places[0], places[-1] + 1)
+            if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
+                continue
+            if span.end - span.start != len(places):
+                raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
+            found.append(span)
     return found
 
 

@@ -4,12 +4,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from energon_pack.training.class_trial import Samples
+from energon_pack.training.finding import Proof
 from energon_pack.training.inputs import TREE
-from energon_pack.training.probe_tree import ProbeTree
-from energon_pack.training.proof import Proof, masks_for, prove
-from energon_pack.training.sizes import parts
+from energon_pack.training.probe_tree import ProbeTree, Samples
+from energon_pack.training.proof import masks_for, prove
 from energon_pack.training.trial_inputs import SOUNDS
+from energon_pack.training.wrapped import parts
 
 #: attention implementations to try where another one fails, and those for trees
 _ATTENTIONS = ("sdpa", "eager")

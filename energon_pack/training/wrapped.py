@@ -1,5 +1,6 @@
-"""Find the model of transformers inside trainers' wrappers: DDP, FSDP, torch.compile, PEFT."""
+"""Find the model of transformers inside trainers' wrappers (DDP, FSDP, torch.compile, PEFT), and a config's parts."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.nn import Module
@@ -30,3 +31,11 @@ def is_whole(model: Any) -> bool:
 def class_of(model: Any) -> Any:
     """Return the class a model had before `fully_shard`, which replaces a model's class by its own."""
     return next(kind for kind in type(model).__mro__ if "FSDPModule" not in [base.__name__ for base in kind.__mro__])
+
+
+def parts(config: Any) -> Iterator[Any]:
+    """Yield a config and all configs inside it."""
+    yield config
+    for value in list(vars(config).values()):
+        if hasattr(value, "model_type") and hasattr(value, "get_text_config"):
+            yield from parts(value)

@@ -15,8 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
 from energon_pack.dataset.folder import DatasetFolder
@@ -26,8 +24,9 @@ from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run.command import count, parser
-from energon_pack.run.console import console, say
+from energon_pack.run.console import say
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
@@ -89,7 +88,7 @@ def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     if not folder.has(f"{META_FOLDER}/{MANIFEST}"):
         raise PackError(
             f"{folder} is no packed dataset: it has no {META_FOLDER}/{MANIFEST}. Packs of another tool are a source:"
-            f" python -m energon_pack.try {shlex.quote(folder.path)} +model=NAME says what can be read"
+            f" energon-pack try {shlex.quote(folder.path)} +model=NAME says what can be read"
         )
     _verify(folder, options, findings)
     return findings
@@ -261,17 +260,14 @@ def _check_lengths(
 
 def print_findings(findings: Findings, max_errors: int) -> None:
     """Print a table with a row for each check, then a line for each defect."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("check", "what has to be true"):
-        table.add_column(name)
-    for name in ("looked at", "result"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[str, ...]] = []
+    wrong = set()
     for check, what in CHECKS.items():
         number_looked_at, number = findings.num_looked_at[check], findings.num_defects[check]
         if check in findings.num_looked_at or number:
-            result = amount(number, "defect") if number else "ok"
-            table.add_row(check, what, f"{number_looked_at:,}", result, style="bold" if number else None)
-    console().print(table)
+            wrong |= {len(rows)} if number else set()
+            rows.append((check, what, f"{number_looked_at:,}", amount(number, "defect") if number else "ok"))
+    print_table(Rows(("check", "what has to be true", "looked at", "result"), rows, 2, wrong))
     for note in findings.notes:
         say(note)
     shown = findings.first(max_errors)

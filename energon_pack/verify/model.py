@@ -19,9 +19,10 @@ from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.training.finding import Proof
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
-from energon_pack.training.proof import Proof, prove
+from energon_pack.training.proof import prove
 from energon_pack.training.shrink import shrink
 from energon_pack.training.way_out import way_out
 

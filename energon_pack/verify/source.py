@@ -20,8 +20,8 @@ from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
+from energon_pack.sources.copies import copy_numbers, drawn_keys
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.draws import copy_numbers, drawn_keys, drawn_rows, parse_slice
 from energon_pack.sources.settings import Classes, SourceConfig
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
@@ -46,12 +46,13 @@ def find_source(
     if not isinstance(settings, dict) or "path" not in settings:
         raise PackError(f"{folder}/{REPORT} does not say how the source was read (config.source)")
     stated: Any = settings["path"]
-    path: str | list[str] = given[0] if len(given) == 1 else list(given)  # the YAML of a mixture is a single path
-    mixture = _mixture_now(folder, report, settings.get("mixture"))
-    if mixture is not None and given:
+    path: Any = given[0] if len(given) == 1 else list(given)  # the YAML of a mixture is a single path
+    if isinstance(stated, dict) and given:
         raise PackError("--source PATH: a mixture of the config has several; put them back where they were")
-    if not given and mixture is None:
-        if stated is None:
+    if not given:
+        if isinstance(stated, dict):
+            path = _mixture_now(folder, report, stated)
+        elif stated is None:
             path = demo_of(folder, report)[0]
         elif isinstance(stated, str):
             path = _now(folder, report, stated)
@@ -68,17 +69,14 @@ def find_source(
         same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
         asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
         asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
-        asked.mixture = mixture
         asked.classes = Classes(named) if (named := settings.get("classes")) in [*Classes] else None
         return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None
 
 
-def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: Any) -> dict[str, Any] | None:
-    """Return the entries of `source.mixture` with the paths that they have now; None: there is none."""
-    if not isinstance(mixture, dict):
-        return None
+def _mixture_now(folder: DatasetFolder, report: Mapping[str, Any], mixture: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a mixture of the config with the paths that they have now."""
     entries = {name: {**item} for name, item in mixture.items() if isinstance(item, dict)}
     for item in entries.values():
         for key in ("path", "media_root"):
@@ -143,7 +141,6 @@ class Drawn:
     """The settings by which samples of a source were drawn for packing."""
 
     limit: int | None
-    slice_of: tuple[int, int]
     seed: int
     times: Mapping[str, float] = field(default_factory=dict)  # of samples in an epoch, by entry of a mixture
     num_epochs: int = 1
@@ -156,17 +153,13 @@ class Drawn:
 
 def drawn_of(report: Mapping[str, Any]) -> Drawn:
     """Read the settings of the draw from report.json; where it is damaged, all samples are drawn."""
-    limit, text, seed = (at(report, "config", *keys) for keys in (("source", "limit"), ("source", "slice"), ("seed",)))
-    try:
-        slice_of = parse_slice(text if isinstance(text, str) else None)
-    except PackError:
-        slice_of = (0, 1)
+    limit, seed = at(report, "config", "source", "limit"), at(report, "config", "seed")
     entries = report.get("mixture")
     found = {str(at(entry, "name")): at(entry, "epochs") for entry in entries} if isinstance(entries, list) else {}
     times = {name: time for name, time in found.items() if isinstance(time, int | float) and 0 <= time < 1e6}
     epochs = at(report, "config", "packing", "epochs")
     num_epochs = epochs if type(epochs) is int and 1 <= epochs <= MOST_EPOCHS else 1
-    return Drawn(limit if type(limit) is int else None, slice_of, seed if type(seed) is int else 0, times, num_epochs)
+    return Drawn(limit if type(limit) is int else None, seed if type(seed) is int else 0, times, num_epochs)
 
 
 @dataclass(frozen=True)
@@ -181,13 +174,8 @@ class SourceSamples:
 
 def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
     """Read all samples that are drawn. Call it first: bytes read from an object store are kept for the next steps."""
-    jobs = [
-        _Job(shard, source.excluded.get(shard.name, frozenset()), drawn.seed, drawn.most_times_of(shard.name))
-        for shard in source.shards
-    ]
+    jobs = [_Job(shard, drawn.seed, drawn.most_times_of(shard.name)) for shard in source.shards]
     found, defects, copies = list[Hashes](), list[str](), list[Hashes]()
-    number, num_slices = drawn.slice_of
-    start = 0  # of this shard, among all drawn samples
     size = sum(job.shard.size for job in jobs)
     with run.progress.stage("source", len(jobs), "shards", size) as advance:
         for job, values in zip(jobs, run.executor.map(_samples_of, jobs), strict=True):
@@ -196,10 +184,7 @@ def source_samples(source: Source, drawn: Drawn, run: Run) -> SourceSamples:
                 continue
             samples, of_copies = values
             copies.append(of_copies)
-            in_slice = samples[(number - start) % num_slices :: num_slices]
-            start += len(samples)
-            in_slice = in_slice[~np.isin(in_slice, hashes(map(job.shard.sample_id, job.excluded)))]
-            found.append(in_slice[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
+            found.append(samples[: None if drawn.limit is None else drawn.limit - sum(map(len, found))])
             run.progress.add(len(found[-1]))
             advance(1, job.shard.size)
     return SourceSamples(jobs, found, defects, joined(copies))
@@ -249,10 +234,9 @@ def _file_of(sample: str) -> str:
 
 @dataclass(frozen=True)
 class _Job:
-    """A source shard, its keys that are left out, and the settings by which its samples are drawn."""
+    """A source shard, and the settings by which its samples are drawn."""
 
     shard: Shard
-    excluded: frozenset[str]
     seed: int
     most_times: int  # that a mixture may draw a sample
 
@@ -268,10 +252,10 @@ def _samples_of(job: _Job) -> tuple[Hashes, Hashes] | str:
 
 
 def _names(job: _Job) -> Iterator[str]:
-    """Yield all samples drawn from a shard in its order, including those left out."""
+    """Yield all samples drawn from a shard in its order."""
     shard = job.shard
     keys = shard.index()["key"].to_pylist()
-    if shard.ratio != 1:
-        rows = drawn_rows(len(keys), shard.ratio, shard.name, job.seed)
+    rows = shard.drawn(len(keys), job.seed)
+    if rows is not None:
         keys = drawn_keys(keys, rows, copy_numbers(rows))
     return map(shard.sample_id, keys)

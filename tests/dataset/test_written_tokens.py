@@ -23,6 +23,7 @@ from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
+from energon_pack.report.views.member import vocabulary_of
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
@@ -30,7 +31,6 @@ from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.unpack import unpack
-from energon_pack.views.member import vocabulary_of
 from support import processors
 from support.batches import same
 from support.damage import found, lines, read_shard, write_shard

@@ -21,7 +21,6 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
 from energon_pack.templates.chat import renderer
 from energon_pack.templates.chat import template as chat_template
 from energon_pack.templates.chat.jinja import environment
@@ -32,6 +31,7 @@ from energon_pack.templates.processor import lines_of, load_saved, load_template
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.finding import find_shards
 from support.models import of_model
 from support.packed import packed
 from support.processors import change
@@ -60,7 +60,7 @@ def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Meth
         run = Run(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
         method = prepare(settings, ReadSettings(), "auto", run)
-        indexed = index_shards(find_shards(str(source)).shards, False, run)
+        indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
         measured, method = without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
         [chunk] = in_chunks(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
@@ -219,6 +219,6 @@ def test_what_a_template_would_read_of_a_record_is_named(demo: tuple[Path, Path]
         with LocalExecutor(1) as executor:
             run = Run(executor, Progress(quiet=True), cache)
             method = prepare(of_model("text", demo[1], chat_template=template), ReadSettings(), "auto", run)
-            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, run), method, run)
+            measured = measure_shards(index_shards(find_shards(str(source)).shards, False, 0, run), method, run)
             [chunk] = in_chunks(enumerate(item.pieces for item in measured))
             assert chunk.read()["unknown_keys"].to_pylist() == [expected, None]

@@ -37,10 +37,10 @@ from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.tokens import MemberTokens
-from energon_pack.sources.find import find_shards
 from energon_pack.templates.processor import prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
+from support.finding import find_shards
 from support.models import of_model
 from support.running import PIPELINE, REAL, need_torchvision
 
@@ -58,7 +58,7 @@ def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list
     method = Method(folder, ReadSettings())
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
-        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, run), method, run), method
+        return measure_shards(index_shards(find_shards(str(demo[0])).shards, False, 0, run), method, run), method
 
 
 def job_of(measured: list[MeasuredShard], method: Method, share: float = 0.05) -> AuditJob:

@@ -4,16 +4,19 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.lengths import measure as lengths
 from energon_pack.lengths import worker as measuring
-from energon_pack.lengths.index import first_samples, index_shards
+from energon_pack.lengths.index import IndexedShard, every, first_samples, index_shards
 from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import in_chunks
@@ -22,9 +25,10 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import find_shards
+from energon_pack.sources.shard import shard_of
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
+from support.finding import find_shards
 from support.models import of_model
 from support.samples import chat, picture, write_tar
 
@@ -33,11 +37,12 @@ from support.samples import chat, picture, write_tar
 def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
     folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
 
-    def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
+    def measure(source: Path, settings: ReadSettings | None = None, **more: Any):  # type: ignore[no-untyped-def]
+        num_workers, keep, limit = more.get("num_workers", 1), more.get("keep", False), more.get("limit")
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
-            indexed = index_shards(find_shards(str(source)).shards, keep, run)
-            return measure_shards(indexed, Method(folder, settings or ReadSettings()), run)
+            indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
+            return measure_shards(first_samples(indexed, limit), Method(folder, settings or ReadSettings()), run)
 
     return measure
 
@@ -141,13 +146,25 @@ def test_a_damaged_tar_stops_before_anything_is_measured(measure, demo, tmp_path
     assert [row["reason"] for row in kept if row["reason"]] == ["truncated_tar"]
 
 
-def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), tmp_path)
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, run)
-    assert [item.num_samples for item in indexed] == [107, 107, 106]
-    assert [len(first_samples(indexed, limit, 0)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
-    assert len(first_samples(indexed, 107, num_excluded=1)) == 2
+def test_every_third_sample_is_counted_over_all_files() -> None:
+    """`try` looks at a few samples: of small files, the first of each would come."""
+    items = [IndexedShard(shard_of(__file__, __file__), "key", [], num, {}) for num in (5, 1, 8)]
+    items[2] = replace(items[2], rows=np.array([0, 0, 1, 2, 7]), how_drawn=(0.625,))
+    first, second, third = every(3, items)
+    assert [item.rows.tolist() for item in (first, second, third) if item.rows is not None] == [[0, 3], [], [0, 2]]
+    assert [item.how_drawn for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
+
+
+def test_the_first_samples_are_measured_alone_and_kept_for_all(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """`source.limit=1000` measured the whole of a file with a million samples."""
+    read, kept = [], []
+    for limit in (5, 7, 108, None, 5):
+        measured = measure(demo[0], limit=limit)
+        read.append([sum(piece.num_rows for piece in item.pieces) for item in measured])
+        files = (tmp_path / "cache" / "lengths").rglob("*.parquet")
+        kept.append(sum(pq.read_metadata(file).num_rows for file in files))
+    assert read == [[5], [7], [107, 1], [107, 107, 106], [5]]
+    assert kept == [5, 7, 108, 320, 320]
 
 
 def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[..., PackConfig], tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe_part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import find_shards
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -25,6 +24,7 @@ from energon_pack.templates.processor import load_saved, load_template, prepare_
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
+from support.finding import find_shards
 from support.models import of_model
 from support.packed import json_lines
 from support.running import REAL, ROOT, need_torchvision

@@ -105,7 +105,7 @@ def test_an_image_that_changed_is_measured_again(
 def test_what_can_not_be_is_refused_before_anything_is_measured(
     config: PackConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """-1 would leave out a pack in silence, a slice would be of nothing; an unwritable cache ends in a traceback."""
+    """-1 would leave out a pack in silence, a split would be of nothing; an unwritable cache ends in a traceback."""
     monkeypatch.setattr(measure, "measure_given", None)
     for number in (0, -1):
         with pytest.raises(PackError, match=f"max_packs={number}: at least 1"):
@@ -116,8 +116,8 @@ def test_what_can_not_be_is_refused_before_anything_is_measured(
     (tmp_path / "file").touch()
     with pytest.raises(PackError, match=r"cache_dir=.*can't be written"):
         LazyPackedDataset(config, [asked(1)], fingerprint="1")
-    config.source.slice = "0/2"
-    with pytest.raises(PackError, match=r"source\.slice=0/2: only for files"):
+    config.source.split = "train"
+    with pytest.raises(PackError, match=r"source\.split=train: only for files"):
         LazyPackedDataset(config, [asked(1)], fingerprint="1")
 
 

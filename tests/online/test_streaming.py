@@ -7,9 +7,16 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from hydra.version import getbase
 
+from energon_pack.config.compose import compose_config
+from energon_pack.errors import PackError
+from energon_pack.lazy import LazyPackedDataset
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Reason, Skip
@@ -140,6 +147,24 @@ def test_a_stream_goes_on_from_any_pack_as_if_nothing_had_happened(make: Any) ->
             assert list(again) == []
 
 
+def test_other_ranks_go_on_with_a_stream_and_no_sample_is_lost(make: Any) -> None:
+    """2, then 3, then 1 rank, with what waited in their workers; before, only as many went on with a state."""
+    options = {"replacement": False, "buffer_size": 12, "seed": 3}
+    states: list[Any] = []
+    seen = Counter[str]()
+    for ranks, num in ((2, 3), (3, 2), (1, None)):
+        streams = [make(SOURCES, rank=rank, world_size=ranks, states=states, **options) for rank in range(ranks)]
+        for stream in streams:
+            stream.set_epoch(0)  # as a trainer says of the epoch that is under way
+            seen += Counter(name for pack in ids(islice(stream, num)) for name in pack)
+        states = [{"worker_0": json.loads(json.dumps(stream.state_dict()))} for stream in streams]
+    assert seen == dict.fromkeys([f"{source.name}/{i}" for source in SOURCES for i in range(len(source))], 1)
+    ended = make(SOURCES, rank=0, world_size=1, states=states, **options)
+    assert list(ended) == [], "a finished epoch is finished"
+    ended.set_epoch(1)
+    assert len(seen) == sum(map(len, ids(ended)))
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -165,22 +190,28 @@ def test_a_loader_of_torchdata_goes_on(make: Any, num_workers: int, world_size: 
         assert before + names(again) == whole
 
 
-def test_a_state_goes_on_with_the_same_ranks_workers_and_settings_alone(make: Any) -> None:
+def test_a_state_goes_on_with_the_same_settings_alone(make: Any) -> None:
     """With others, samples would be drawn by two lanes, or by none; it is refused in one line."""
     state = make(SOURCES, rank=0, world_size=2, buffer_size=12).state_dict()
-    for damaged in (None, {}, {**state, "packs": {"counts": []}}):
+    for damaged in (None, {}, {**state, "positions": []}, {**state, "pool": {}}):
         with pytest.raises(ValueError, match=r"^a state that is damaged"):
             make(SOURCES, rank=0, world_size=2, buffer_size=12).load_state_dict(damaged)
     for options, said in (
-        ({"rank": 0, "world_size": 4}, "world_size=4: this state goes on with world_size=2 alone"),
-        ({"rank": 1, "world_size": 2}, "rank=1: this state goes on with rank=0 alone"),
+        ({"rank": 0, "world_size": 4}, "states of worker 0, but 2 workers have trained: give the state of each"),
+        ({"rank": 1, "world_size": 2}, "states of worker 0, but 2 workers have trained"),
         ({"rank": 0, "world_size": 2, "buffer_size": 13}, "buffer_size=13: .* buffer_size=12 alone"),
         ({"rank": 0, "world_size": 2, "weights": [1, 2]}, r"weights=\[1.0, 2.0\]: .* weights=None alone"),
     ):
         with pytest.raises(ValueError, match=said):
             make(SOURCES, **{"buffer_size": 12, **options}).load_state_dict(state)
-    with pytest.raises(ValueError, match="num_workers=1: this state goes on with num_workers=2 alone"):
-        make(SOURCES, rank=0, world_size=2, buffer_size=12).load_state_dict({**state, "num_workers": 2})
+    for states, said in (
+        ([state], "states of worker 0, but 2 workers have trained"),
+        ([{"loader": 1}], "states: a list with the state of every rank's loader; these have none of a stream"),
+        ([{"_steps_since_snapshot": 1, "worker_0": state}], "states that are older than the last batch"),
+        ([{**state, "buffer_size": 13}], "buffer_size=12: this state goes on with buffer_size=13 alone"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make(SOURCES, rank=0, world_size=1, buffer_size=12, states=states)
     with pytest.raises(ValueError, match="fingerprint="):
         make(SOURCES, "packing.max_images=4", rank=0, world_size=2, buffer_size=12).load_state_dict(state)
 
@@ -254,3 +285,35 @@ def test_tars_lines_and_conversations_in_one_stream(make: Any, demo: tuple[Path,
     assert others == sorted([*(f"a.jsonl:{i}" for i in range(1, 4)), *(f"conversations/{i}" for i in range(4))])
     ledger = Counter(line["reason"] for line in json_lines(offline / "skipped.jsonl"))
     assert dataset.statistics()["left_out"] == ledger == {"overlong": 5}
+
+
+def test_a_trainer_that_runs_in_hydra_builds_its_data(
+    make: Any, demo: tuple[Path, Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within `@hydra.main` all three ended with "GlobalHydra is already initialized"; the application goes on."""
+    settings = [f"cache_dir={cache}", f"output.dir={tmp_path}", f"source.path={demo[0]}", f"model.processor={demo[1]}"]
+    settings = ["+model=qwen2_5_vl", *settings, "executor.num_workers=1", "packing.max_token_len=2048"]
+    made: list[Any] = []
+
+    @hydra.main(version_base="1.2", config_path=str(tmp_path))
+    def train(_: Any) -> None:
+        application, base = GlobalHydra.instance().hydra, getbase()
+        made.append(compose_config(settings))
+        made.append(make([Conversations("a", 40)]))
+        made.append(LazyPackedDataset(settings))
+        made.append(instantiate({"_target_": "energon_pack.LazyPackedDataset", "config": settings}))
+        with pytest.raises(PackError, match="no model 'qwen2_5_lv'"):
+            compose_config(["+model=qwen2_5_lv"])
+        assert GlobalHydra.instance().hydra is application
+        assert getbase() == base
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", "hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none"]
+    )
+    train()
+    config, stream, packs, again = made
+    assert config.packing.max_token_len == 2048
+    assert next(iter(stream)).members
+    assert len(packs) == len(again) > 1
+    assert not GlobalHydra.instance().is_initialized()

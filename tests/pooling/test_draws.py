@@ -1,12 +1,22 @@
 """Draws are counters: from any of them they go on as if nothing had happened, and lanes share each dataset exactly."""
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from energon_pack.pooling.draws import Draw, Draws, permuted
+from energon_pack.steps.position import Position, taken_by
+
+
+def draws_of(
+    sizes: list[int], weights: Any = None, epoch: int = 0, lane: int = 0, lanes: int = 1, **settings: Any
+) -> Draws:
+    position = Position("datasets", epoch=epoch, ranks=lanes, rank=lane)
+    return Draws(sizes, [position] * len(sizes), weights, **{"replacement": True, **settings})
 
 
 def drawn(draws: Draws, most: int = 10_000) -> list[Draw]:
@@ -38,7 +48,8 @@ def test_without_replacement_all_lanes_together_draw_each_sample_once(
 ) -> None:
     """Samples that two ranks see, or none, make the number of epochs a lie."""
     of_lanes = [
-        drawn(Draws(sizes, replacement=False, seed=seed, epoch=epoch, lane=lane, lanes=lanes)) for lane in range(lanes)
+        drawn(draws_of(sizes, replacement=False, seed=seed, epoch=epoch, lane=lane, lanes=lanes))
+        for lane in range(lanes)
     ]
     pairs = sorted((draw.dataset, draw.number) for draws in of_lanes for draw in draws)
     assert pairs == [(dataset, index) for dataset, size in enumerate(sizes) for index in range(size)]
@@ -49,11 +60,7 @@ def test_without_replacement_all_lanes_together_draw_each_sample_once(
 def test_with_replacement_each_turn_has_each_sample_once(sizes: list[int], lanes: int) -> None:
     """A small dataset that is drawn often is shuffled anew each time, over all lanes."""
     num = 3 * lanes * sum(sizes)
-    draws = [
-        draw
-        for lane in range(lanes)
-        for draw in drawn(Draws(sizes, replacement=True, lane=lane, lanes=lanes), num * len(sizes))
-    ]
+    draws = [draw for lane in range(lanes) for draw in drawn(draws_of(sizes, lane=lane, lanes=lanes), num * len(sizes))]
     for dataset, size in enumerate(sizes):
         first = Counter(draw.number for draw in draws if draw.dataset == dataset and draw.turn == 0)
         assert first == dict.fromkeys(range(size), 1)
@@ -61,37 +68,54 @@ def test_with_replacement_each_turn_has_each_sample_once(sizes: list[int], lanes
 
 def test_each_turn_and_epoch_is_another_order() -> None:
     """The same order each time is no shuffling."""
-    draws = Draws([50], replacement=True)
+    draws = draws_of([50])
     orders = [[draw.number for draw in drawn(draws, 50)] for _ in range(2)]
-    orders.append([draw.number for draw in drawn(Draws([50], replacement=True, epoch=1), 50)])
+    orders.append([draw.number for draw in drawn(draws_of([50], epoch=1), 50)])
     assert len(set(map(tuple, orders))) == 3
 
 
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans(), st.integers(0, 40))
-def test_draws_go_on_from_their_counters(sizes: list[int], replacement: bool, num: int) -> None:
+def test_draws_go_on_from_their_positions(sizes: list[int], replacement: bool, num: int) -> None:
     """A state that forgets something draws samples twice after a restart."""
-    draws = Draws(sizes, replacement=replacement, lane=1, lanes=2)
+    draws = draws_of(sizes, replacement=replacement, lane=1, lanes=2)
     drawn(draws, num)
-    other = Draws(sizes, replacement=replacement, lane=1, lanes=2)
-    other.counts = [*draws.counts]
+    other = Draws(sizes, draws.positions, replacement=replacement)
     assert drawn(other, 50) == drawn(draws, 50)
+
+
+@hypothesis.given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=3), st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.lists(st.integers(0, 9), min_size=16, max_size=16),
+)  # fmt: skip
+def test_any_lanes_go_on_and_each_sample_is_drawn_once(sizes: list[int], worlds: list[int], nums: list[int]) -> None:
+    """Of each lane another number of draws; a stream went on with as many ranks and workers alone."""
+    begun, found = [Position("datasets")] * len(sizes), list[Draw]()
+    for number, lanes in enumerate([*worlds, 1]):
+        ends = []
+        for lane in range(lanes):
+            here = [replace(position, ranks=lanes, rank=lane) for position in begun]
+            draws = Draws(sizes, here, replacement=False)
+            found += drawn(draws, 10_000 if number == len(worlds) else nums[4 * number + lane])
+            ends.append(draws.positions)
+        begun = [replace(begun[0], before=taken_by(positions)) for positions in zip(*ends, strict=True)]
+    assert sorted(draw[:2] for draw in found) == [(of, i) for of, size in enumerate(sizes) for i in range(size)]
 
 
 def test_every_stretch_has_the_weights() -> None:
     """100 draws are 50, 30 and 20, whatever the sizes; random draws would be off by ten."""
-    draws = Draws([9, 500, 100], [5, 3, 2], replacement=True, seed=3)
+    draws = draws_of([9, 500, 100], [5, 3, 2], seed=3)
     for _ in range(20):
         times = Counter(draw.dataset for draw in drawn(draws, 100))
         assert abs(times[0] - 50) + abs(times[1] - 30) + abs(times[2] - 20) <= 4
 
 
 def test_a_dataset_of_no_weight_is_never_drawn() -> None:
-    assert {draw.dataset for draw in drawn(Draws([3, 3], [1, 0], replacement=True), 50)} == {0}
+    assert {draw.dataset for draw in drawn(draws_of([3, 3], [1, 0]), 50)} == {0}
 
 
 @pytest.mark.parametrize("weights", [[1], [0, 0], [-1, 2], [1, float("inf")], [float("nan"), 1]])
 def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="weights="):
-        Draws([3, 3], weights, replacement=True)
+        draws_of([3, 3], weights)
     with pytest.raises(ValueError, match=r"weights\[1\]=1 of a dataset that is empty"):
-        Draws([3, 0], [1, 1], replacement=True)
+        draws_of([3, 0], [1, 1])

@@ -15,8 +15,8 @@ import pytest
 
 from energon_pack.config import PackConfig
 from energon_pack.pack import pack
-from energon_pack.pages.html import page, script
 from energon_pack.report.grid import GridPack, PackGrid, grid_section
+from energon_pack.report.pages.html import page, script
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from support.html_page import check_page, data_of
 

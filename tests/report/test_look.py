@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from energon_pack.pages.html import Html
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan
 from energon_pack.report.look import packs_to_look_at
+from energon_pack.report.pages.html import Html
 from energon_pack.report.run_report import fitting, some_of_each
 
 

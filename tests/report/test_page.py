@@ -12,12 +12,12 @@ import pytest
 from energon_pack.config import PackConfig, Stage
 from energon_pack.errors import SamplesLost
 from energon_pack.pack import pack
-from energon_pack.pages.html import Html
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Origin
 from energon_pack.report.grid import GridPack, PackGrid
 from energon_pack.report.packs import PackFigures, Stretch
 from energon_pack.report.page import About, run_page
+from energon_pack.report.pages.html import Html
 from energon_pack.report.shapes import linear_histogram, log_histogram
 from energon_pack.samples.skip import Reason
 from support.figures import FIGURES, figures

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _HELP
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries
-from energon_pack.report.image_tokens import TokensOfImages
+from energon_pack.report.images import TokensOfImages
 from energon_pack.report.remark import Grade
 from energon_pack.report.remarks import remarks
 from support.figures import FIGURES, LENS, figures, overlong

@@ -218,6 +218,13 @@ def test_jobs_that_came_to_the_same_are_folded(tmp_path: Path, capsys: pytest.Ca
     assert "truncate_text  = job 0" in capsys.readouterr().out
 
 
+def test_jobs_of_another_size_are_not_the_same(tmp_path: Path) -> None:
+    """Without conversations packs are smaller, and `output.messages=false` was shown as "= job 0"."""
+    for number, num_bytes in enumerate((3_400_000, 1_200_000)):
+        leave(tmp_path, number, [f"output.messages={not number}"], outcome(bytes_written=num_bytes))
+    assert [row.same_as for row in sweep_of(tmp_path).rows] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("keys", "charts", "titles"),
     [

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from energon_pack.errors import PackError
+from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import console
-from energon_pack.run.console import LogLine, complain, in_one_piece, print_table, say
+from energon_pack.run.console import LogLine, complain, in_one_piece, say
 from energon_pack.run.progress import Progress
 from support.running import run_here
 
@@ -27,12 +27,8 @@ def test_a_narrow_terminal_gets_words(
     width: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At 40 columns `47,188` was `47,…`."""
-    made = Table("", "packs", "fill", box=None, pad_edge=False)
-    for column in made.columns[1:]:
-        column.justify = "right"
-    made.add_row("text", "6", "96.00%")
-    monkeypatch.setattr(console, "console", lambda: Console(width=width))
-    print_table(made)
+    monkeypatch.setattr("energon_pack.report.pages.rows.console", lambda: Console(width=width))
+    print_table(Rows(("", "packs", "fill"), [("text", "6", "96.00%")]))
     assert capsys.readouterr().out == shown
 
 
@@ -44,9 +40,7 @@ def test_escape_sequences_are_shown_wherever_they_are_printed(capsys: pytest.Cap
     """A file may be called so, and its name erased the screen, or wrote another line than the one that is true."""
     say(HOSTILE)
     complain("energon-pack: error", HOSTILE.replace("\r\n", ""))
-    table = Table(HOSTILE)
-    table.add_row(HOSTILE)
-    print_table(table)
+    print_table(Rows([HOSTILE], [[HOSTILE]]))
     console.console().print(Text.assemble((HOSTILE, "bold red")), soft_wrap=True)
     with in_one_piece("job 0"):
         say(HOSTILE)

@@ -73,6 +73,14 @@ def test_one_worker_is_this_process(tmp_path: Path) -> None:
             executor.result(executor.start(_fail, 0))
 
 
+def test_a_script_from_stdin_has_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python - < run.py`: no worker could read the file `<stdin>`, and memory was said to be the cause."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/<stdin>", raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    with LocalExecutor(2) as executor:
+        assert list(executor.map(jobs.double, range(4))) == [0, 2, 4, 6]
+
+
 def _fail(_: int) -> float:
     return 1 / 0
 

@@ -17,7 +17,7 @@ from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
-from energon_pack.sources.shard import shard_of
+from energon_pack.sources.shard import JsonlShard, shard_of
 from support.samples import sound
 
 ANSWER = {"role": "assistant", "content": "Hello."}
@@ -73,7 +73,7 @@ def test_base64_in_a_line(tmp_path: Path) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"messages": asked(part)}) + "\n")
-    shard = shard_of("a.jsonl", str(file), Lines(str(tmp_path)))
+    shard = shard_of("a.jsonl", str(file), JsonlShard, {"lines": Lines(str(tmp_path))})
     (row,) = rows_of(shard.index(), IndexRow)
     with Reader() as reader:
         read = read_sample(reader, shard, row, ReadSettings())

@@ -16,7 +16,7 @@ from energon_pack.pack import pack
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.shard import shard_of
+from energon_pack.sources.shard import JsonlShard, shard_of
 from energon_pack.sources.tables import table_of
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
@@ -29,7 +29,7 @@ LINE = json.dumps({"messages": TURNS}, ensure_ascii=False).encode()
 def index(path: Path, data: bytes) -> tuple[list[tuple[str, str | None]], list[str]]:
     """Keys with their reasons, and what is damaged."""
     path.write_bytes(data)
-    table = shard_of(path.name, str(path), Lines(str(path.parent))).index()
+    table = shard_of(path.name, str(path), JsonlShard, {"lines": Lines(str(path.parent))}).index()
     rows = [(row["key"], row["reason"]) for row in table.to_pylist()]
     return rows, [what for _, what in damage_of(about_of(table))]
 
@@ -180,7 +180,7 @@ def write_half(path: Path) -> Path:
 
 
 def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path) -> None:
-    """With a share, a slice or the first samples alone, too; of a mixture, and of a meta file."""
+    """With a share or the first samples alone, too; of a mixture, and of a meta file."""
     half = write_half(tmp_path / "half/b.jsonl")
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole/a.jsonl").write_bytes((LINE + b"\n") * 8)
@@ -190,7 +190,6 @@ def test_a_cut_file_is_refused_wherever_it_is_named(config: Make, tmp_path: Path
     named: list[tuple[Any, dict[str, Any]]] = [
         (half, {}),
         ([str(tmp_path / "whole"), str(half)], {"source__limit": 1}),
-        (half, {"source__slice": "1/8"}),
         (half, {"part": "0/1", "stage": "lengths"}),
         (meta, {}),
         (mixture, {}),
@@ -205,5 +204,7 @@ def test_whole_samples_are_kept_if_the_user_says_so(config: Make, demo: tuple[Pa
     half = write_half(tmp_path / "half/b.jsonl")
     kept = pack(config(half, source__on_damaged=OnDamaged.keep, max_skipped=0.5, source__format="jsonl"))
     assert (kept["samples_packed"], kept["skipped_by_reason"]) == (8, {"invalid_json": 1})
-    shown = command_here("energon_pack.try", half, "+model=qwen2_5_vl", f"model.processor={demo[1]}", cwd=tmp_path)
+    shown = command_here(
+        "energon_pack.inspect.try_source", half, "+model=qwen2_5_vl", f"model.processor={demo[1]}", cwd=tmp_path
+    )
     assert (shown.returncode, "breaks off within line 9" in shown.stderr) == (1, True)

@@ -89,3 +89,5 @@ def test_names_of_folders_are_asked_for_in_vain(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(PackError, match=r"source\.classes=caption: .* has samples of another form"):
         find_source(CLASSES, str(tmp_path))
+    with pytest.raises(PackError, match=r"a\.jsonl: source=folder reads folders of media"):  # it had no samples
+        find_source(SourceConfig(format="folder"), str(tmp_path / "a.jsonl"))

@@ -10,9 +10,8 @@ import pytest
 
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.settings import Format
+from support.finding import find_lines, find_shards
 from support.packed import Make
 from support.running import ROOT
 

@@ -141,7 +141,7 @@ def test_theirs_are_packed_and_drawn_twice(config: Make, tmp_path: Path) -> None
     """By the way of any other sample: headers in the tar are compared, copies have keys of their own."""
     write_llava_onevision(tmp_path / "theirs")
     mixture = {"theirs": {"path": str(tmp_path / "theirs"), "epochs": 2}}
-    folder = packed(config(None, source__mixture=mixture, packing__max_token_len=2048))
+    folder = packed(config(None, source__path=mixture, packing__max_token_len=2048))
     pictures = [picture(10, 20), picture(30, 20, "PNG"), picture(50, 20)]
     found = [
         data for parts in samples(folder).values() for name, data in parts.items() if name.endswith(("jpg", "png"))
@@ -220,7 +220,7 @@ def test_packs_whose_members_can_not_be_told_are_refused(config: Make, ours: tup
     manifest = folder / ".nv-meta" / "energon_pack.json"
     value = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**value, "format": 2}))
-    with pytest.raises(PackError, match="its packs have the format 2, and 3 is read: pack its source again"):
+    with pytest.raises(PackError, match="it has the format 2, without the tokens of its packs, which 3 has"):
         read(folder)
     manifest.write_text(json.dumps(value))
     for shard in folder.glob("*.tar"):

@@ -14,14 +14,14 @@ from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import SampleRow
-from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.sources.shard import JsonlShard, Shard, shard_of
 from support.samples import picture, write_tar
 
 
 def lines_in(folder: Path, *lines: bytes) -> Shard:
     path = folder / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return shard_of("x.jsonl", str(path), Lines(str(folder)))
+    return shard_of("x.jsonl", str(path), JsonlShard, {"lines": Lines(str(folder))})
 
 
 def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:

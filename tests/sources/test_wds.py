@@ -22,9 +22,10 @@ from energon_pack.config import OnDamaged, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.sources.find import find_shards, names_of
+from energon_pack.sources.find import names_of
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.wds import damage_of, dotted_of, index_tar, record_of
+from support.finding import find_shards
 from support.samples import chat, picture, write_tar
 
 
@@ -469,8 +470,8 @@ def prepared(tmp_path: Path) -> Path:
 def test_split_and_exclude_of_a_prepared_source(prepared: Path) -> None:
     train = find_shards(str(prepared), "train")
     assert names(train) == ["s_0.tar", "s_2.tar"]
-    assert train.excluded == {"s_0.tar": {"s_0_1"}}
-    assert train.num_left_out == 4
+    assert [shard.index()["key"].to_pylist() for shard in train.shards] == [["s_0_0"], ["s_2_0", "s_2_1"]]
+    assert train.num_left_out == 5
     assert names(find_shards(str(prepared))) == ["s_0.tar", "s_2.tar", "s_3.tar"]
     with pytest.raises(PackError, match="train, val"):
         find_shards(str(prepared), "test")
@@ -480,7 +481,8 @@ def test_split_and_exclude_of_a_prepared_source(prepared: Path) -> None:
 def test_what_is_excluded_is_out_however_the_source_is_named(prepared: Path, path: str) -> None:
     source = find_shards(path.format(prepared).split(","))
     assert "s_1.tar" not in {Path(name).name for name in names(source)}
-    assert [keys for name, keys in source.excluded.items() if name.endswith("s_0.tar")] == [{"s_0_1"}]
+    (first,) = (shard for shard in source.shards if shard.name.endswith("s_0.tar"))
+    assert first.index()["key"].to_pylist() == ["s_0_0"]
 
 
 def test_a_prepared_source_named_by_a_link_too_lacks_nothing(prepared: Path, tmp_path: Path) -> None:
@@ -488,7 +490,7 @@ def test_a_prepared_source_named_by_a_link_too_lacks_nothing(prepared: Path, tmp
     (tmp_path / "link").symlink_to(prepared)
     source = find_shards([str(tmp_path / "link"), str(prepared)], "train")
     assert [Path(name).name for name in names(source)] == ["s_0.tar", "s_2.tar"]
-    assert source.num_left_out == 4
+    assert source.num_left_out == 5
 
 
 def test_everything_left_out_is_said(prepared: Path) -> None:

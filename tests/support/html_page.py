@@ -4,7 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 
-from energon_pack.pages.html import script
+from energon_pack.report.pages.html import script
 
 _EMPTY = {"br", "hr", "img", "input", "meta"}
 _BLOCKS = {"p", "div", "table", "section", "ul", "h1", "h2", "h3", "pre", "details"}

@@ -116,6 +116,21 @@ def test_one_edge_of_a_videos_size_leaves_it_its_other(tmp_path: Path, edge: str
     assert (lengths[1] > lengths[0]) == (edge == "longest")
 
 
+def test_a_spelled_token_of_a_mediums_text_is_not_trained(real: Path) -> None:
+    """The tokens that a processor writes around and between features: a model would learn to begin an image."""
+    need_torchvision()
+    folder = real / "processors" / "granite_docling_idefics3"
+    template = build(of_model("shapes", folder), folder)
+    question = {"role": "user", "content": "What?"}
+    lengths = {
+        said: (len(tokens.ids), tokens.num_supervised)
+        for said in ("here.", "<row_1_col_1> here.", "<fake_token_around_image> here.")
+        for tokens in [template.encode(Sample([question, {"role": "assistant", "content": said}], []))]
+    }
+    (length, trained), *spelled = lengths.values()
+    assert spelled == [(length + 1, trained)] * 2
+
+
 def test_a_family_that_is_asked_takes_no_other_familys_processor(real: Path) -> None:
     """`+model=phi4_multimodal` packed with any processor, whose media it counted right, for a model of another name."""
     need_torchvision()

@@ -1,8 +1,10 @@
 """The model that is trained runs with its first batch: what was put into it, patched or hooked can't hide."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -13,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from energon_pack.training.guards import Guard, guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.made_trial import in_place
 from energon_pack.training.members import Encoded
+from energon_pack.training.pack_trial import in_place
 from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
@@ -225,10 +227,9 @@ def test_code_that_is_replaced_while_it_trains(
         model(**inputs)
     assert len(held.trials) == 1
     replace(monkeypatch)
-    for _ in range(0 if replace is forward_of_the_class else 15):
-        model(**inputs)
+    batches = repeat(inputs, 1 if replace is forward_of_the_class else 16)
     with pytest.raises(MixingError, match="mixes the members"):
-        model(**inputs)
+        deque(model(**one) for one in batches)
     monkeypatch.undo()
     model(**inputs)
     assert len(held.trials) == 2 + (replace is not forward_of_the_class)  # the first code was tried already

@@ -18,11 +18,11 @@ from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls
 from energon_pack.training.chosen_rope import rope_of
 from energon_pack.training.heard import are_heard
+from energon_pack.training.made_probe import plain_inputs
 from energon_pack.training.members import Encoded, MemberEncoder
 from energon_pack.training.noise import content
 from energon_pack.training.own_rope import OwnRope
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.probe import plain_inputs
 from energon_pack.training.proof import prove
 from support import omni, processors
 from support.models import of_model

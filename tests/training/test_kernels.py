@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.class_trial import try_class
 from energon_pack.training.layout import IGNORE, Form, neat
-from energon_pack.training.proof import prove
+from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
-from support.kernels import with_kernels
 from support.tiny import TEXT, Values, text_members, tf
+from support.with_kernels import with_kernels
 
 _MAMBA: Values = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 2}
 _LINEAR: Values = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8}

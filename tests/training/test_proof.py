@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from energon_pack.training import proof
-from energon_pack.training.class_trial import try_class
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.proof import prove
+from energon_pack.training.proof import prove, try_class
 from energon_pack.training.shrink import shrink
 from energon_pack.training.small_model import small_model
 from energon_pack.training.token_sizes import SMALL

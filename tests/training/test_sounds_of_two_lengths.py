@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from energon_pack.templates.build import build
+from energon_pack.training.class_proof import kept_proofs
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.proof import kept_proofs, prove
+from energon_pack.training.proof import prove
 from energon_pack.training.way_out import way_out
 from support import processors
 from support.hearing import HEARING, text_config

@@ -133,7 +133,7 @@ def test_a_class_that_is_not_exact_is_refused_with_a_way_out(monkeypatch: pytest
         return torch.ones(len(end), end.shape[1], end.shape[1], dtype=torch.bool).tril()
 
     monkeypatch.setattr("energon_pack.training.masks.tree_causal", causal)
-    monkeypatch.setattr("energon_pack.training.class_trial.check_inputs", lambda *_: None)
+    monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     model = make_model("qwen3")
     with pytest.raises(
         MixingError, match="Qwen3ForCausalLM is not shown to train on trees as on their samples"

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.class_trial import try_class
 from energon_pack.training.inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, loss_weights
 from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.trees import neat_trees, paths, refuse_unlike
 from support.emulated_flash import flash_attn_varlen_func
@@ -187,7 +187,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     tree = tiny_tree(name, model)
     assert not try_class(model, tree).mixes
     monkeypatch.setattr("energon_pack.training.trees.neat_trees", fault)
-    monkeypatch.setattr("energon_pack.training.class_trial.check_inputs", lambda *_: None)
+    monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     finding = try_class(model, tree)
     print(fault.__name__, finding)
     assert finding.mixes
@@ -249,7 +249,7 @@ def test_models_without_trees_are_refused_by_name(name: str, change: dict[str, A
     for key, value in change.items():
         setattr(model.config.get_text_config(), key, value)
     with pytest.raises(MixingError, match=says):
-        tree_batch(tree, rope=has_rope_rows(model)).batch.model_inputs(model)
+        tree_batch(model, tree).batch.model_inputs(model)
 
 
 def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> None:
@@ -257,7 +257,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
         """As in LFM2."""
 
     model = make_model("llama")
-    batch = tree_batch(tiny_tree("llama", model), rope=False).batch
+    batch = tree_batch(model, tiny_tree("llama", model)).batch
     model.model.layers[0].conv = ShortConv()
     with pytest.raises(MixingError, match="LlamaForCausalLM has a ShortConv, which carries a state along the row"):
         batch.model_inputs(model)
@@ -271,7 +271,7 @@ def test_parts_that_carry_a_state_or_predict_further_are_refused_by_name() -> No
 
 def test_images_seen_in_both_directions_have_masks_alone() -> None:
     model = make_model("gemma3")
-    batch = tree_batch(tiny_tree("gemma3", model), rope=False).batch
+    batch = tree_batch(model, tiny_tree("gemma3", model)).batch
     use_tree_attention(model)
     with pytest.raises(MixingError, match="sees images in both directions, for which energon_pack_tree has no place"):
         batch.model_inputs(model)

@@ -143,28 +143,26 @@ def test_a_source_that_changed(packed: Path, tmp_path: Path, name: str, data: by
     assert any(str(d).startswith(check) and words in str(d) for d in defects.first(1000)), lines(defects)
 
 
-def test_slices_are_accounted_for(demo: tuple[Path, Path], cache: Path, packed: Path, tmp_path: Path) -> None:
-    """With every fourth sample packed, the others are not missing; if one of them is packed, it is an error."""
-    out = {}
-    for number in range(2):
-        run = PackConfig(
-            model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
-            source=SourceConfig(format=Format.jsonl, path=str(packed.parent / "source" / "meta.json")),
-            output=OutputConfig(dir=str(tmp_path), name=str(number)),
-            cache_dir=str(cache),
-            max_skipped=0.5,
-        )
-        run.source.slice = f"{number}/4"
-        run.executor.num_workers, run.measure.verify = 1, 0.0
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-            pack(run)
-        out[number] = tmp_path / str(number)
-        assert lines(found(out[number], source=[])) == ""
-    change_file("report.json", set_at("config", "source", "slice", to="1/4"))(out[0])
-    text = lines(found(out[0], source=[]))
-    assert "is in no pack, and not in the ledger" in text
-    assert "is no sample of the source, or accounted for twice" in text
+def test_the_first_samples_are_accounted_for(
+    demo: tuple[Path, Path], cache: Path, packed: Path, tmp_path: Path
+) -> None:
+    """With `source.limit`, the other samples are not missing; one too few or too many is an error."""
+    run = PackConfig(
+        model=ModelConfig("qwen2_5_vl", "qwen_vl", "Qwen/Qwen2.5-VL-7B-Instruct", str(demo[1])),
+        source=SourceConfig(format=Format.jsonl, path=str(packed.parent / "source" / "meta.json"), limit=6),
+        output=OutputConfig(dir=str(tmp_path), name="first"),
+        cache_dir=str(cache),
+        max_skipped=0.5,
+    )
+    run.executor.num_workers, run.measure.verify = 1, 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
+        pack(run)
+    out = tmp_path / "first"
+    assert lines(found(out, source=[])) == ""
+    for limit, what in ((7, "is in no pack, and not in the ledger"), (5, "is no sample of the source")):
+        change_file("report.json", set_at("config", "source", "limit", to=limit))(out)
+        assert what in lines(found(out, source=[]))
 
 
 # ------------------------------------------------------------------------------------------------------- corruptions

@@ -72,12 +72,13 @@ class Context(SpawnContext):
     Processes are spawned, not forked: the parent may have threads (torch, pyarrow) that a fork would break.
 
     Args:
-        runs_script: jobs may be functions of the started script.
+        runs_script: jobs may be functions of the started script; no worker can read one that came from stdin.
     """
 
     def __init__(self, runs_script: bool = True) -> None:
         super().__init__()
-        self._worker = _Worker if runs_script else _Guest
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        self._worker = _Worker if runs_script and (script is None or os.path.exists(script)) else _Guest
         self._made: list[_Worker] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> _Worker:  # type: ignore[override]

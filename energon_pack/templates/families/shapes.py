@@ -231,6 +231,7 @@ class Shapes(MediaRules):
         tokens: dict[str, str] = {}
         features: dict[str, str] = {}
         why_not: dict[str, str] = {}
+        special = [str(one) for one in self.full.tokenizer.added_tokens_decoder.values() if one.special]
         for kind, medium in KINDS.items():
             if part_of(self.full, kind) is None and not hasattr(self.full, medium.parts[0]):
                 continue
@@ -243,6 +244,7 @@ class Shapes(MediaRules):
             token, text = found
             if feature := _most_frequent(self.full.tokenizer, text):
                 tokens[kind], features[kind] = token, feature
+                self.marks = [*self.marks, *(one for one in special if one in text)]
             else:
                 why_not[kind] = f"the tokenizer does not know {getattr(self.full, f'{kind}_token', None) or token}"
         return tokens, features, why_not

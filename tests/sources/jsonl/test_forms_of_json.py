@@ -12,8 +12,9 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.sources.compressed import plain_copies
-from energon_pack.sources.jsonl.find import find_lines
-from energon_pack.sources.settings import Compressed, Format
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.settings import Compressed, Format, SourceConfig
+from support.finding import find_lines
 from support.packed import Make, json_lines, packed, samples
 from support.running import command_here
 from support.samples import picture
@@ -89,6 +90,10 @@ def test_compressed_lines_are_packed_from_a_copy(ending: str, compress: Any, con
     (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text)[:-12])
     with pytest.raises(PackError, match="is damaged"):
         plain_copies([str(tmp_path / f"in/a.jsonl.{ending}")], tmp_path / "copies")
+    (tmp_path / "in/a.jsonl").write_bytes(text)  # both would have the same ids
+    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text))
+    with pytest.raises(PackError, match=r"a\.jsonl is there compressed, too"):
+        find_source(SourceConfig(format="jsonl"), str(tmp_path / "in"), tmp_path / "copies")
 
 
 def write_lines(folder: Path, *names: str) -> None:

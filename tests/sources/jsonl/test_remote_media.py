@@ -10,7 +10,7 @@ import pytest
 from energon_pack.config import Format, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.sources.jsonl.find import find_lines
+from support.finding import find_lines
 from support.packed import json_lines
 from support.samples import chat, picture
 from support.stores import Bucket

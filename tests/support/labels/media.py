@@ -7,8 +7,6 @@ from pathlib import Path
 from energon_pack.samples.sample import Message
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.find import find_shards
-from energon_pack.sources.jsonl.find import find_lines
 from energon_pack.sources.jsonl.index import index_lines
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
@@ -16,6 +14,7 @@ from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.wds import index_tar
 from energon_pack.templates.sample import Sample, Tokens
 from energon_pack.templates.template import Template
+from support.finding import find_lines, find_shards
 
 _NAME = re.compile(r"image|img|vision|video|media|row_\d|fake_token|patch", re.IGNORECASE)
 #: what Qwen3-VL writes before each frame of a video

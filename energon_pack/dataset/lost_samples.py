@@ -1,0 +1,101 @@
+"""Decide whether a run lost too many samples to publish its dataset, and keep its ledger and page."""
+
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+from energon_pack.dataset.files import LEDGER, PAGE
+from energon_pack.errors import SamplesLost, amount
+from energon_pack.plan.pack_lengths import Choices
+from energon_pack.plan.report import Report, num_lost_to_bad_data
+from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
+from energon_pack.samples.skip import Reason
+
+
+def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
+    """Say why bad data cost too many samples; None: they did not."""
+    num_lost, num_samples = num_lost_to_bad_data(figures.skipped_by_reason), figures.samples_in
+    if num_lost <= max_skipped * num_samples:
+        return None
+    return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
+
+
+def lost_too_much(report: Report, max_skipped: float) -> str | None:
+    """Say why a dataset with these figures is not published; None: it is published."""
+    if not report.samples_in:
+        left_out = report.samples_excluded
+        others = (
+            f"the settings leave out {amount(left_out, 'sample')}, which is every one"
+            if left_out
+            else "no file of source.path holds one"
+        )
+        return f"the source has no samples: {others}"
+    if why := bad_data(report, max_skipped):
+        return why
+    if report.lost_modalities:
+        return f"every {' and every '.join(report.lost_modalities)} sample was skipped"
+    return None if report.samples_packed else "no sample is left to pack"
+
+
+def dropped(report: Report, packing: PackingConfig) -> str | None:
+    """Return why a run that was not told to drop any number of tokens loses too many as overlong; None: it does not."""
+    is_cut_off, most = packing.overlong == Overlong.truncate_text, packing.max_dropped_tokens
+    share = report.dropped_share(Reason.OVERLONG.value) + is_cut_off * report.dropped_share(Reason.CUT_OFF.value)
+    if packing.overlong not in (Overlong.auto, *CUTTING) or share <= most:
+        return None
+    number = report.skipped_by_reason.get(Reason.OVERLONG.value, 0) + is_cut_off * report.samples_cut_off
+    one, several, knob = "has", "have", "packing.overlong=drop leaves them out"
+    if packing.overlong in CUTTING:
+        one, several, knob = "loses", "lose", "packing.max_dropped_tokens=1 allows any"
+    return (
+        f"{amount(number, 'overlong sample')} {one if number == 1 else several} {share:.0%} of all tokens,"
+        f" packing.max_dropped_tokens={most:g} allows less ({knob};"
+        f" a larger packing.max_token_len, fewer pixels and frames, or {keeps_more(packing.overlong)} keep more)"
+    )
+
+
+def keeps_more(overlong: Overlong) -> str:
+    """Name the other policies that keep all tokens of some samples that are too long."""
+    of_samples = {
+        Overlong.split_turns: "where samples have several questions",
+        Overlong.split_text: "where they are text without a chat",
+    }
+    return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
+
+
+def foresee(why: str | None, page: Path) -> None:
+    """End a run that writes no dataset in the same way as one that lost too much.
+
+    Args:
+        page: the page of this run, which the error names.
+
+    Raises:
+        SamplesLost: `lost_too_much` or `bad_data` gave a reason.
+    """
+    if why is not None:
+        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
+
+
+def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
+    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
+
+    Args:
+        why: the reason that `lost_too_much` gave.
+
+    Raises:
+        SamplesLost: always; its line names the ledger and the page.
+    """
+    kept, page = kept_ledger(final), page_beside(final, PAGE)
+    shutil.move(skipped, kept)
+    text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
+    raise SamplesLost(text, str(page))
+
+
+def kept_ledger(final: Path) -> Path:
+    """Return the path of the ledger that a run leaves if it publishes nothing."""
+    return final.with_name(f"{final.name}.{LEDGER}")
+
+
+def page_beside(final: Path, name: str) -> Path:
+    """Return the path of the page of a run that publishes no dataset: a single stage, or a run that lost too much."""
+    return final.with_name(f"{final.name}.{name}")

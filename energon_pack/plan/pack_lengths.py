@@ -1,0 +1,107 @@
+"""Compare pack lengths: how much each `packing.max_token_len` of a list would drop, and how full its packs would be.
+
+The planner runs for each, with lengths that were measured once; nothing is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.plan import plan_packs
+from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.tally import Tally
+from energon_pack.run.scratch import Scratch, blocks
+from energon_pack.steps.topology import Topology
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The result of planning with one pack length."""
+
+    max_token_len: int
+    dropped: int  # samples
+    dropped_share: float  # share of the measured samples
+    dropped_tokens_share: float
+    packs: int
+    fill: float
+    is_beyond_model: bool = False  # the model has no positions for samples of that length
+
+    def scaled(self, by: float) -> "Choice":
+        """Scale the counts to `by` times as many samples."""
+        return replace(self, dropped=round(self.dropped * by), packs=round(self.packs * by))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The figures of `stage=lengths`."""
+
+    samples_in: int
+    samples_measured: int
+    tokens: int
+    skipped_by_reason: dict[str, int]
+    token_len: dict[str, int]  # of a sample: min, p50, p90, p99, max
+    lens: list[Choice]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, as `pack` returns them."""
+        return asdict(self)
+
+
+def try_lengths(
+    lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
+) -> Choices:
+    """Return the spread of the samples' lengths, and the result of planning with each pack length.
+
+    Args:
+        tried: pack lengths; each is rounded down to a multiple of `pad_to_multiple_of`.
+        most_positions: the model's number of positions; None: not known.
+    """
+    lens = _measured(lengths.items)
+    return Choices(
+        samples_in=lengths.num_samples,
+        samples_measured=len(lens),
+        tokens=lens.total,
+        skipped_by_reason=dict(sorted(lengths.reasons.items())),
+        token_len=lens.spread(),
+        lens=choices_of(lengths.items, packing, tried, lengths.seed, lengths.scratch, most_positions),
+    )
+
+
+def choices_of(
+    items: Items,
+    packing: PackingConfig,
+    lens: Sequence[int],
+    seed: int,
+    scratch: Scratch | None = None,
+    most_positions: int | None = None,
+) -> list[Choice]:
+    """Plan some items with each pack length; the plans lie in `scratch`."""
+    measured = _measured(items)
+    packing = replace(packing, overlong=Overlong.drop, hard_limit=None, topology=Topology())
+    choices = []
+    for max_token_len in lens:
+        max_token_len -= max_token_len % packing.pad_to_multiple_of
+        plan = plan_packs(items, replace(packing, max_token_len=max_token_len), seed, scratch=scratch or Scratch())
+        num_packed, packed = len(plan.items), int(plan.per_pack(items.lens).sum())
+        choices.append(
+            Choice(
+                max_token_len=max_token_len,
+                dropped=len(measured) - num_packed,
+                dropped_share=round(1 - num_packed / max(1, len(measured)), 6),
+                dropped_tokens_share=round(1 - packed / max(1, measured.total), 6),
+                packs=plan.num_packs,
+                fill=round(packed / max(1, plan.num_packs * max_token_len), 6),
+                is_beyond_model=most_positions is not None and max_token_len > most_positions,
+            )
+        )
+    return choices
+
+
+def _measured(items: Items) -> Tally:
+    """Count the lengths of the samples that have one."""
+    lens = Tally()
+    for block in blocks(len(items)):
+        some = items.lens[block]
+        lens.add(some[some > 0])
+    return lens

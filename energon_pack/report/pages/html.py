@@ -1,0 +1,167 @@
+"""Build pages of HTML: each is one self-contained file that needs no server and fetches nothing.
+
+A page is complete without its script. The script is the same text on every page that has one.
+
+tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          content that is not `Html` is escaped
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_EMPTY = {"br", "hr", "img", "input", "meta"}  # elements without content and end tag
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # found in names that are no UTF-8
+_STYLE, _SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "packs.js"))
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def tag(element: str, *content: Any, **attributes: Any) -> Html:
+    """Build an element. Its content is escaped, unless it is `Html`.
+
+    Args:
+        attributes: `class_` for class, `stroke_width` for stroke-width; None, False omit one; True writes its name.
+    """
+    texts = []
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = key.rstrip("_").replace("_", "-")
+        texts.append(f" {key}" if value is True else f' {key}="{html.escape(_shown(value))}"')
+    start = f"<{element}{''.join(texts)}>"
+    return Html(start if element in _EMPTY else f"{start}{join(content)}</{element}>")
+
+
+def join(content: Iterable[Any]) -> Html:
+    """Join pieces; None adds nothing."""
+    texts = (
+        item if isinstance(item, Html) else html.escape(_shown(item), quote=False)
+        for item in content
+        if item is not None
+    )
+    return Html("".join(texts))
+
+
+def clipped(text: str, most: int) -> str:
+    """Cut text to `most` characters, for a page that has to stay small."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _shown(value: Any) -> str:
+    """Replace control characters and lone surrogates, which HTML can't hold, by visible signs."""
+    return str(value).translate(_CONTROLS)
+
+
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int = 1, class_: str | None = None) -> Html:
+    """Build a table, at most as wide as its page.
+
+    Args:
+        num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
+    """
+
+    def row(name: str, cells: Sequence[Any]) -> Html:
+        kinds = (None if number < num_words else "number" for number in range(len(cells)))
+        return tag("tr", *(tag(name, cell, class_=kind) for cell, kind in zip(cells, kinds, strict=True)))
+
+    body = join(row("td", cells) for cells in rows)
+    whole = tag("table", tag("thead", row("th", header)), tag("tbody", body), class_=class_)
+    return tag("div", whole, class_="scrolls")
+
+
+def section(title: str, *content: Any, says: str | None = None, name: str | None = None) -> Html:
+    """Build a section of a page.
+
+    Args:
+        title: best written as the question that the section answers.
+        says: a sentence that the reader should know first.
+        name: its anchor is made from it; None: from the title.
+    """
+    heading = tag("h2", title, id=anchor(name or title))
+    return tag("section", heading, tag("p", says, class_="says") if says else None, *content)
+
+
+def anchor(title: str) -> str:
+    """Return the anchor under which a heading is found."""
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
+
+
+def details(summary: Any, *content: Any, is_open: bool = False) -> Html:
+    """Build content that is hidden until a click; it is always printed."""
+    return tag("details", tag("summary", summary), *content, open=is_open)
+
+
+def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
+    """Build an image that is embedded in the page."""
+    source = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return tag("img", src=source, alt=alt, **attributes)
+
+
+def data_block(name: str, value: Any) -> Html:
+    """Build a block of JSON that the page's script reads.
+
+    Args:
+        name: its id.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_CONTROLS)
+    return tag("script", Html(text.replace("<", "\\u003c")), type="application/json", id=name)
+
+
+def page(title: str, *content: Any, has_script: bool = False) -> str:
+    """Build a whole document.
+
+    Args:
+        has_script: whether it ends with `script()`.
+    """
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=content_policy(script() if has_script else "")),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        tag("style", Html(_style())),
+    )
+    last = tag("script", Html(script())) if has_script else None
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *content), last), lang='en')}\n"
+
+
+@cache
+def script() -> str:
+    """Return the script, the only one that a page may have."""
+    return _SCRIPT.read_text("utf-8")
+
+
+@cache
+def _style() -> str:
+    return _STYLE.read_text("utf-8")
+
+
+_SHOWS_ITSELF = (
+    "default-src 'none'",
+    "img-src data:",
+    "style-src 'unsafe-inline'",
+    "base-uri 'none'",
+    "form-action 'none'",
+)
+
+
+def content_policy(script: str = "") -> str:
+    """Return the Content-Security-Policy of a page.
+
+    All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
+
+    Args:
+        script: the script of the page, without its tags; the browser runs no other. Empty: the page has none.
+    """
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return "; ".join((*_SHOWS_ITSELF, *([f"script-src 'sha256-{allowed}'"] if script else [])))

@@ -1,0 +1,90 @@
+"""A table as a value: a terminal and a page show the same rows.
+
+Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal() ─► a table of rich
+                                            └─ to_html() ─────► <table>
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from energon_pack.errors import printable
+from energon_pack.report.pages.html import Html, table, tag
+from energon_pack.run.console import console
+
+_LEAST = 16  # characters of a column of words, which is folded into them
+
+
+class Cell(NamedTuple):
+    """Text that a page marks."""
+
+    text: str
+    html: Html
+
+
+def code(text: str) -> Cell:
+    """Return a name as it is written in data."""
+    return Cell(text, tag("code", text))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table.
+
+    Args:
+        num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
+        strong: numbers of the rows that are bold.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    num_words: int = 1
+    strong: Collection[int] = ()
+
+    def to_html(self) -> Html:
+        """Draw the table for a page."""
+        return table(self.header, map(self._html, range(len(self.rows)), self.rows), self.num_words)
+
+    def _html(self, number: int, row: Iterable[str | Cell]) -> list[str]:
+        cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
+        return [tag("b", cell) for cell in cells] if number in self.strong else cells
+
+    def to_terminal(self) -> Table:
+        """Draw the table for a terminal; words are folded where it is narrow."""
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        for number, (name, least) in enumerate(zip(self.header, self._least_widths(), strict=True)):
+            justify: JustifyMethod = "left" if number < self.num_words else "right"
+            drawn.add_column(printable(name), justify=justify, overflow="fold", min_width=least)
+        for number, row in enumerate(self.texts):
+            drawn.add_row(*row, style="bold" if number in self.strong else None)
+        return drawn
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """Return the cells as a terminal shows them."""
+        return [[printable(cell.text if isinstance(cell, Cell) else cell) for cell in row] for row in self.rows]
+
+    @property
+    def least_width(self) -> int:
+        """Return the characters that a terminal needs to show each number in one line."""
+        return sum(self._least_widths()) + 2 * (len(self.header) - 1)
+
+    def _least_widths(self) -> list[int]:
+        """Return the characters of the longest number of each column, or of a word in its name."""
+        names = (max(map(len, name.split()), default=0) for name in self.header)
+        longest = [max([least, *map(len, cells)]) for least, *cells in zip(names, *self.texts, strict=True)]
+        return [min(width, _LEAST) for width in longest[: self.num_words]] + longest[self.num_words :]
+
+
+def print_table(rows: Rows) -> None:
+    """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
+    out = console()
+    if rows.least_width <= out.width:
+        out.print(rows.to_terminal())
+        return
+    for row in rows.texts:
+        first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)
+        out.print(f"{first}: {', '.join(others)}")

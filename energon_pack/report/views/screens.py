@@ -1,0 +1,277 @@
+"""Show a pack, and a sample of a source, in a terminal and on a page."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from energon_pack.errors import amount, printable
+from energon_pack.report.pages.html import Html, details, join, page, section, tag
+from energon_pack.report.pages.rows import Rows, code, print_table
+from energon_pack.report.pages.svg import Piece, legend, strip
+from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
+from energon_pack.report.views.view import Medium, MemberView, PackView, times
+from energon_pack.run.console import console, say
+from energon_pack.samples.media.kinds import KINDS
+
+_LEAST_CHARS = 240  # characters of a member's text on a page
+_OPEN = 4  # members that are open without a click
+_LISTED, _SHOWN, _CHARS = 64, 8, 1_200  # members that a terminal lists, whose text it shows, characters of a text
+_MOST_MEDIA = 3  # media that a row of the table names
+_MARKS = " (green, or «so»)"
+
+
+def pack_section(view: PackView, max_chars: int = 12_000, max_members: int = 24) -> Html:
+    """Build the section of a pack: a strip of its members, then each of them.
+
+    Args:
+        max_chars: of all text that is shown; longer texts lose their middle.
+        max_members: members that are shown; of the others, the strip shows the place.
+    """
+    shown = view.members[:max_members]
+    each = max(_LEAST_CHARS, max_chars // max(1, len(shown)))
+    members = [
+        tag(
+            "article",
+            tag("h4", f"#{number} ", tag("code", member.sample_id)),
+            *(block.to_html() for block in member_blocks(member, each)),
+            class_="member",
+        )
+        for number, member in enumerate(shown)
+    ]
+    rest = len(view.members) - len(shown)
+    return tag(
+        "div",
+        tag("h3", f"Pack {view.number:,} of {view.num_packs:,}: ", tag("code", view.key)),
+        *(block.to_html() for block in _pack_blocks(view)),
+        pack_strip(view),
+        tag("p", MARKED, class_="says") if any(member.spans for member in shown) else None,
+        *members[:_OPEN],
+        details(_more(len(members) - _OPEN), *members[_OPEN:]) if members[_OPEN:] else None,
+        Line(f"and {_more(rest)}").to_html() if rest else None,
+        class_="pack",
+    )
+
+
+def _more(number: int) -> str:
+    return amount(number, "more member")
+
+
+def print_pack(view: PackView, full: bool = False) -> None:
+    """Print a pack: its facts, its members, and their text.
+
+    Args:
+        full: print all members and all of their text.
+    """
+    out = console()
+    out.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
+    print_blocks(_pack_blocks(view))
+    if not view.members:
+        return
+    out.print()
+    print_table(members_rows(view.members if full else view.members[:_LISTED]))
+    shown = view.members if full else view.members[:_SHOWN]
+    for number, member in enumerate(shown):
+        print_heading(f"#{number} {member.sample_id}")
+        print_blocks(member_blocks(member), None if full else _CHARS)
+    if rest := len(view.members) - len(shown):
+        print_blocks([Line(f"… the text of {_more(rest)} (--full)")])
+
+
+def print_blocks(blocks: Iterable[Block], most: int | None = None) -> None:
+    """Print parts of a screen.
+
+    Args:
+        most: characters of a text that are shown; None: all.
+    """
+    for block in blocks:
+        if drawn := block.to_terminal(most):
+            console().print(drawn, soft_wrap=isinstance(block, Line))
+
+
+def print_heading(text: str) -> None:
+    """Print the title of what follows."""
+    console().print(Text(f"\n{printable(text)}", "bold"), soft_wrap=True)
+
+
+def _pack_blocks(view: PackView) -> list[Block]:
+    return [Line(pack_facts(view)), *(Line(note, "bad") for note in view.notes)]
+
+
+def pack_facts(view: PackView) -> str:
+    """Describe a pack in a line."""
+    facts = [view.media_type, amount(len(view.members), "member")]
+    if (total := view.token_len) is not None and view.members:
+        most = view.max_token_len
+        facts.append(f"{total:,} of {most:,} tokens ({total / most:.1%})" if most else f"{total:,} tokens")
+        if None not in (trained := [member.num_supervised for member in view.members]):
+            share = sum(filter(None, trained))
+            facts.append(f"{share:,} trained on ({share / max(1, total):.0%})")
+    return " · ".join([*facts, view.shard or "not written yet"])
+
+
+def members_rows(members: Sequence[MemberView]) -> Rows:
+    """Return a row for each member; one that shares its beginning with the one before is a branch below it."""
+    columns = {
+        "member": [code(f"{'└ ' * bool(m.shared_len)}#{n} {m.sample_id}") for n, m in enumerate(members)],
+        "medium": [member.media_type for member in members],
+        "media": [_sizes(member.media) for member in members],
+        "turns": [f"{len(member.turns):,}" for member in members],
+        "tokens": [_count(member.token_len) for member in members],
+        "trained": [_count(member.num_supervised) for member in members],
+        "visual": [_count(member.num_visual_tokens) for member in members],
+        "shared": [f"{member.shared_len:,}" * bool(member.shared_len) for member in members],
+    }
+    has_media, is_shared = any(member.media for member in members), any(member.shared_len for member in members)
+    needs = {"media": has_media, "visual": has_media, "shared": is_shared}
+    header = [name for name in columns if needs.get(name, True)]
+    return Rows(header, [*zip(*(columns[name] for name in header), strict=True)], num_words=2 + has_media)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def _sizes(media: Sequence[Medium]) -> str:
+    words = []
+    for medium in media[:_MOST_MEDIA]:
+        frames = f" {medium.num_frames:,} frames" if medium.num_frames else ""
+        words.append(f"{medium.size}{frames}" if medium.size else "unreadable")
+    return ", ".join(words) + (f" +{len(media) - _MOST_MEDIA:,}" if len(media) > _MOST_MEDIA else "")
+
+
+def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
+    """Return the parts of a member or a sample: its lengths, what is wrong with it, its pictures and its text.
+
+    Args:
+        max_chars: of its text on a page.
+    """
+    return [
+        Line(member_facts(member)),
+        *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
+        *(Line(note, "bad") for note in member.notes),
+        Pictures(member.media),
+        Turns(member.turns, max_chars) if member.spans is None else Tokens(member.spans, max_chars),
+    ]
+
+
+def member_facts(member: MemberView) -> str:
+    """Describe a member in a line."""
+    facts = [member.media_type, amount(len(member.turns), "turn")]
+    if (total := member.token_len) is not None:
+        facts.append(f"{total:,} tokens")
+        if member.shared_len:
+            facts.append(f"the first {member.shared_len:,} shared with the one before")
+        if member.num_visual_tokens:
+            facts.append(f"{member.num_visual_tokens:,} visual")
+        if (trained := member.num_supervised) is not None:
+            facts.append(f"{trained:,} trained on ({trained / max(1, total):.0%})")
+    if member.weight != 1:
+        facts.append(f"the whole sample counts {times(member.weight)}")
+    return " · ".join(facts)
+
+
+def _sample_parts(view: MemberView, raw: Raw) -> dict[str, list[Block]]:
+    """Return the parts of a sample before it is packed, by their titles, as far as it was understood."""
+    parts: dict[str, list[Block]] = {"as it was read": [raw]}
+    if view.turns:
+        parts["as it was understood"] = [Turns(view.turns), Pictures(view.media)]
+    if view.spans is not None:
+        facts = f"{_count(view.token_len)} tokens, {_count(view.num_visual_tokens)} visual"
+        parts[f"as tokens: {facts}, {_count(view.num_supervised)} trained on"] = [Tokens(view.spans)]
+    return parts
+
+
+def print_sample(view: MemberView, place: str, raw: Raw, remarks: Iterable[str], full: bool = False) -> None:
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens.
+
+    Args:
+        place: of the sample in the source.
+        remarks: notes to print.
+        full: print all of its text.
+    """
+    print_heading(view.sample_id)
+    print_blocks([Line(place), *_notes(view, remarks)])
+    for title, blocks in _sample_parts(view, raw).items():
+        print_heading(f"── {title}{_MARKS * title.startswith('as tokens')}")
+        print_blocks(blocks, None if full or view.refused else _CHARS)
+
+
+def sample_page(view: MemberView, place: str, raw: Raw, remarks: Sequence[str]) -> str:
+    """Build the page of a sample, the last thing that became of it first; arguments as of `print_sample`."""
+    head: list[Block] = [Line(place), *([Line(member_facts(view))] if view.turns else []), *_notes(view, remarks)]
+    return page(
+        f"Sample {view.sample_id}",
+        tag("h1", tag("code", view.sample_id)),
+        *(block.to_html() for block in head),
+        *(
+            section(
+                f"A{title[1:]}", *(block.to_html() for block in blocks), says=MARKED if view.spans and not n else None
+            )
+            for n, (title, blocks) in enumerate(reversed(_sample_parts(view, raw).items()))
+        ),
+    )
+
+
+def _notes(view: MemberView, remarks: Iterable[str]) -> list[Block]:
+    refused = [f"It would be in no pack: {view.refused}"] if view.refused else []
+    return [Line(note, "bad") for note in (*refused, *remarks, *view.notes)]
+
+
+def print_next(command: str, others: Sequence[str]) -> None:
+    """Print the commands that may be typed next."""
+    say("")
+    print_blocks([Line(f"next: {command}"), Line(f"or:   {', '.join(others)}")])
+
+
+_MOST_PIECES = 400  # pieces on a page; more would be narrower than a pixel
+
+
+def pack_strip(pack: PackView) -> Html | None:
+    """Draw a pack as a bar, with a key to its colours; a member that was not measured has no piece."""
+    pieces = [
+        piece._replace(is_odd=number % 2 == 1)
+        for number, member in enumerate(pack.members)
+        for piece in _member_pieces(member, f"member {number}")
+    ]
+    if not pieces:
+        return None
+    used = sum(piece.size for piece in pieces)
+    total = max(pack.max_token_len or 0, used)
+    kinds = dict.fromkeys([*(piece.kind for piece in pieces), *["padding"] * (total > used)])
+    return join((strip(_fewer(pieces), total), legend(kinds)))
+
+
+def _member_pieces(member: MemberView, name: str) -> list[Piece]:
+    """Return the pieces of a member: by its tokens, or, without them, its media and then its text."""
+    where = f"{name}, {member.sample_id}"
+    if member.spans is not None:
+        alike = groupby(member.spans, key=lambda span: span.kind if span.kind in KINDS else "text")
+        sums, left = [], member.shared_len
+        for kind, spans in alike:
+            num = sum(span.num_tokens for span in spans)
+            sums.append((kind, max(0, num - left)))
+            left = max(0, left - num)
+    elif member.token_len is None:
+        return []
+    elif member.num_visual_tokens is None:
+        sums = [("unknown" if member.media else "text", member.token_len - member.shared_len)]
+    else:
+        visual = member.num_visual_tokens - member.num_shared_visual
+        sums = [(member.media_type, visual), ("text", member.token_len - member.shared_len - visual)]
+    words = {"mix": "images and videos", "unknown": "text and media"}
+    return [Piece(kind, size, f"{where}: {words.get(kind, kind)}, {size:,} tokens") for kind, size in sums if size > 0]
+
+
+def _fewer(pieces: Sequence[Piece]) -> list[Piece]:
+    """Merge neighbours until few enough pieces are left; a merged piece has the kind that most of it is."""
+    every = -(-len(pieces) // _MOST_PIECES)
+    return list(pieces) if every < 2 else list(_joined(pieces, every))
+
+
+def _joined(pieces: Sequence[Piece], every: int) -> Iterator[Piece]:
+    for start in range(0, len(pieces), every):
+        some = pieces[start : start + every]
+        most = max(some, key=lambda piece: piece.size)
+        size = sum(piece.size for piece in some)
+        yield most._replace(size=size, label=f"{most.label}, and {len(some) - 1} more")

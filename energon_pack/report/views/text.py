@@ -1,0 +1,237 @@
+"""What a sample says: its tokens, turns, media and JSON, each as a value that a terminal and a page show.
+
+A terminal shows the beginning of long text; a page leaves out the middle.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from energon_pack.errors import printable
+from energon_pack.report.pages.html import Html, details, join, picture, table, tag
+from energon_pack.report.views.view import Medium, Span, Turn, times
+from energon_pack.run.console import has_colours
+from energon_pack.samples.media.kinds import KINDS
+
+MAX_CHARS = 60_000  # characters of a text on a page of its own
+_LEAST_SPANS, _CHARS_OF_SPAN = 24, 16  # spans of a member that are shown, and characters that allow one more
+_LEAST_SHOWN = 40  # characters of a span
+_WORTH_A_CUT = 1.25  # times as long a text is shown whole in a terminal
+_COLOURS = {"text": "", "special": "dim", **{kind: medium.colour for kind, medium in KINDS.items()}}
+MARKED = (
+    "Marked text is what is trained on; ×0.5 behind it is how much each of its tokens counts, where that is not 1. Grey"
+    " tokens are the chat template's own."
+)
+
+
+class Block(Protocol):
+    """A part of a screen."""
+
+    def to_html(self) -> Html | None:
+        """Draw it for a page; None: there is nothing."""
+
+    def to_terminal(self, most: int | None) -> RenderableType:
+        """Draw it for a terminal.
+
+        Args:
+            most: characters of a text that are shown; None: all.
+        """
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence.
+
+    Args:
+        tone: `faint`, or `bad`: something is wrong, or can't be told.
+    """
+
+    text: str
+    tone: str = "faint"
+
+    def to_html(self) -> Html:
+        return tag("p", self.text, class_=self.tone)
+
+    def to_terminal(self, most: int | None) -> Text:
+        is_bad = self.tone == "bad"
+        return Text(f"{'! ' * is_bad}{printable(self.text)}", "red" if is_bad else "dim")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens as text: special tokens and media look different, trained text is marked: green, or between « and ».
+
+    If trained text has a weight other than 1, the weight follows it: `×0.5`.
+
+    Args:
+        max_chars: of a page; approximate. Longer texts lose their middle, trained text last; the end is always there.
+    """
+
+    spans: Sequence[Span]
+    max_chars: int = MAX_CHARS
+
+    def to_html(self) -> Html:
+        spans = self.spans
+        most = max(_LEAST_SPANS, self.max_chars // _CHARS_OF_SPAN)
+        end = min(len(spans), most // 4)
+        head, tail = (list(spans), []) if len(spans) <= most else (spans[: most - end], spans[-end:])
+        rest = sum(span.num_tokens for span in spans[len(head) : len(spans) - len(tail)])
+        rooms = iter(_rooms([*head, *tail], self.max_chars))
+        gap = tag("span", f" … {rest:,} tokens … ", class_="faint") if rest else None
+        return tag("div", *_marked(head, rooms), gap, *_marked(tail, rooms), class_="tokens")
+
+    def to_terminal(self, most: int | None) -> Text:
+        is_coloured, text = has_colours(), Text()
+        for weight, alike in groupby(self.spans, key=lambda span: span.weight):
+            marks = ("", "") if is_coloured or not weight else ("«", "»")
+            text.append(marks[0])
+            for span in alike:
+                text.append(_plain(span.as_text).plain, "green" if weight else _COLOURS[span.kind])
+            text.append(marks[1])
+            if weight not in (0, 1):
+                text.append(times(weight), "bold magenta")
+        return _cut(text, most)
+
+
+def _marked(spans: Sequence[Span], rooms: Iterator[int]) -> Iterator[Html]:
+    """Yield the spans; trained ones are in marks."""
+    for weight, alike in groupby(spans, key=lambda span: span.weight):
+        some = list(alike)
+        inner = [_token(span, next(rooms)) for span in some]
+        yield _trained(inner, sum(span.num_tokens for span in some), weight) if weight else join(inner)
+
+
+def _rooms(spans: Sequence[Span], max_chars: int) -> list[int]:
+    """Return how many characters of each span are shown: three quarters go to trained text, if it needs them."""
+    trained, others = ([len(s.text) for s in spans if s.kind == "text" and s.is_trained is of] for of in (True, False))
+    of_others = shared_evenly(others, max(max_chars // 4, max_chars - sum(trained)))
+    of_trained = shared_evenly(trained, max(max_chars - sum(min(size, of_others) for size in others), 0))
+    return [max(_LEAST_SHOWN, of_trained if span.is_trained else of_others) for span in spans]
+
+
+def shared_evenly(sizes: Sequence[int], room: int) -> int:
+    """Return the largest size to which all can be cut so that together they fit into `room`."""
+    ascending = sorted(sizes)
+    for place, size in enumerate(ascending):
+        if size * (len(ascending) - place) > room:
+            return room // (len(ascending) - place)
+        room -= size
+    return ascending[-1] if ascending else 0
+
+
+def _trained(inner: Sequence[Html], num_tokens: int, weight: float) -> Html:
+    """Mark text that is trained on; show its weight where that is not 1."""
+    told = f"trained on: {num_tokens:,} tokens"
+    if weight == 1:
+        return tag("mark", *inner, title=told)
+    chip = tag("span", times(weight), class_="weight")
+    return tag("mark", *inner, chip, title=f"{told}, each counts {weight:.6g}", class_="less" if weight < 1 else "more")
+
+
+def _token(span: Span, room: int) -> Html:
+    if span.kind == "text":
+        return _folded(span.text, room)
+    if span.kind == "special":
+        return tag("span", span.text, class_="special")
+    return tag("span", span.as_text[1:-1], class_=f"medium on-{span.kind}")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Messages by role, where there is no tokenizer, or as they were understood."""
+
+    turns: Sequence[Turn]
+    max_chars: int = MAX_CHARS
+
+    def to_html(self) -> Html | None:
+        if not self.turns:
+            return None
+        each = max(80, self.max_chars // len(self.turns))
+        rows = ((turn.role, tag("div", _folded(turn.text, each), class_="tokens")) for turn in self.turns)
+        return table(("role", "text"), rows, num_words=2, class_="turns")
+
+    def to_terminal(self, most: int | None) -> RenderableType:
+        if not self.turns:
+            return ""
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        for turn in self.turns:
+            lines.add_row(Text(turn.role, "cyan"), _cut(_plain(turn.text), most and most // len(self.turns)))
+        return lines
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Media side by side; a terminal names them."""
+
+    media: Sequence[Medium]
+
+    def to_html(self) -> Html | None:
+        return tag("div", *map(_figure, self.media), class_="pictures") if self.media else None
+
+    def to_terminal(self, most: int | None) -> Text:
+        lines = []
+        for medium in self.media:
+            lines.append(Text(f"{medium.as_seen}  {printable(medium.name)}", "dim"))
+            if medium.problem:
+                lines.append(Line(f"{medium.name}: {medium.problem}", "bad").to_terminal(most))
+        return Text("\n").join(lines)
+
+
+def _figure(medium: Medium) -> Html:
+    shown = None if medium.data is None else picture(medium.data, "image/webp", str(medium), loading="lazy")
+    return tag(
+        "figure",
+        shown,
+        tag("figcaption", tag("code", medium.name), tag("br"), medium.as_seen),
+        tag("figcaption", medium.problem, class_="bad") if medium.problem else None,
+    )
+
+
+@dataclass(frozen=True)
+class Raw:
+    """JSON, or text, as it was read.
+
+    Args:
+        whole: the same unshortened.
+    """
+
+    text: str
+    whole: str
+
+    def to_html(self) -> Html:
+        all_of_it = details("all of it", tag("pre", _first(self.whole))) if self.whole != self.text else None
+        return join((tag("pre", _first(self.text)), all_of_it))
+
+    def to_terminal(self, most: int | None) -> Text:
+        return _cut(_plain(self.text), most)
+
+
+def _first(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}… {len(text) - MAX_CHARS:,} more characters"
+
+
+def _folded(text: str, most: int) -> Html:
+    """Show a text, or its head, a note of how much is left out, and its end."""
+    if len(text) <= most:
+        return join([text])
+    tail = most // 4
+    gap = tag("span", f" … {len(text) - most:,} characters … ", class_="faint")
+    return join((text[: most - tail], gap, text[len(text) - tail :]))
+
+
+def _plain(text: str) -> Text:
+    """Return text that a terminal shows unchanged."""
+    return Text("\n".join(map(printable, text.expandtabs(4).split("\n"))))
+
+
+def _cut(text: Text, most: int | None) -> Text:
+    """Return the beginning of a text, and how many characters are left out: none where they would be few."""
+    if most is None or len(text) <= _WORTH_A_CUT * most:
+        text.rstrip()
+        return text
+    return Text.assemble(text[:most], (f" … {len(text) - most:,} more characters (--full)", "dim"))

@@ -1,0 +1,117 @@
+"""The view of a pack: its members, their turns and media, and which of their tokens are trained on."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from energon_pack.samples.sample import Message
+
+
+@dataclass(frozen=True)
+class Span:
+    """Neighbouring tokens of one kind."""
+
+    text: str  # the text they spell; for a medium a short description, as `image 448×336`
+    kind: str  # text, special, image or video
+    num_tokens: int
+    weight: float  # of each token in the loss, as its turn says; 0: it is not trained on
+
+    @property
+    def is_trained(self) -> bool:
+        return self.weight > 0
+
+    @property
+    def as_text(self) -> str:
+        """Return the text; of a medium its description and its tokens, in brackets."""
+        return self.text if self.kind in ("text", "special") else f"[{self.text}, {self.num_tokens:,} tokens]"
+
+
+def times(weight: float) -> str:
+    """Write a weight as it is shown: `×0.5`."""
+    return f"×{weight:.6g}"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message."""
+
+    role: str
+    text: str  # with its placeholders
+
+
+def turns_of(messages: Iterable[Message]) -> list[Turn]:
+    """Return each message as text: its content, then its other keys (tool calls, reasoning), as JSON."""
+    turns = []
+    for message in messages:
+        content = message.get("content", "")
+        parts = [content] if isinstance(content, str) else content
+        text = "".join(part if isinstance(part, str) else part.get("text", f"<{part['type']}>") for part in parts)
+        rest = {key: item for key, item in message.items() if key not in ("role", "content") and item is not None}
+        lines = [text] * bool(text) + [f"{key}: {json.dumps(item, ensure_ascii=False)}" for key, item in rest.items()]
+        turns.append(Turn(str(message.get("role", "")), "\n".join(lines)))
+    return turns
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A medium of a member."""
+
+    kind: str
+    name: str  # name of its part or file
+    size: str = ""  # as the class of its kind says it: `640×480`; empty: it can't be read, see `problem`
+    num_frames: int = 0  # of a video
+    num_bytes: int = 0
+    num_tokens: int | None = None  # all tokens that stand for it; None: not known without the model's tokenizer
+    seen: str | None = None  # how `media.*` changes it; None: unchanged, or not known
+    data: bytes | None = None  # a small WebP picture of it; None: not wanted, or it could not be made
+    problem: str | None = None  # why it can't be read or shown
+
+    def __str__(self) -> str:
+        frames = f", {self.num_frames:,} frames" if self.num_frames else ""
+        return f"{self.kind} {self.size}{frames}" if self.size else self.kind
+
+    @property
+    def as_seen(self) -> str:
+        """Describe it, what the model sees of it, and its tokens."""
+        seen = f" → {self.seen}" if self.seen else ""
+        return f"{self}{seen}" + (f", {self.num_tokens:,} tokens" if self.num_tokens else "")
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """A sample in a pack, or of a source."""
+
+    sample_id: str
+    media_type: str
+    token_len: int | None  # None: it was not measured, see `refused`
+    num_supervised: int | None
+    num_visual_tokens: int | None
+    turns: list[Turn] = field(default_factory=list)
+    media: list[Medium] = field(default_factory=list)
+    spans: list[Span] | None = None  # None: without the model's tokenizer
+    refused: str | None = None  # why it would be in no pack: reason and detail; None: it would be in one
+    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
+    weight: float = 1.0  # of the whole sample
+    shared_len: int = 0  # how many first tokens it shares with the member before it in the pack
+    num_shared_visual: int = 0  # how many of these hold visual features
+
+
+@dataclass(frozen=True)
+class PackView:
+    """A pack of a dataset, or of a plan."""
+
+    key: str
+    number: int  # its place in the order of the plan
+    num_packs: int
+    shard: str | None  # its file; None: it is not written
+    media_type: str
+    max_token_len: int | None
+    members: list[MemberView]
+    notes: list[str] = field(default_factory=list)  # facts that could not be told, and why
+
+    @property
+    def token_len(self) -> int | None:
+        """Return the tokens of the pack; None where a member was not measured."""
+        lens = [member.token_len for member in self.members]
+        shared = sum(member.shared_len for member in self.members)
+        return None if None in lens else sum(filter(None, lens)) - shared

@@ -1,0 +1,123 @@
+"""Recommend a `packing.max_token_len`: compute what each length drops and how full packs are, then apply a rule."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.pack_lengths import Choice, choices_of
+from energon_pack.plan.settings import Algorithm, PackingConfig
+from energon_pack.run.scratch import blocks
+
+#: samples that each length is tried with, beside the plan of all; of more, a seeded draw is tried
+_MOST_TRIED = 2_000
+#: share of the tokens that may be dropped, and share of the packs that has to be filled
+MOST_DROPPED, FILLED = 0.01, 0.95
+_KEEPS = f"drops at most {MOST_DROPPED:.0%} of the tokens"
+RULE = f"the shortest length that {_KEEPS} and fills {FILLED:.0%} of its packs, or has as few packs as any plan"
+_STEP = 1024  # tokens; a length that holds every sample is a multiple of it
+
+
+class Recommended(NamedTuple):
+    """The length that a stated rule takes, and the rule."""
+
+    choice: Choice
+    rule: str
+
+
+def recommended(choices: Sequence[Choice]) -> Recommended | None:
+    """Choose a length by `RULE`, or by the next rule if no length meets it; None: there is nothing to pack."""
+    candidates = [choice for choice in choices if choice.packs and not choice.is_beyond_model]
+    keeping = [choice for choice in candidates if choice.dropped_tokens_share <= MOST_DROPPED]
+    filling = [choice for choice in keeping if fills(choice)]
+    if filling:
+        shortest = min(filling, key=_length)
+        full = f"fills {FILLED:.0%} of its packs" if shortest.fill >= FILLED else "has as few packs as any plan"
+        return Recommended(shortest, f"the shortest that {_KEEPS} and {full}")
+    if keeping:
+        fullest = max(keeping, key=lambda choice: choice.fill)
+        return Recommended(fullest, f"the fullest that {_KEEPS}; none of these fills {FILLED:.0%} of its packs")
+    if candidates:
+        return Recommended(max(candidates, key=_length), f"the longest that was tried, for none {_KEEPS}")
+    return None
+
+
+def does(choice: Choice) -> bool:
+    """Say whether a length drops little and fills its packs."""
+    return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)
+
+
+def fills(choice: Choice) -> bool:
+    """Say whether packs are as full as the rule wants; a few packs need only be as few as their tokens allow."""
+    return choice.fill >= FILLED or choice.packs == math.ceil(choice.fill * choice.packs)
+
+
+def _length(choice: Choice) -> int:
+    return choice.max_token_len
+
+
+def lengths_to_try(
+    lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
+) -> list[int]:
+    """List the lengths to try: those of the settings, the planned one, and one that holds the longest sample where all
+    are shorter.
+
+    Args:
+        most_positions: of the model; the length that holds the longest sample is no longer. None: not known.
+    """
+    whole = {length - length % packing.pad_to_multiple_of for length in lens} | {packing.max_token_len}
+    if longest > packing.max_token_len:
+        step = math.lcm(_STEP, packing.pad_to_multiple_of)
+        for_all = -(-longest // step) * step
+        whole.add(for_all if most_positions is None else min(for_all, most_positions // step * step))
+    return sorted(whole - {0})
+
+
+def num_tried(num_samples: int) -> int:
+    """Return how many of the samples the lengths are tried with."""
+    return min(num_samples, _MOST_TRIED)
+
+
+TryJob = tuple[Items, PackingConfig, list[int], int, float, int | None]
+
+
+def job_of(
+    lengths: Lengths,
+    packing: PackingConfig,
+    lens: Sequence[int],
+    most_positions: int | None = None,
+) -> TryJob:
+    """Build the job for `try_some`: all samples of a small run, or a draw from a large one.
+
+    The planned length is tried, too, and one that holds every sample.
+    """
+    items, scale = lengths.items, 1.0
+    packing = replace(packing, need_image=False)  # with some lengths there would be too few packs with an image
+    upto = np.cumsum([0, *(np.count_nonzero(items.lens[block]) for block in blocks(len(items)))])
+    num = int(upto[-1])
+    there = np.arange(num_tried(num))
+    if num > len(there):
+        rng = np.random.default_rng(lengths.seed)
+        scale = num / len(there)
+        there = np.sort(rng.choice(num, len(there), replace=False))
+        packing = replace(packing, window=None)  # the samples drawn are fewer in each shard
+        if packing.algorithm in (Algorithm.auto, Algorithm.balanced):  # an estimate needs the number of packs alone
+            packing = replace(packing, algorithm=Algorithm.optimal)
+    numbers = [
+        block.start + np.flatnonzero(items.lens[block])[there[slice(*np.searchsorted(there, [start, end]))] - start]
+        for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
+    ]
+    longest = int(items.lens.max(initial=0))
+    tried = lengths_to_try(lens, packing, longest, most_positions)
+    return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
+
+
+def try_some(job: TryJob) -> list[Choice]:
+    """Return what each length would drop and fill, scaled to the whole run; may run in a worker."""
+    items, packing, lens, seed, scale, most_positions = job
+    choices = choices_of(items, packing, lens, seed, most_positions=most_positions)
+    return [choice.scaled(scale) for choice in choices] if scale != 1 else choices

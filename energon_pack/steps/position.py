@@ -1,0 +1,183 @@
+"""A place in a stream: which of its numbers are taken, which a rank takes next, and where other ranks go on.
+
+    Position of a rank ─after─► Position: some turns later ─taken_by, all ranks'─► Taken ─► Position of other ranks …
+
+A stream is endless: packs on disk, packs planned while loading, batches of like lengths, or draws from a dataset.
+Rank r's t-th turn is number t · ranks + r of those left, so that in each turn all ranks together take a row of
+neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from energon_pack.errors import PackError, one_line
+from energon_pack.steps.topology import Topology
+
+#: state of one rank: `position` is a Position as `dataclasses.asdict` gives it, `batches` how many the rank had
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which of the numbers 0, 1, 2, … are taken: all below `first`, and a few above it."""
+
+    first: int = 0
+    #: ascending
+    above: list[int] = field(default_factory=list)
+
+    def left(self, index: int) -> int:
+        """Return the number at an index among those left."""
+        number = self.first + index
+        return number + bisect_right(range(len(self.above)), number, key=lambda i: self.above[i] - i)
+
+    def index(self, number: int) -> int:
+        """Return the index of a number among those left."""
+        return number - self.first - bisect_left(self.above, number)
+
+    def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
+        """Return these numbers, with the first `num` of the remaining ones, and some ahead of them.
+
+        Args:
+            ahead: indexes among those left; only those above `num` count.
+        """
+        first = self.left(num)
+        more = {self.left(index) for index in ahead if index > num}
+        return Taken(first, sorted(more.union(number for number in self.above if number > first)))
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a rank is in a stream that all ranks share."""
+
+    #: identifies the stream
+    stream: str
+    #: the ranks, workers and micro-batches for which the stream is laid out
+    topology: Topology = field(default_factory=Topology)
+    #: numbers of the stream count from the beginning of this epoch
+    epoch: int = 0
+    ranks: int = 1
+    rank: int = 0
+    #: the numbers that were taken before these ranks began
+    before: Taken = Taken()
+    #: the turns that this rank has taken since
+    turns: Taken = Taken()
+
+    def number(self, index: int = 0) -> int:
+        """Return the number of the stream that the rank takes in the index-th turn that it has left."""
+        return self.before.left(self.turns.left(index) * self.ranks + self.rank)
+
+    def index(self, number: int) -> int:
+        """Return the index of a number's turn among those that the rank has left.
+
+        Raises:
+            ValueError: the number belongs to another rank.
+        """
+        turn, rank = divmod(self.before.index(number), self.ranks)
+        if rank != self.rank:
+            raise ValueError(f"pack {number} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
+        return self.turns.index(turn)
+
+    def after(self, *read: int) -> "Position":
+        """Return the position after each of the rank's workers has taken so many turns.
+
+        All workers have taken equally many, except that workers that skipped packs are ahead.
+        """
+        num = min(n * len(read) + worker for worker, n in enumerate(read))
+        ahead = [k * len(read) + worker for worker, n in enumerate(read) for k in range(num // len(read), n)]
+        return replace(self, turns=self.turns.and_of_left(num, ahead))
+
+    @property
+    def last(self) -> int:
+        """Return the last number that was taken with all before it; -1: none was."""
+        turn = self.turns.first - 1
+        return self.before.first - 1 if turn < 0 else self.before.left(turn * self.ranks + self.rank)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Position":
+        """Return the position with these fields, as `dataclasses.asdict` gives them.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError: a field is missing, or has another form.
+        """
+        topology, before, turns = values["topology"], Taken(**values["before"]), Taken(**values["turns"])
+        numbers = [values["ranks"], values["rank"], values["epoch"], *topology.values(), turns.first, *turns.above]
+        if any(type(number) is not int for number in (*numbers, before.first, *before.above)) or min(numbers) < 0:
+            raise TypeError(f"a number of {numbers} is none")
+        if not values["rank"] < values["ranks"]:
+            raise ValueError(f"rank {values['rank']} of {values['ranks']}")
+        return cls(**{**values, "topology": Topology(**topology), "before": before, "turns": turns})
+
+
+def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
+    """Return the numbers that all ranks together have taken.
+
+    Args:
+        reader: the word for a rank.
+
+    Raises:
+        ValueError: a rank is missing or there twice, or they did not begin together.
+    """
+    ranks, before = positions[0].ranks, positions[0].before
+    begun = [replace(position, rank=0, turns=Taken()) for position in positions]
+    if any(position != begun[0] for position in begun):
+        raise PackError("states that are not of the same run: give those of one checkpoint")
+    present = sorted(position.rank for position in positions)
+    if present != list(range(ranks)):
+        names = ", ".join(map(str, present))
+        raise PackError(
+            f"states of {reader} {names}, but {ranks} {reader}s have trained: give the state of each of them"
+        )
+    num = min(position.turns.first * ranks + position.rank for position in positions)
+    ahead = [
+        turn * ranks + position.rank
+        for position in positions
+        for turn in [*range(num // ranks, position.turns.first), *position.turns.above]
+    ]
+    return before.and_of_left(num, ahead)
+
+
+def positions_in(states: Sequence[State], here: Position, method: str) -> list[Position]:
+    """Return the positions in states.
+
+    Args:
+        here: a position in the stream that goes on.
+        method: what gives such states, for the message.
+
+    Raises:
+        ValueError: these are no states, or states of another stream.
+    """
+    refuse_none(states, method)
+    with reading(method):
+        if any(state["position"] is None for state in states):
+            raise PackError("states of a blend: it is no blend now, and its packs would come twice")
+        positions = [Position.of(state["position"]) for state in states]
+    for position in positions:
+        if position.stream != here.stream:
+            raise ValueError(
+                f"states of another dataset, of {position.stream}; this one has {here.stream}: go on with the one that"
+                " they are of"
+            )
+    return positions
+
+
+def refuse_none(states: Sequence[State], method: str) -> None:
+    """Raise ValueError if these are no states of ranks."""
+    are_listed = isinstance(states, Sequence) and not isinstance(states, str)
+    if not are_listed or any(not isinstance(each, Mapping) or "position" not in each for each in states):
+        raise ValueError(
+            f"states: a list with what {method} was on each rank; these are none, a single one, or an earlier version's"
+        )
+
+
+@contextmanager
+def reading(method: str) -> Iterator[None]:
+    """Raise ValueError where a state has another form than a method gives it."""
+    try:
+        yield
+    except PackError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # RuntimeError: torch
+        raise ValueError(f"a state that is damaged, or that {method} did not give: {one_line(error)}") from None

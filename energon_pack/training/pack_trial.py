@@ -1,0 +1,151 @@
+"""Try a model with batches of packs: with samples that were made for it, in rows of the shape of the pending batch.
+
+They lie among random words, with other boundaries.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from energon_pack.training.encoded import Encoded, text_of
+from energon_pack.training.inputs import PROVEN, forks_of, text_row
+from energon_pack.training.layout import Form
+from energon_pack.training.made_probe import plain_inputs, probe_of, twins_of
+from energon_pack.training.probe import Probe
+from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.subject import Subject
+from energon_pack.training.trial import Pending
+from energon_pack.training.trial_inputs import TrialInputs, members_of, special_ids, switches_of, trial_inputs
+from energon_pack.training.watch import tokens_of
+
+#: inputs of packs that some trainers leave out
+_BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
+
+
+@dataclass(frozen=True)
+class Packs(Subject):
+    """A guarded model, and what was made to try it with batches of packs."""
+
+    model: Any
+    media: frozenset[str]
+    #: samples with each kind of media
+    members: Sequence[Encoded]
+    #: samples with shared beginnings; None: packs have no trees
+    tree: ProbeTree | None
+    #: tokens of a row up to which its class keeps members apart; None: any
+    longest: int | None
+    name = "its first batch"
+    all_the_same = " (guard(…, first_batch=False) trains it all the same)"
+
+    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+        """Return the tokens of the longest member."""
+        return int(text_row(inputs, inputs["position_ids"]).max()) + 1
+
+    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the inputs in which members are changed; None: there are no two members with words."""
+        return trial_inputs(inputs, self.model.config, self.media)
+
+    def probe(self, pending: Pending) -> Probe:
+        """Return made samples in rows like those of the pending batch, or trees where it has some."""
+        batch, device = pending.inputs, pending.inputs["position_ids"].device
+        has_trees = bool(forks_of(text_row(batch, batch["position_ids"])))
+        if self.tree is not None and pending.is_any(has_trees):
+            probe = tree_batch(self.model, self.tree, device)
+        else:
+            probe = made_rows(self.model, batch, _fitting(self, pending), self.longest)
+        named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _BOUNDARIES}
+        inputs = in_place(switches_of(batch) | named, batch, self.media)
+        return replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
+
+    def way_out(self, _: Mapping[str, Any]) -> str:
+        """Say that the class keeps members apart."""
+        return (
+            "What was put into this model, hooked to it or patched has to keep members apart, as its class does: leave"
+            " that out, or train on unpacked samples"
+        )
+
+
+def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:
+    """Return the members with no other media than some rank's batch has, and the called part takes."""
+    taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
+    fitting = []
+    for member in subject.members:
+        is_taken = taken is None or member.media.keys() <= taken.keys()
+        if pending.is_any(is_taken and member.media.keys() <= pending.inputs.keys()):
+            fitting.append(member)
+    return fitting if len(fitting) > 1 else [*subject.members]
+
+
+def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded], longest: int | None) -> Probe:
+    """Lay samples and their twins out at the end of the first row; texts fill the other places that the batch fills.
+
+    Texts are as long as the members of the batch; the first and shortest is compared, too.
+
+    Args:
+        model: a guarded model of transformers.
+        inputs: of the batch.
+        members: at least two.
+        longest: tokens of a row up to which the model keeps members apart; None: any.
+    """
+    num_rows, width = tokens_of(inputs).shape[:2]
+    spans = members_of(inputs)
+    end = max((span.end for span in spans), default=width)
+    compared = [*members, *twins_of(members)]
+    compared = compared if longest is None or _length(compared) <= longest else [*members]
+    lengths = sorted(span.end - span.start for span in spans) or [width]
+    texts = _Texts(model, members)
+    first = texts.filling(lengths, end - _length(compared))
+    rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
+    form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
+    return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
+
+
+def _length(row: Sequence[Encoded]) -> int:
+    return sum(len(one.tokens) for one in row)
+
+
+class _Texts:
+    """Samples of random words, of those that some members have."""
+
+    def __init__(self, model: Any, members: Sequence[Encoded]):
+        ids = torch.cat([one.tokens.ids[one.tokens.types == 0] for one in members]).unique()
+        self._words = ids[~torch.isin(ids, torch.tensor(special_ids(model.config)))]
+        self._rows = members[0].tokens.rows
+        self._random = torch.Generator().manual_seed(0)
+
+    def filling(self, lengths: Sequence[int], space: int) -> list[Encoded]:
+        """Return texts that fill some tokens; the last one is cut."""
+        texts: list[Encoded] = []
+        for length in cycle(lengths):
+            if space < 2:
+                return texts
+            texts.append(self._text(min(max(length, 2), space)))
+            space -= len(texts[-1].tokens)
+        return texts
+
+    def _text(self, length: int) -> Encoded:
+        ids = self._words[torch.randint(len(self._words), (length,), generator=self._random)]
+        return text_of(ids, self._rows)
+
+
+def in_place(inputs: dict[str, Any], before: Mapping[str, Any], media: Collection[str]) -> dict[str, Any]:
+    """Write inputs into the tensors of a batch that ran already: results may be kept by a tensor's identity.
+
+    Args:
+        before: copies of the batch's tensors; of its media, the tensors themselves.
+        media: names of inputs that are media, which are never written: the user's forward comes yet.
+    """
+
+    def written(value: Any, old: Any) -> Any:
+        are_alike = isinstance(value, Tensor) and isinstance(old, Tensor) and not value.requires_grad
+        if are_alike and (value.shape, value.dtype) == (old.shape, old.dtype):
+            return old.copy_(value)
+        return value
+
+    return {name: value if name in media else written(value, before.get(name)) for name, value in inputs.items()}

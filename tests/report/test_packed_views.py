@@ -1,0 +1,240 @@
+"""A written pack is shown unchanged, and damage in it hides only the damaged part."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from energon_pack.dataset.contents import parse
+from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.pack_files import packs_in
+from energon_pack.errors import PackError
+from energon_pack.report.views.member import vocabulary_of
+from energon_pack.report.views.packed import Place, pack_view
+from energon_pack.report.views.screens import pack_section
+from energon_pack.report.views.text import Tokens, shared_evenly
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import PackView, Span
+from energon_pack.samples.flavors import DEFAULT
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.pack_tokens import pack_tokens
+from energon_pack.samples.tokens import MemberTokens
+from energon_pack.sources.storage import InMemory, open_file
+from energon_pack.sources.tar import TarScan
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
+from support.packed import demo_config, packed
+from support.samples import picture, video, write_tar
+
+
+@pytest.fixture(scope="module")
+def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo in shards of three packs."""
+    run = demo_config(
+        demo, cache, tmp_path_factory.mktemp("out"), output__max_shard_packs=3, packing__max_token_len=4096
+    )
+    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
+        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
+        return packed(run)
+
+
+def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
+    """Numbers are those of the plan: over the borders of shards, with and without what says where packs begin."""
+    keys = list(dict.fromkeys(key for (keys,) in PlanFile(DatasetFolder(dataset)).columns("pack") for key in keys))
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+        assert [packs[i].pack.files.key for i in range(len(packs))] == keys
+        assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
+        assert packs.number_of("nothing") is None
+        assert packs.number_of(f"{'0' * 8}{keys[1][8:]}") is None, "the key of another dataset is none of this one"
+        with pytest.raises(PackError, match=f"pack {len(keys)} of .* there are {len(keys)}, from 0 on"):
+            packs[len(keys)]
+
+
+@pytest.mark.parametrize("index", [b"", b"\1" * 8 * 4, b"garbage", None])
+def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index: bytes | None) -> None:
+    """An index of a copy that was cut would show another pack than was asked for."""
+    path = sorted(dataset.glob("*.tar"))[1]
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    if index is not None:
+        (tmp_path / f"{path.name}.idx").write_bytes(index)
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs, Packs(DatasetFolder(tmp_path), DEFAULT) as copied:
+        assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
+
+
+@pytest.mark.parametrize("stated", [10**30, -1, None, True, "3"])
+def test_a_count_that_is_none_is_counted(dataset: Path, tmp_path: Path, stated: object) -> None:
+    """Of a damaged `.info.json`; a number beyond `len` ended in a traceback."""
+    path = min(dataset.glob("*.tar"))
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / ".nv-meta").mkdir()
+    (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: stated}}))
+    with Packs(DatasetFolder(tmp_path), DEFAULT) as packs:
+        assert len(packs) == 3
+
+
+def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
+    rows = PlanFile(DatasetFolder(dataset))
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+        for found in packs.all():
+            its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
+            place = Place(found.number, len(packs), found.shard)
+            stated = pack_view(found.file, found.pack, place, its_rows)
+            made = pack_view(found.file, found.pack, place, None, vocabulary_of(template), max_thumbnails=3)
+            assert stated.notes == made.notes == []
+            for ours, theirs, row in zip(made.members, stated.members, its_rows, strict=True):
+                assert ours.notes == theirs.notes == []
+                assert ours.spans is not None
+                counts = ours.token_len, ours.num_supervised, ours.num_visual_tokens
+                assert counts == (theirs.token_len, theirs.num_supervised, theirs.num_visual_tokens)
+                assert counts == (row.token_len, row.num_supervised, row.num_visual_tokens)
+                assert ours.turns == theirs.turns
+                assert sum(medium.num_tokens or 0 for medium in ours.media) == row.num_visual_tokens
+            assert sum(m.data is not None for member in made.members for m in member.media) <= 3
+
+
+def shown(tmp_path: Path, value: Any, template: Template | None = None, **media: bytes) -> PackView:
+    raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+    tokens = {} if template is None else {"k.tokens": tokens_of(value, template)}
+    media_parts = {f"k.{n.replace('_', '.')}": d for n, d in media.items()}
+    path = write_tar(tmp_path / "x.tar", {"k.json": raw, **tokens, **media_parts})
+    with open_file(path) as file:
+        data = InMemory(file.read(0, file.size), "")
+    (files,) = packs_in(TarScan(data))
+    pack, defects = parse(files, raw, DEFAULT)
+    vocabulary = None if template is None else vocabulary_of(template)
+    return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
+
+
+def tokens_of(value: Any, template: Template) -> bytes:
+    """What packing writes of conversations with images of 56×56; of one that is none, that of any other."""
+    made: list[MemberTokens] = []
+    for own, names in zip(value["messages"], value["media_files"], strict=True):
+        messages = own["messages"] if isinstance(own["messages"], list) else member("a", "b")["messages"]
+        made += template.member_tokens([Sample(messages, [Media("image", 56, 56) for _ in names])])
+    return pack_tokens(made).to_bytes()
+
+
+def member(*texts: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]}
+
+
+def test_what_is_damaged_costs_only_itself(tmp_path: Path, template: Template) -> None:
+    value = {
+        "messages": [member("<image>hi", "ho"), member("<image>x", "y"), {"messages": 7}, member("<image>", "gone")],
+        "media_files": [["s000.i00.png"], ["s001.i00.png"], [], ["s003.i00.png"]],
+        "media_type": "image",
+        "_meta": {"sample_ids": ["a", "b", "c", "d"]},
+    }
+    good = picture(56, 56, "PNG")
+    view = shown(tmp_path, value, template, s000_i00_png=good, s001_i00_png=good[:90])
+    first, second, third, fourth = view.members
+    assert first.notes == []
+    assert first.spans is not None
+    assert first.media[0].data is not None
+    assert second.spans is not None, "its tokens are whole"
+    assert second.media[0].problem is not None
+    assert second.turns[1].text == "y"
+    assert third.notes != []
+    assert fourth.notes == []
+    assert fourth.media[0].problem == "it is not there"
+    assert [turn.text for turn in fourth.turns] == ["<image>", "gone"]
+    assert "no _meta.pack_id" in view.notes
+    assert "it is not there" in pack_section(view)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"{}", b'{"messages": {}, "media_files": 3}', b"\xff"])
+def test_no_json_is_no_end(tmp_path: Path, raw: bytes) -> None:
+    view = shown(tmp_path, raw)
+    assert view.notes
+    assert not view.members
+    assert view.notes[0][:20] in pack_section(view)
+
+
+def test_hostile_text_is_text(tmp_path: Path, template: Template) -> None:
+    """Samples of others are shown in a page that a browser runs."""
+    evil = '<script>alert("1")</script><img src=x onerror=alert(1)>'
+    value = {
+        "messages": [member(evil, evil)],
+        "media_files": [[]],
+        "media_type": "text",
+        "_meta": {"sample_ids": [evil]},
+    }
+    for how in (None, template):
+        made = pack_section(shown(tmp_path, value, how))
+        assert "<script" not in made
+        assert "<img" not in made
+        assert "&lt;script&gt;" in made
+
+
+def test_long_texts_and_many_members_are_cut(tmp_path: Path, template: Template) -> None:
+    """A page of a pack of thousands of members would be as large as the pack."""
+    value = {
+        "messages": [member("q" * 5_000, "a" * 5_000) for _ in range(600)],
+        "media_files": [[] for _ in range(600)],
+        "media_type": "text",
+        "_meta": {"sample_ids": [f"s{i}" for i in range(600)], "token_lens": [10_000] * 600},
+    }
+    made = pack_section(shown(tmp_path, value), max_chars=10_000, max_members=20)
+    assert len(made) < 150_000
+    assert "and 580 more members" in made
+    assert "characters …" in made
+
+
+def test_a_thumbnail_is_small_and_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side
+    with Image.open(io.BytesIO(thumbnail(picture(4000, 1000, exif=exif), "image"))) as small:
+        assert small.size == (40, 160)
+        assert small.format == "WEBP"
+    assert len(thumbnail(picture(4000, 4000), "image")) < 8_000
+    for data, kind in ((b"", "image"), (picture()[:-20], "image"), (b"no video", "video")):
+        with pytest.raises(ValueError, match="does not decode"):
+            thumbnail(data, kind)
+
+
+def test_a_video_is_shown_by_its_first_frame() -> None:
+    pytest.importorskip("av")
+    with Image.open(io.BytesIO(thumbnail(video(3, 320, 240), "video"))) as small:
+        assert small.size == (160, 120)
+
+
+def spans(*texts: str) -> list[Span]:
+    """Text, what is trained on in capitals, and special tokens in angles: a character a token."""
+    kinds = ("special" if text[0] == "<" else "text" for text in texts)
+    return [Span(text, kind, len(text), float(text.isupper())) for text, kind in zip(texts, kinds, strict=True)]
+
+
+def test_the_end_of_a_member_is_always_seen() -> None:
+    """`… and 2 more tokens` hid the `<|im_end|>`, the token that people look for."""
+    made = Tokens(spans("<s>", "q" * 5000, "</s>", "<a>", "A" * 900 + "Z", "<END>"), 400).to_html()
+    assert made.endswith('Z<span class="special">&lt;END&gt;</span></mark></div>')
+    many = Tokens(spans(*["<s>", "q", "A"] * 2000, "<END>"), 400).to_html()
+    assert many.endswith('A<span class="special">&lt;END&gt;</span></mark></div>')
+    assert len(many) < 4000
+    assert " tokens … " in many
+
+
+def test_a_long_system_turn_takes_no_room_of_what_is_trained_on() -> None:
+    """Of 400 characters the question took all; the answer, of 250, is whole."""
+    made = Tokens(spans("<s>", "q" * 5000, "<a>", "A" * 250, "<END>"), 400).to_html()
+    assert "A" * 250 in made
+    assert made.count("q") == 150
+
+
+@given(st.lists(st.integers(0, 60), max_size=8), st.integers(0, 200))
+def test_room_is_shared_evenly(sizes: list[int], room: int) -> None:
+    """None is cut that needs not be, and no character is given away but for what does not divide."""
+    most = shared_evenly(sizes, room)
+    used = sum(min(size, most) for size in sizes)
+    assert used <= room
+    assert used == sum(sizes) or used + len(sizes) > room

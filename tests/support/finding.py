@@ -1,0 +1,19 @@
+"""Find sources of one form, as `source=wds` and `source=jsonl` do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from energon_pack.sources.forms import find_source
+from energon_pack.sources.settings import SourceConfig
+from energon_pack.sources.shard import Source
+
+
+def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
+    return find_source(SourceConfig(format="wds", split=split), path, copies)
+
+
+def find_lines(path: str | Sequence[str], media_root: str | None = None, **settings: Any) -> Source:
+    """Find files of lines; a meta file lists files here, and is no mixture."""
+    listed = [path] if isinstance(path, str) else path
+    return find_source(SourceConfig(format="jsonl", media_root=media_root, **settings), listed)

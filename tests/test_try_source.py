@@ -1,0 +1,86 @@
+"""A new user sees in seconds what a source holds, what would be lost, and what to type next."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from energon_pack.inspect.try_source import gains_of
+from energon_pack.plan.pack_lengths import Choice
+from support.running import command_here
+
+
+def tried(folder: Path, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    return command_here("energon_pack.inspect.try_source", *words, "+model=qwen2_5_vl", cwd=folder)
+
+
+def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """Without it a user packs first, and learns afterwards that the length was wrong."""
+    source, processor = demo
+    shown = tried(tmp_path, source, f"model.processor={processor}", "executor.num_workers=1")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("read as: WebDataset tars, ")
+    assert lines[0].endswith("320 samples")
+    assert sum(" tokens · " in line and " trained on (" in line for line in lines) == 5
+    assert any("«" in line for line in lines)
+    assert "nothing: every sample can be packed, if it is not longer than a pack" in lines
+    chosen = next(line for line in lines if line.startswith("packing.max_token_len="))
+    assert chosen == "packing.max_token_len=2048: the shortest that drops at most 0.1% of samples"
+    assert any(line.startswith(f"energon-pack source.path={source} ") and line.endswith("=2048") for line in lines)
+    named = source.name
+    assert any(
+        line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_second_try_asks_no_processor(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `try` imported torch and transformers and measured anew: 8 s of a CPU."""
+    words = (demo[0], f"model.processor={demo[1]}", "executor.num_workers=1")
+    first = tried(tmp_path, *words)
+
+    def never(*_: object) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr("energon_pack.lengths.method.prepare_template", never)
+    monkeypatch.setattr("energon_pack.templates.processor.build", never)
+    monkeypatch.setattr("energon_pack.lengths.measure.measure", never)
+    second = tried(tmp_path, *words)
+    assert second.returncode == 0, second.stderr
+    assert without_times(second.stdout) == without_times(first.stdout)
+
+
+def without_times(shown: str) -> list[str]:
+    return [line for line in shown.splitlines() if not re.search(r"\d s\b", line)]
+
+
+def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "A cat."}]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": turns, "images": ["gone.png"]}) + "\n")
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1")
+    assert shown.returncode == 1
+    assert "1 of 1  missing_media, as a.jsonl:1: 'gone.png' is not there (source.media_root)" in shown.stdout
+    assert "no sample can be packed: what would be lost, above, says why" in shown.stderr
+
+
+def test_what_would_be_cut_off_is_said(demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """ "Nothing would be lost", and then nine tenths of the tokens were nowhere."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "word " * 900}) + "\n" + json.dumps({"text": "short"}) + "\n")
+    cut = ["packing.overlong=truncate_text", "packing.max_token_len=256"]
+    shown = tried(tmp_path, path, f"model.processor={demo[1]}", "executor.num_workers=1", *cut)
+    assert "packing.overlong=truncate_text, 256 tokens a pack: cut off: 3,3" in shown.stdout
+    assert "nothing would be published: 1 overlong sample loses 93% of all tokens" in shown.stdout
+
+
+def test_gains_are_those_of_the_lengths() -> None:
+    """Four samples of 10 and 40 tokens in one pack of 100, against two rows of a batch padded to 40 each."""
+    gains = gains_of(np.array([10, 40, 10, 40]), Choice(100, 0, 0.0, 0.0, packs=1, fill=1.0))
+    assert (gains.samples_per_pack, gains.padded_share) == (4.0, 1.6)
