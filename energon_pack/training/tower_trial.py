@@ -48,7 +48,7 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
         return frozenset()
     try:
         with full_precision():
-            proof = _tried(model, tower, samples, mask, device)
+            proof = tried(model, tower, samples, mask, device)
     except Exception as error:  # foreign code, with inputs it may not be made for
         _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
         return frozenset()
@@ -65,7 +65,7 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
     return proof.names
 
 
-def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
+def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
     own, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
     if own is None:
@@ -73,9 +73,12 @@ def _tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devi
     given = values_in(own(batch))
     inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
     kept = [value for name, value in given.items() if BOUNDARIES in name and not is_flash]
-    placed = _placed(given, kept, device)
-    plain, ours = _counted(small, inputs, (), device), _counted(small, {**inputs, **placed}, kept, device)
-    if ours.mixes:
+    plain = _counted(small, inputs, (), device)
+    try:
+        ours = _counted(small, {**inputs, **(placed := _placed(given, kept, device))}, kept, device)
+    except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
+        ours = None
+    if ours is None or ours.mixes:
         kept, placed = [], _placed(given, (), device)
         ours = _counted(small, {**inputs, **placed}, (), device)
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
