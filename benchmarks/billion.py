@@ -35,7 +35,7 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import summarize
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.report.figures import planned_figures, source_figures
-from energon_pack.report.lens import job_of
+from energon_pack.report.which_length import job_of
 from energon_pack.run.scratch import Scratch
 from energon_pack.sources.shard import TarShard
 from energon_pack.steps.cost import cost_model

@@ -114,7 +114,7 @@ def a_million(settings: list[str], epoch: int) -> dict[str, float]:
     packs[0]
     first = time.perf_counter()
     packs.set_epoch(epoch)
-    state = {**packs.__getstate__(), "encoder": None, "_epoch": None}
+    state = {**vars(packs), "encoder": None, "_epoch": None}
     return {
         "packs": len(packs),
         "until `len`, s": ready - start,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack import PackedDataset, check_trainer, guard, prepare_torchvision
+from energon_pack.samples.member import MemberInput
 
 prepare_torchvision()
 
@@ -69,7 +70,8 @@ class Samples:
     def __init__(self, packs: PackedDataset, num_packs: int):
         self.packs = packs
         self.rows = packs.as_dataset().select(range(min(num_packs, len(packs))))
-        self.members = [member for number in self.rows["pack"] for member in packs.members(0, number)]
+        read = [member for number in self.rows["pack"] for member in packs.members(0, number)]
+        self.members = [member for member in read if isinstance(member, MemberInput)]
         tokens = [packs.encoder.members.encode(member).tokens for member in self.members]
         self.lens = [len(one) for one in tokens]
         self.texts = {

@@ -16,16 +16,9 @@ from energon_pack.training.pack_encoder import PackEncoder
 
 
 def pack_encoder(
-    path: str | Path,
-    processor: str | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
+    path: str | Path, processor: str | None = None, trust_remote_code: bool = False, **options: Any
 ) -> PackEncoder:
-    """Return the encoder for the packs of a dataset; see `read_rules` for the other arguments and errors.
-
-    Args:
-        options: options of PackEncoder.
-    """
+    """Return the encoder for the packs of a dataset; see `read_rules` for arguments and errors, else `PackEncoder`."""
     return PackEncoder(read_manifest(path), read_rules(path, processor, trust_remote_code), **options)
 
 

@@ -13,34 +13,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
+from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.errors import PackError
-from energon_pack.online.epochs import NO_LENGTHS, EpochPlans
+from energon_pack.online.epochs import EpochPlans
 from energon_pack.online.given import MapStyle
-from energon_pack.online.prepare import ROWS, prepare
-from energon_pack.online.rows import ItemRow, Rows
-from energon_pack.plan.epochs import plan_of_epoch
-from energon_pack.plan.packs import PackPlan, costs_of_packs, split_of_packs, taken
+from energon_pack.online.prepare import prepare
+from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS
-from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
-from energon_pack.stages.planning import Planned
-from energon_pack.trainers.doors import Numbered
-from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread, check_options
+from energon_pack.trainers.doors import PacksByNumber
+from energon_pack.training.pack_encoder import PackEncoder, Unread, check_options
 
 __all__ = ["LazyPackedDataset"]
 
 
-class LazyPackedDataset(Numbered, Dataset[Pack]):
+class LazyPackedDataset(PacksByNumber):
     """A map-style dataset of packs, made from a source or from a dataset of conversations; an item is an encoded pack.
 
     Args:
@@ -73,83 +67,45 @@ class LazyPackedDataset(Numbered, Dataset[Pack]):
         config = config_of(config)
         check_options(options, config.packing.layout.value)  # measuring may take hours
         prepared = prepare(config, conversations, fingerprint)
-        #: packs of each rank in a step
         self.micro_batches = prepared.micro_batches
-        planned = prepared.planned
         #: the config with every setting
         self.config = prepared.config
-        #: the figures of the plan: samples left out by reason, fill, tokens …
-        self.report: Report | None = planned.report
         #: the file that names each sample in no pack, with its reason
         self.skipped = prepared.folder / "once" / LEDGER
         rules = prepared.template.rules_by(self.config.measure.engine.value)
         self.encoder = PackEncoder(prepared.made, rules, **options)
+        planned = prepared.planned
         packs = np.flatnonzero(split_of_packs(planned.lengths.items, planned.plan) == SPLITS.index(split))
         if max_packs is not None:
             packs = packs[:max_packs]
         if not len(packs):
             raise PackError(f"split={split} has no pack: output.splits.{split} fills it")
-        self._planned: Planned | None = replace(planned, plan=taken(planned.plan, [packs]))
-        self._plans = EpochPlans(prepared.folder / f"{split}-{len(packs)}", len(packs), self.plan_of)
+        self._num_packs, name = len(packs), f"{split}-{len(packs)}"
+        first = replace(planned, plan=taken(planned.plan, [packs]))
+        self._plans = EpochPlans(prepared.folder / name, len(packs), self.config, first)
         self._plans.have(0)
-        self._members, self._rows = prepared.members, Rows(prepared.folder / "once" / ROWS, ItemRow)
-        self._num_packs = len(packs)
+        self._samples = prepared.samples
         # Shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
         self._keys = prepared.folder.name[:8]
-        #: identifies these packs
-        self.fingerprint = f"{prepared.folder.name}-{split}-{len(packs)}"
+        self.fingerprint = f"{prepared.folder.name}-{name}"
 
-    def __len__(self) -> int:
-        """Number of packs in every epoch."""
-        return self._num_packs
+    @property
+    def report(self) -> Report | None:
+        """The figures of the plan: samples left out by reason, fill, tokens …; None in a DataLoader's worker."""
+        return None if self._plans.first is None else self._plans.first.report
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
-        """Read and encode a pack.
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterator[MemberInput | Unread]]:
+        return f"{self._keys}_{epoch:03d}_{number:08d}", map(self._member, self._plans.items(epoch, number))
 
-        Args:
-            index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
+    def _sums(self, epoch: int) -> PackSums:
+        return self._plans.sums(epoch)
 
-        Raises:
-            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can.
-        """
-        if isinstance(index, list):
-            raise ValueError(
-                f"an index is {index!r}: LengthGroupedSampler deals batches: batch_sampler=…, not sampler=…"
-            )
-        epoch, number = index if isinstance(index, tuple) else (int(self._epoch), index)
-        if not -self._num_packs <= number < self._num_packs:
-            raise IndexError(f"pack {number} of {self._num_packs}")
-        number %= self._num_packs
-        key = f"{self._keys}_{epoch:03d}_{number:08d}"
-        members = list(self.members(epoch, number))
-        pack = self.encoder.encode(key, members)
-        if pack is None:
-            raise BadPack(f"{key}: none of its {len(members)} members can be encoded")
-        return pack
-
-    def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
-        """Return the packs of a batch, for torch's DataLoader.
-
-        Raises:
-            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
-        """
-        if isinstance(indices, tuple):
-            raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
-        return [self[index] for index in indices]
-
-    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
-        """Read the members of a pack, without encoding them."""
-        for item in self._plans.items(epoch, number):
-            row = self._rows[item]
-            try:
-                yield self._members.member(row)
-            except (PackError, Skip, OSError) as error:
-                yield Unread(self._members.sample_id(row), error)
-
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
-        return self.encoder.batch(packs)
+    def _member(self, item: int) -> MemberInput | Unread:
+        try:
+            return self._samples.member(item)
+        except (PackError, Skip, OSError) as error:
+            return Unread(self._samples.sample_id(item), error)
 
     def set_epoch(self, epoch: int) -> None:
         """Switch to the packs of another epoch: as many, as full, with other members and in another order.
@@ -173,32 +129,4 @@ class LazyPackedDataset(Numbered, Dataset[Pack]):
         Raises:
             PackError: this is a pickled copy, for example in a DataLoader worker.
         """
-        planned = self._known
-        return plan_of_epoch(planned.plan, planned.lengths.items, self.config.packing, self.config.seed, epoch)
-
-    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
-        """Return the costs by which `PackSampler` makes steps even.
-
-        Returns:
-            float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
-            int64[num_packs], its trained tokens.
-        """
-        plan, items = self.plan_of(epoch), self._known.lengths.items
-        return costs_of_packs(items, plan, self._known.cost), plan.per_pack(items.num_supervised)
-
-    def lens(self, epoch: int = 0) -> Ints:
-        """The tokens of each pack of an epoch, int64[num_packs].
-
-        With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
-        """
-        return self.plan_of(epoch).per_pack(self._known.lengths.items.lens)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle only what a loader's worker needs; its size does not grow with the number of samples."""
-        return {**vars(self), "_planned": None, "report": None}
-
-    @property
-    def _known(self) -> Planned:
-        if self._planned is None:
-            raise PackError(NO_LENGTHS)
-        return self._planned
+        return self._plans.plan(epoch)

@@ -56,7 +56,7 @@ def order_packs(
     packs, cost = packs_of(sizes), CostModel.from_json(entries[0].manifest["cost"])
     trained = packs.per_pack(items.num_supervised)
     asked = [
-        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None, None, {})
+        Asked(part.name, part.path, entry.given, 1.0 if entry.given is None else None)
         for part, entry in zip(parts, entries, strict=True)
     ]
     shares = shares_of(asked, entry_of, trained)

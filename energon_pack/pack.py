@@ -18,7 +18,7 @@ from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.check import claim_of, get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.finished import refuse_another
-from energon_pack.dataset.losses import foresee
+from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.lengths.audit import finish, start
 from energon_pack.lengths.measure import check_unchanged, forgetting_wrong

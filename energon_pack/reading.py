@@ -34,8 +34,8 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.journal import resume
-from energon_pack.steps.position import Position, State, positions_in
-from energon_pack.steps.topology import Stream, Topology, topology_of
+from energon_pack.steps.position import Position, State, Stream, positions_in
+from energon_pack.steps.topology import Topology, topology_of
 
 __all__ = ["PackStream", "PacksInOrder", "positions_of"]
 

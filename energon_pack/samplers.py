@@ -16,8 +16,8 @@ from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
-from energon_pack.steps.position import Position, State, Taken, positions_in, taken_by
-from energon_pack.steps.topology import Stream, Topology
+from energon_pack.steps.position import Position, State, Stream, Taken, positions_in, taken_by
+from energon_pack.steps.topology import Topology
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 

@@ -23,14 +23,14 @@ from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool, Waiting, waiting_in
 from energon_pack.steps.position import Position, reading, taken_by
-from energon_pack.trainers.doors import Streamed
+from energon_pack.trainers.doors import ForTrainers, import_rows
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
 __all__ = ["StreamingPackedDataset"]
 
 
-class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
+class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
     """An iterable dataset of packs, made from samples that are drawn from several datasets.
 
     Args:
@@ -108,6 +108,16 @@ class StreamingPackedDataset(Streamed, IterableDataset[Pack]):
     def place(self) -> tuple[int, int]:
         """This data-parallel rank, and the number of ranks."""
         return self._place
+
+    def as_dataset(self) -> Any:
+        """Return a `datasets.IterableDataset` of this rank's packs; `collator` reads its rows.
+
+        Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
+
+        Raises:
+            PackError: `datasets` is not installed.
+        """
+        return import_rows().StreamRows(self, *self.place)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration draw in the order of this epoch, unless it is that of states to go on from."""

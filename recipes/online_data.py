@@ -48,16 +48,21 @@ class StreamLoader(Endless):
     """Packs of a stream, without end; any number of ranks and workers goes on with them.
 
     Args:
-        packs: a `StreamingPackedDataset`; its `states` are `save_state` of every rank of a checkpoint.
+        packs: a `StreamingPackedDataset` with the same `states`.
         num_workers: of this rank.
+        states: `save_state` of every rank of a checkpoint, to go on from there; as many go on with the same batches.
     """
 
-    def __init__(self, packs: StreamingPackedDataset, num_workers: int = 0):
+    def __init__(self, packs: StreamingPackedDataset, num_workers: int = 0, states: Sequence[dict[str, Any]] = ()):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
+        rank, ranks = ranks_here()
+        self._where = {"ranks": ranks, "workers": num_workers}
         self._loader = StatefulDataLoader(packs, 1, collate_fn=packs.collate, num_workers=num_workers)
+        if states and {name: states[0][name] for name in self._where} == self._where:
+            self._loader.load_state_dict(states[rank]["loader"])
         super().__init__(self._loader)
 
     def save_state(self) -> dict[str, Any]:
         """After the batches that were taken, whatever was read ahead."""
-        return {"ranks": ranks_here()[1], "loader": self._loader.state_dict()}
+        return {**self._where, "loader": self._loader.state_dict()}

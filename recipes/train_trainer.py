@@ -151,7 +151,7 @@ def main() -> None:
     elif isinstance(packs, LazyPackedDataset):
         loader = LazyLoader(packs, arguments.num_workers, states, arguments.accumulate)
     else:
-        loader = StreamLoader(packs, arguments.num_workers)
+        loader = StreamLoader(packs, arguments.num_workers, states)
     trainer = PackedTrainer(model, settings, loader)
     trainer.train(resume_from_checkpoint=arguments.resume and str(arguments.resume))
 

@@ -51,7 +51,7 @@ templates.folder templates.full templates.quiet templates.served templates.torch
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors online.ranks
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
-dataset.readable dataset.referenced
+dataset.pack_sums dataset.readable dataset.referenced
 """
 ENERGON = "task_encoder loading reading packed_seq_params flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
@@ -153,6 +153,12 @@ def test_no_two_files_import_each_other() -> None:
     while ends := (ring.keys() - set().union(*ring.values())) | {n for n, own in ring.items() if not own & ring.keys()}:
         ring = {name: others for name, others in ring.items() if name not in ends}
     assert {name: sorted(others & ring.keys()) for name, others in ring.items()} == {}
+
+
+def test_a_plan_is_computed_and_not_printed() -> None:
+    """It is shown by `report`, in a terminal and on a page, and in each with the same figures."""
+    printing = {"run.console", "run.progress", "report.pages.rows"}
+    assert [name for name, path in MODULES.items() if name.startswith("plan.") and printing & imports(path)] == []
 
 
 def test_no_file_imports_the_door() -> None:

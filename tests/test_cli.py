@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from energon_pack import cli
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
@@ -382,3 +383,17 @@ def test_plugins_of_others_are_not_heard(tmp_path: Path) -> None:
 
 def test_the_source_tree_is_the_one_that_runs() -> None:
     assert (ROOT / "energon_pack").samefile(Path(sys.modules["energon_pack"].__file__ or "").parent)
+
+
+@pytest.mark.parametrize("settings", [["source.path=/x/a"], ["packing=thd", "seed=1"], ["model.max_pixels=200704"]])
+def test_an_output_has_the_same_name_whether_defaults_are_composed_or_known(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Composing them is a tenth of a start; with another name a second run would pack everything again."""
+    names: list[str | None] = []
+    monkeypatch.setattr(cli, "_pack", lambda config, *_: names.append(config.output.name) or {})
+    run_here("+model=qwen2_5_vl", "stage=plan", *settings, cwd=tmp_path)
+    monkeypatch.setattr(cli, "_keeps_the_name", lambda _: False)
+    run_here("+model=qwen2_5_vl", "stage=plan", *settings, cwd=tmp_path)
+    assert names[0] == names[1]
+    assert names[0] is not None

@@ -11,7 +11,7 @@ from energon_pack.config import Mask, MediaIn, ModelConfig, Overlong, PackConfig
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.ordered import Part, members_of_parts
-from energon_pack.dataset.pack_sums import pack_sums
+from energon_pack.dataset.plan_counts import pack_sums
 from energon_pack.pack import pack
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import costs_of_packs
@@ -138,6 +138,6 @@ def test_every_reader_of_a_plan_knows_what_sounds_cost(run: Make, tmp_path: Path
     tokens = sum(sum(number) for (number,) in plan.columns("num_audio_tokens"))
     expected = 2.0 * tokens + 3.0 * 15  # 12 samples, of which each fourth has two sounds
     assert tokens > 100
-    assert pack_sums(plan, cost)[:, 1].sum() == expected
+    assert pack_sums(plan, cost).vision.sum() == expected
     items, sizes, _ = members_of_parts([Part("a", DatasetFolder(dataset), str(dataset), {})])
     assert costs_of_packs(items, packs_of(sizes), cost)[1].sum() == expected

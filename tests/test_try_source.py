@@ -1,13 +1,15 @@
 """A new user sees in seconds what a source holds, what would be lost, and what to type next."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from energon_pack.inspect.try_source import gains_of
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from support.running import command_here
 
 
@@ -34,6 +36,28 @@ def test_a_source_is_shown_from_its_form_to_the_next_command(demo: tuple[Path, P
         line.startswith(f"torchrun recipes/train_ddp.py packed/{named} --processor {processor}") for line in lines
     )
     assert not any(tmp_path.iterdir())
+
+
+def test_a_second_try_asks_no_processor(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `try` imported torch and transformers and measured anew: 8 s of a CPU."""
+    words = (demo[0], f"model.processor={demo[1]}", "executor.num_workers=1")
+    first = tried(tmp_path, *words)
+
+    def never(*_: object) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr("energon_pack.lengths.method.prepare_template", never)
+    monkeypatch.setattr("energon_pack.templates.processor.build", never)
+    monkeypatch.setattr("energon_pack.lengths.measure.measure", never)
+    second = tried(tmp_path, *words)
+    assert second.returncode == 0, second.stderr
+    assert without_times(second.stdout) == without_times(first.stdout)
+
+
+def without_times(shown: str) -> list[str]:
+    return [line for line in shown.splitlines() if not re.search(r"\d s\b", line)]
 
 
 def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp_path: Path) -> None:

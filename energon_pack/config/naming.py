@@ -14,6 +14,8 @@ from energon_pack.samples.settings import without_unset
 from energon_pack.templates.settings import Expand
 from energon_pack.version import VERSION
 
+#: nodes of the config that the bytes of a dataset depend on
+_CONTENT = "model", "media", "labels", "packing", "source", "output"
 #: Settings that change no byte of a dataset. `model.processor` is a place; the processor's content is in the
 #: fingerprint.
 _NOT_CONTENT = {
@@ -33,7 +35,7 @@ def content_settings(config: PackConfig) -> dict[str, dict[str, Any]]:
 
 def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the content settings of a config as report.json has it; see `content_settings`."""
-    nodes = {node: values[node] for node in ("model", "media", "labels", "packing", "source", "output")}
+    nodes = {node: values[node] for node in _CONTENT}
     nodes["plan"] = {"seed": values["seed"]}
     if nodes["packing"]["overlong"] == Overlong.auto.value:  # it writes the same bytes as overlong=drop
         nodes["packing"] = {**nodes["packing"], "overlong": Overlong.drop.value}
@@ -87,6 +89,13 @@ def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequen
     """
     content = json.dumps([VERSION, settings, key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def is_named(key: str) -> bool:
+    """Say whether a setting changes the hash in `output_name`."""
+    node, _, name = key.partition(".")
+    is_content = node == "seed" or (node in _CONTENT and name.partition(".")[0] not in _NOT_CONTENT.get(node, ()))
+    return is_content and key not in _IN_NAME
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:

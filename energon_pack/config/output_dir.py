@@ -9,7 +9,7 @@ from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
-from energon_pack.dataset.losses import page_beside
+from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
 from energon_pack.run.stores import parent
 from energon_pack.sources.storage import path_in

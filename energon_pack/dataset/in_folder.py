@@ -24,7 +24,7 @@ from pathlib import Path
 
 from energon_pack.dataset.destination import Destination, PlanMissing, another_run
 from energon_pack.dataset.files import PAGE, PLAN
-from energon_pack.dataset.losses import kept_ledger, page_beside
+from energon_pack.dataset.lost_samples import kept_ledger, page_beside
 from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
 from energon_pack.errors import PackError, sized
 from energon_pack.run.files import sync_file_system, write_whole

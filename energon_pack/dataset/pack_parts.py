@@ -26,11 +26,7 @@ class PackParts:
     """The packs of a dataset in the order of its plan."""
 
     def __init__(self, folder: DatasetFolder, shards: DatasetFolder | None = None):
-        """List the shards.
-
-        Args:
-            shards: the folder that they are in, if it is another.
-        """
+        """List the shards; they may lie in another folder than the metadata."""
         self.folder, self._shards = folder, shards or folder
         self._opened: dict[str, File] = {}
         #: the media that packs refer to
@@ -110,6 +106,10 @@ class PackParts:
         with suppress(OSError):
             return sum(1 for _ in packs_in(TarScan(self._file(name))))
         return 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without open files."""
+        return {**vars(self), "_opened": {}, "media": DatasetMedia(self.folder.path)}
 
     def __enter__(self: _Here) -> _Here:
         return self

@@ -9,11 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import PlanFile
+from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.dataset.plan_rows import OPTIONAL
 from energon_pack.plan.items import Items
+from energon_pack.plan.made import packs_of
+from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.trees import with_own_counts
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_TYPES
+from energon_pack.steps.cost import CostModel
 
 _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tokens", "parts")
 
@@ -30,6 +34,18 @@ def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
     with plan.opened() as file:
         optional = [name for name in OPTIONAL if name in file.schema_arrow.names]
     yield from plan.tables(*_COLUMNS, *optional, *more)
+
+
+def pack_sums(plan: PlanFile, cost: CostModel) -> PackSums:
+    """Return the sums over the members of each pack in a written plan."""
+    sums = [sums_of(items_of(table), packs_of(sizes_of(table)), cost) for table in tables_with_counts(plan)]
+    return PackSums(*map(np.concatenate, zip(*sums, strict=True)))
+
+
+def sums_of(items: Items, packs: PackPlan, cost: CostModel) -> PackSums:
+    """Return the sums over the members of each pack in a plan."""
+    lm, vision = costs_of_packs(items, packs, cost)
+    return PackSums(lm, vision, packs.per_pack(items.lens), packs.per_pack(items.num_supervised))
 
 
 def sizes_of(table: pa.Table) -> Ints:

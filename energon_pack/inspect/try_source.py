@@ -7,6 +7,7 @@ Some thousand samples are measured, spread over the source. Nothing is published
 
 import argparse
 import math
+import os
 import re
 import shlex
 import tempfile
@@ -17,13 +18,13 @@ import numpy as np
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.losses import dropped
+from energon_pack.dataset.lost_samples import dropped
 from energon_pack.dataset.plan_file import ledger
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect.source import index_shard, look, template_of
+from energon_pack.inspect.source import index_shard, look
 from energon_pack.lengths.index import IndexedShard, every
-from energon_pack.plan.compare_lens import Choice, try_lens
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.pack_lengths import Choice, try_lengths
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.plan.settings import CUTTING
@@ -34,6 +35,7 @@ from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
+from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.described import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
@@ -43,7 +45,8 @@ from energon_pack.stages import measuring
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
-from energon_pack.templates.processor import folder_of
+from energon_pack.templates.processor import folder_of, load_saved
+from energon_pack.templates.template import Template
 
 _MOST_FILES = 64
 _MOST_SAMPLES = 10_000
@@ -69,13 +72,23 @@ def main() -> int:
     given = _arguments()
     config = compose_config(given.overrides)
     with tempfile.TemporaryDirectory(prefix="energon_pack_try_") as folder:
-        cache_dir = config.cache_dir or folder
+        cache_dir = config.cache_dir or _kept() or folder
         output = replace(config.output, dir=folder, name="try")
         source = replace(config.source, path=given.path)
         config = replace(config, output=output, source=source, cache_dir=cache_dir)
         with executor_of(config.executor) as executor:
             _try(begin_run(config, executor, Progress(_STAGES)), given)
     return 0
+
+
+def _kept() -> str | None:
+    """Return the user's cache, for the next `try` of the same processor and files; None: it can't be written."""
+    folder = user_folder("try", "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
 
 
 def _try(run: PackRun, given: argparse.Namespace) -> None:
@@ -89,8 +102,13 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
     indexed = every(step, indexed) if step > 1 else indexed
-    _show_samples(config, source, indexed)
-    measured = measuring.measure_source(run, indexed, measuring.prepare_method(run))
+    try:
+        method = measuring.prepare_method(run)
+    except PackError as error:  # samples are shown without a processor, too
+        _show_samples(config, source, indexed, None, f"no tokens: {error}")
+        raise
+    _show_samples(config, source, indexed, load_saved(method.template_folder))
+    measured = measuring.measure_source(run, indexed, method)
     lengths = measured.lengths
     print_heading("── what would be lost")
     _print_losses(config, lengths)
@@ -103,7 +121,7 @@ def _try(run: PackRun, given: argparse.Namespace) -> None:
     if share < 1:
         say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
     positions = most_positions(folder_of(measured.method.template_folder))
-    choices = try_lens(lengths, config.packing, config.report.lens, positions)
+    choices = try_lengths(lengths, config.packing, config.report.lens, positions)
     print_choices(replace(choices, lens=[row.scaled(1 / share) for row in choices.lens]))
     chosen = _chosen(choices.lens)
     if chosen is None:
@@ -123,13 +141,18 @@ def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
-def _show_samples(config: PackConfig, source: Source, indexed: Sequence[IndexedShard]) -> None:
+def _show_samples(
+    config: PackConfig,
+    source: Source,
+    indexed: Sequence[IndexedShard],
+    template: Template | None,
+    note: str | None = None,
+) -> None:
     """Print some samples of the smallest file as training gets them."""
     shard = min((item.shard for item in indexed if item.num_rows), key=lambda shard: shard.size)
     rows = index_shard(source, shard).rows
-    template, missing = template_of(config)
     print_heading("── as they are trained: what counts is green, or «so»")
-    print_blocks([Line(missing, "bad")] if missing else [])
+    print_blocks([Line(note, "bad")] if note else [])
     with Reader() as reader:
         for number in range(min(_SHOWN, len(rows))):
             row = rows[number * len(rows) // min(_SHOWN, len(rows))]

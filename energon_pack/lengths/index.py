@@ -129,11 +129,17 @@ def every(step: int, indexed: Sequence[IndexedShard]) -> list[IndexedShard]:
 
 
 def first_samples(indexed: list[IndexedShard], limit: int | None) -> list[IndexedShard]:
-    """Return the shards that hold the first `limit` samples."""
+    """Return the first `limit` samples; None: all. Their lengths are kept as those of the whole shard are."""
     if limit is None:
         return indexed
-    before = accumulate((item.num_samples for item in indexed), initial=0)
-    return [item for item, count in zip(indexed, before, strict=False) if count < limit]
+    first = list[IndexedShard]()
+    for item in indexed:
+        if limit <= 0:
+            break
+        rows = np.arange(item.num_rows) if item.rows is None else item.rows
+        first.append(item if len(rows) <= limit else replace(item, rows=rows[:limit]))
+        limit -= len(rows)
+    return first
 
 
 def _index_some(job: tuple[Path, int, list[Shard], list[str]]) -> tuple[int, int, list[Path]]:

@@ -13,9 +13,9 @@ from energon_pack.dataset.energon import made_of
 from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
-from energon_pack.online.indexed import Indexed, write_index
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import Samples
+from energon_pack.online.rows import IndexedRow, Rows, write_index
+from energon_pack.online.samples import IndexedInFiles, Samples
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -136,16 +136,15 @@ def _held(source: Any, config: PackConfig) -> Samples:
     return Given(source, config.source.reading, config.source.media_root, config.source.limit)
 
 
-def _indexed(run: PackRun) -> Indexed:
+def _indexed(run: PackRun) -> Samples:
     """Return the samples that `source.*` draws from files."""
     config = run.config
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")
     config.packing.check_in_training()
-    limit = config.source.limit
-    indexed = first_samples(index_source(run), limit)
-    depends = [[item.key, *item.how_drawn] for item in indexed]
-    identity = hashlib.sha256(json.dumps([depends, limit], sort_keys=True).encode()).hexdigest()[:24]
+    indexed = first_samples(index_source(run), config.source.limit)
+    depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
+    identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda made: write_index(made / _ROWS, indexed, limit))
-    return Indexed([item.shard for item in indexed], config.source.reading, folder / _ROWS)
+    make_once(folder, lambda made: write_index(made / _ROWS, indexed))
+    return IndexedInFiles([item.shard for item in indexed], config.source.reading, Rows(folder / _ROWS, IndexedRow))

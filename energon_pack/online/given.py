@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from PIL import Image
 
 from energon_pack.errors import PackError
-from energon_pack.online.rows import ItemRow
 from energon_pack.samples.conversation import place
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.frame_lists import list_settings
@@ -190,21 +189,6 @@ def _named(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # datasets and decoders raise anything
         raise PackError(f"{name}: {type(error).__name__}: {error}") from error
-
-
-class GivenRows:
-    """Measured samples of a map-style dataset; a sample's key is its number."""
-
-    def __init__(self, given: Given):
-        self._given = given
-
-    def member(self, row: ItemRow) -> MemberInput:
-        """Return a measured sample with its media; raises Skip if it can't be read any more."""
-        return self._given.member(int(row.key), row.token_len)
-
-    def sample_id(self, row: ItemRow) -> str:
-        """Return the id that the ledger uses."""
-        return self._given.sample_id(int(row.key))
 
 
 def undecoded(dataset: Any) -> Any:

@@ -19,14 +19,14 @@ from energon_pack.config.compose import config_of
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
-from energon_pack.dataset.losses import dropped, losses
+from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.measure import without_wrong_shortcut
-from energon_pack.online.given import Given, GivenRows, MapStyle
+from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.measure import measure_given
-from energon_pack.online.rows import write_rows
-from energon_pack.online.stored import Stored
+from energon_pack.online.rows import MeasuredItem, Rows, write_measured
+from energon_pack.online.samples import MeasuredGiven, MeasuredInFiles, Members
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
@@ -44,7 +44,7 @@ from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 Result = TypeVar("Result")
-ROWS = "rows.arrow"
+_ROWS = "rows.arrow"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Prepared:
 
     config: PackConfig
     planned: Planned
-    members: Stored | GivenRows
+    samples: Members
     folder: Path
     micro_batches: int  # `packing.topology.micro_batches`
 
@@ -69,20 +69,20 @@ class Prepared:
         return load_saved(self.planned.method.template_folder)
 
 
-def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
+def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
     """Index, measure and plan whatever is not in the cache yet.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
 
     Args:
-        given: a config, or overrides as on the command line.
+        settings: a config, or overrides as on the command line.
         conversations: a dataset in place of `source.path`.
         fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
 
     Raises:
         PackError: the errors of packing; no sample is left to pack; more samples are lost than `max_skipped`.
     """
-    config = config_of(given)
+    config = config_of(settings)
     source, packing = config.source, config.packing
     if conversations is not None and packing.overlong in CUTTING:
         raise PackError(f"packing.overlong={packing.overlong.value}: only samples in files are cut, not conversations")
@@ -103,29 +103,30 @@ def prepare(given: PackConfig | Sequence[str], conversations: MapStyle | None, f
     else:
         run = in_memory(config, executor)
         run = run if known else replace(run, cache_dir=_for_this_process())
+    given = None if conversations is None else Given(conversations, source.reading, source.media_root, source.limit)
     with one_of_machine(run.cache()), executor:
         indexed = index_source(run)
         method = prepare_method(run)
-        if conversations is None:
+        if given is None:
             measured = measure_source(run, indexed, method)
-            members: Stored | GivenRows = Stored([item.shard for item in indexed], method.read)
         else:
-            samples = Given(conversations, source.reading, source.media_root)
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
                 shard, method = without_wrong_shortcut(
-                    lambda method: measure_given(samples, known or "once", method, run, num_workers), method
+                    lambda method: measure_given(given, known or "once", method, run, num_workers), method
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
-                lengths = Lengths([shard], source.limit, flavor, shares, config.seed, untrained=config.labels.untrained)
-            measured, members = Measured(lengths, method, len(samples), 0), GivenRows(samples)
+                lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
+            measured = Measured(lengths, method, len(conversations), 0)  # type: ignore[arg-type]
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
             make_once(folder / "once", lambda made: _write(made, planned, config))
-    if why := losses(planned.report, config.max_skipped) or dropped(planned.report, packing):
-        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, conversations is not None, known)}")
-    return Prepared(config, planned, members, folder, packing.topology.micro_batches)
+    if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
+        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, given is not None, known)}")
+    shards, rows = [item.shard for item in indexed], Rows(folder / "once" / _ROWS, MeasuredItem)
+    samples = MeasuredInFiles(shards, planned.method.read, rows) if given is None else MeasuredGiven(given, rows)
+    return Prepared(config, planned, samples, folder, packing.topology.micro_batches)
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
@@ -167,7 +168,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
 
 
 def _write(folder: Path, planned: Planned, config: PackConfig) -> None:
-    write_rows(folder / ROWS, planned.lengths)
+    write_measured(folder / _ROWS, planned.lengths)
     write_ledger(folder / LEDGER, planned.lengths, planned.plan, config.packing)
 
 

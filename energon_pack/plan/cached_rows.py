@@ -26,7 +26,6 @@ class CachedRows:
         """Return the shard and the columns of the chosen rows of a chunk."""
         if self.rows is not None:
             table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
-        numbers, table = numbers[: self.num], table.slice(0, self.num)
         return numbers, table if self.copies is None else _as_drawn(table, self.copies)
 
 

@@ -111,7 +111,6 @@ class Lengths:
     """The samples of a run, in the order of the source, then the parts of samples that were cut.
 
     Args:
-        limit: take only the first so many of the samples.
         flavor: the flavor of the packs.
         shares: the shares of the splits.
         seed: decides which sample is in which split.
@@ -126,7 +125,6 @@ class Lengths:
     def __init__(
         self,
         measured: Sequence[MeasuredShard],
-        limit: int | None = None,
         flavor: PackedFlavor = DEFAULT,
         shares: Sequence[float] = (1.0,),
         seed: int = 0,
@@ -163,7 +161,7 @@ class Lengths:
         self.scratch = scratch
         self._columns = self._new_columns()
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
-            self._add_samples(chunk, limit)
+            self._add(chunk, None, self._read(chunk, self._is_split), is_sample=True)
         self.num_samples = self._num_items
         #: whether each sample is packed as its parts
         self.is_cut = scratch.zeros(self.num_samples, np.bool_)
@@ -216,7 +214,7 @@ class Lengths:
                     some = np.concatenate((np.where(cut.is_cut[block] | is_out[block], 0, some[:here]), some[here:]))
                 cut._append(name, some)
         for chunk, rows, _ in added:
-            cut._add(chunk, rows, len(rows), cut._read(chunk, cut._is_split))
+            cut._add(chunk, rows, cut._read(chunk, cut._is_split))
         cut.whole_of_part = np.concatenate([self.whole_of_part, *(whole for *_, whole in added)])
         cut._join()
         return cut
@@ -277,7 +275,7 @@ class Lengths:
                 drawn.is_cut[sample] = self.is_cut[here][taken] & ~is_out
                 drawn.cut_off[sample] = self.cut_off[here][taken]
                 drawn.sample_lens[sample] = np.where(is_out, 0, self.sample_lens[here][taken])
-            base = np.arange(rows.num) if rows.rows is None else rows.rows[: rows.num]
+            base = np.arange(rows.num) if rows.rows is None else rows.rows
             drawn._rows.append(
                 CachedRows(rows.chunk, base[taken], drawn._num_items, len(taken), np.where(is_out, -1, copies))
             )
@@ -378,12 +376,8 @@ class Lengths:
         numbers, table = rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
         return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
 
-    def _add_samples(self, chunk: Chunk, limit: int | None) -> None:
-        table = self._read(chunk, self._is_split)
-        num = table.num_rows if limit is None else min(table.num_rows, max(0, limit - self._num_items))
-        self._add(chunk, None, num, table, is_sample=True)
-
-    def _add(self, chunk: Chunk, rows: Ints | None, num: int, table: pa.Table, is_sample: bool = False) -> None:
+    def _add(self, chunk: Chunk, rows: Ints | None, table: pa.Table, is_sample: bool = False) -> None:
+        num = table.num_rows if rows is None else len(rows)
         if not num:
             return
         mine = CachedRows(chunk, rows, self._num_items, num)

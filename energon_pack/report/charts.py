@@ -5,16 +5,16 @@ from typing import Any
 
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import does, recommended
 from energon_pack.report.pages.html import Html, clipped, section, table, tag
 from energon_pack.report.pages.svg import Mark, curves, histogram, short
 from energon_pack.report.printed import length_rows
 from energon_pack.report.shapes import Histogram
+from energon_pack.report.which_length import does, recommended
 
 _FEW = 4  # up to so many packs are shown in a table, not in a chart
 
 
-def token_lens(figures: Figures) -> Html:
+def sample_lengths(figures: Figures) -> Html:
     """Draw how long samples are, by medium."""
     source, most = figures.source, figures.max_token_len
     asks = "How long are samples, and where does the pack length cut?"
@@ -38,7 +38,7 @@ def token_lens(figures: Figures) -> Html:
     return section(asks, chart, table(header, rows), says=says, name="token lengths")
 
 
-def other_lens(figures: Figures) -> Html:
+def pack_lengths(figures: Figures) -> Html:
     """Draw the share of tokens that other pack lengths would drop, and how full their packs would be."""
     asks, name = "Which packing.max_token_len to take?", "which length"
     tries, chosen = figures.tries, figures.max_token_len

@@ -218,7 +218,7 @@ def images(figures: Figures) -> Iterator[Remark]:
         why = "the model is shown nothing of their media"
         knob = "model.processor, media=…"
         what = f"{amount(num, 'sample')} with media {'has' if num == 1 else 'have'} no visual token"
-        yield Remark(Grade.wrong, what, why, knob, changes_lens=True)
+        yield Remark(Grade.wrong, what, why, knob, changes_lengths=True)
     images = figures.source.images
     if images is None or images.most <= 1.5 * images.least:
         return
@@ -230,7 +230,7 @@ def images(figures: Figures) -> Iterator[Remark]:
             "details are lost for the model"
             + (": of so few tokens no text can be read" if images.most <= _FEW_TOKENS else ""),
             "a larger model.max_pixels, or none; media.image",
-            changes_lens=True,
+            changes_lengths=True,
         )
     if images.at_least > _AT_BOUND * images.samples:
         yield Remark(
@@ -239,7 +239,7 @@ def images(figures: Figures) -> Iterator[Remark]:
             f" have, {images.least:,}",
             "the images are tiny, or were shrunk on the way",
             "model.min_pixels, media.image, the source's images",
-            changes_lens=True,
+            changes_lengths=True,
         )
 
 

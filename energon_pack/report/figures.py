@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.dataset.losses import dropped, keeps_more
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.dataset.lost_samples import dropped, keeps_more
 from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig

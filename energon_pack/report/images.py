@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.report.lens import MOST_DROPPED
+from energon_pack.report.which_length import MOST_DROPPED
 from energon_pack.run.scratch import blocks
 from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
 from energon_pack.samples.media.medium import Media

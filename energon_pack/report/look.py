@@ -61,10 +61,11 @@ def _sections(job: LookJob) -> Iterator[Html]:
     first = next(iter(job.packs), None)
     shards = None if job.stored is None else DatasetFolder(job.stored)
     with Packs(folder, flavor_written(job.flavor), shards) as packs:
-        for number, why in job.packs.items():
-            found = packs[number]
-            key = found.pack.files.key
+        chosen = {number: packs[number] for number in job.packs}
+        rows = plan.members({found.pack.files.key for found in chosen.values()})
+        for number, found in chosen.items():
             place = Place(number, len(packs), found.shard, job.max_token_len)
-            rows = plan.members({key}).get(key)
-            view = pack_view(found.file, found.pack, place, rows, vocabulary, _THUMBNAILS, found.defects, _MEMBERS)
-            yield details(f"Pack {number:,}: {why}", pack_section(view, _CHARS, _MEMBERS), is_open=number == first)
+            members = rows.get(found.pack.files.key)
+            view = pack_view(found.file, found.pack, place, members, vocabulary, _THUMBNAILS, found.defects, _MEMBERS)
+            shown = pack_section(view, _CHARS, _MEMBERS)
+            yield details(f"Pack {number:,}: {job.packs[number]}", shown, is_open=number == first)

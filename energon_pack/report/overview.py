@@ -7,13 +7,13 @@ from energon_pack.config import PackConfig, plain
 from energon_pack.dataset.files import at
 from energon_pack.plan.report import Report
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import does, recommended
 from energon_pack.report.pages.html import Html, clipped, section, table, tag
 from energon_pack.report.pages.svg import short
 from energon_pack.report.plan_rules import smaller_media
 from energon_pack.report.printed import expanded_line, media_rows, shared_line
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import CHECKED
+from energon_pack.report.which_length import does, recommended
 
 _FOLDERS, _NAME, _VALUE = 20, 120, 60  # rows, characters
 _LARGE = 10_000_000  # a larger number is shortened
@@ -65,7 +65,7 @@ def length(figures: Figures, found: Sequence[Remark] = ()) -> Html | None:
     if best is None:
         return None
     link = tag("a", "which length", href="#which-length")
-    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lens for it in found) else ""
+    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in found) else ""
     own = next((choice for choice in figures.tries.choices if choice.max_token_len == mine), None)
     if own and does(own):
         said = f" is right: it drops {own.dropped_tokens_share:.2%} of the tokens and fills {own.fill:.2%} of its packs"

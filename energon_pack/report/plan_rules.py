@@ -7,9 +7,9 @@ from energon_pack.errors import amount
 from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
-from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.pages.svg import short
 from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.report.which_length import MOST_DROPPED, recommended
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 

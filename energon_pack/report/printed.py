@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import amount
-from energon_pack.plan.compare_lens import Choice, Choices
 from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.items import NOTES
+from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run.console import console, say

@@ -22,7 +22,7 @@ class Remark:
     what: str  # what stands out, with its number
     why: str
     knob: str
-    changes_lens: bool = False  # the remedy makes samples longer or shorter
+    changes_lengths: bool = False  # the remedy makes samples longer or shorter
 
 
 def part(number: int, of: int, medium: str = "") -> str:

@@ -10,21 +10,21 @@ import numpy as np
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.lengths.method import Method
-from energon_pack.plan.compare_lens import Choice
 from energon_pack.plan.items import Lengths
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
 from energon_pack.report.grid import PackGrid, grid_of
 from energon_pack.report.images import smaller_images
 from energon_pack.report.left_out import LeftOut, drawn, left_out_pictures
-from energon_pack.report.lens import job_of, num_tried, try_some
 from energon_pack.report.look import LookJob, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
 from energon_pack.report.views.view import Medium
+from energon_pack.report.which_length import job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.steps.cost import CostModel, most_positions

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import RunFacts
-from energon_pack.report.lens import MOST_DROPPED, recommended
 from energon_pack.report.sweep_folder import jobs_of
+from energon_pack.report.which_length import MOST_DROPPED, recommended
 
 #: fields of report.json that describe the run, not the packs
 _OF_THE_RUN = {field.name for field in fields(RunFacts)}

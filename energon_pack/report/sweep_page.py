@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
-from energon_pack.report.lens import RULE
 from energon_pack.report.pages.html import Html, clipped, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
 from energon_pack.report.pages.svg import curves, dots, short
 from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
+from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
 

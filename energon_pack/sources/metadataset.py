@@ -85,16 +85,9 @@ def _of_item(
     part = str(item.get("split_part") or split)
     inside = object_in(place)
     if inside is None or not _is_metadataset(inside):
+        weight, epochs = (factor, None) if has_weights else (None, factor)
         settings = {"split": None if os.path.isfile(place) else part}
-        yield Entry(
-            stem_of(place),
-            place,
-            factor if has_weights else None,
-            None if has_weights else factor,
-            None,
-            settings,
-            weight_of="samples",
-        )
+        yield Entry(stem_of(place), place, weight, epochs, settings=settings, weight_of="samples")
         return
     for entry in _entries(place, inside, part, depth + 1):
         if (entry.weight is not None) != has_weights:

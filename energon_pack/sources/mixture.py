@@ -39,9 +39,9 @@ class Entry:
     #: how often each sample comes; None: `weight` is set
     epochs: float | None
     #: take only so many of its samples, drawn at random; None: all
-    max_samples: int | None
+    max_samples: int | None = None
     #: settings of `source` for this entry
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     #: from 1: its packs come after the packs of all earlier phases
     phase: int = 1
     #: settings of its samples, as `own.own_settings` reads them

@@ -59,16 +59,16 @@ def prepare_method(run: PackRun) -> Method:
 
 def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) -> Measured:
     """Measure the drawn samples, and the samples that `labels.expand` makes of them."""
-    config, source, limit = run.config, run.source, run.config.source.limit
+    config, source = run.config, run.source
     with run.timed("lengths"):
-        first = first_samples(indexed, limit)
+        first = first_samples(indexed, config.source.limit)
         flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
 
         def lengths_by(method: Method) -> Lengths:
             measured = measure_shards(first, method, run)
             scratch = Scratch(run.cache())
             lengths = Lengths(
-                measured, limit, flavor, shares, config.seed, scratch, method.with_beginnings,
+                measured, flavor, shares, config.seed, scratch, method.with_beginnings,
                 config.labels.untrained,
             )  # fmt: skip
             return expand(lengths, config.labels, method, run)

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.files import PAGE
-from energon_pack.dataset.losses import bad_data, foresee, kept_ledger, page_beside, refuse_losses
+from energon_pack.dataset.lost_samples import bad_data, foresee, kept_ledger, page_beside, refuse_losses
 from energon_pack.dataset.plan_file import entries_of, ledger
 from energon_pack.errors import SamplesLost
-from energon_pack.plan.compare_lens import try_lens
+from energon_pack.plan.pack_lengths import try_lengths
 from energon_pack.plan.packs import no_plan
 from energon_pack.plan.report import Report
 from energon_pack.report.printed import print_choices
@@ -25,7 +25,7 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
     """Show what each pack length would drop: the end of `stage=lengths`."""
     config = run.config
     with run.timed("plan"):
-        choices = try_lens(measured.lengths, config.packing, config.report.lens, page.most_positions)
+        choices = try_lengths(measured.lengths, config.packing, config.report.lens, page.most_positions)
         page.add_choices(choices.lens)
     print_choices(choices)
     why_not = bad_data(choices, config.max_skipped)

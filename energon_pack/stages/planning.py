@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
-from energon_pack.dataset.losses import dropped, losses
+from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
@@ -71,7 +71,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
 
 def why_unpublished(run: PackRun, report: Report) -> str | None:
     """Return why nothing is published, or None; `stage=plan` and sweeps accept a plan that drops much."""
-    why = losses(report, run.config.max_skipped)
+    why = lost_too_much(report, run.config.max_skipped)
     return why or (dropped(report, run.config.packing) if publishes(run.config) else None)
 
 

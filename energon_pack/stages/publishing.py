@@ -15,7 +15,7 @@ from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.finished import refuse_changed
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, REPORT, hash_of
-from energon_pack.dataset.pack_sums import pack_sums, to_bytes
+from energon_pack.dataset.plan_counts import pack_sums
 from energon_pack.dataset.plan_file import entries_of
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError, amount
@@ -50,7 +50,7 @@ def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], fo
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     write_inputs(folder, method.template_folder)
     sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
-    write_whole(folder / META_FOLDER / PACKS, to_bytes(sums))
+    write_whole(folder / META_FOLDER / PACKS, sums.to_bytes())
     manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED}
     write_metadata(folder, written, planned.lengths.flavor, yaml, sqlite, manifest, output.sample_type)
 

@@ -29,7 +29,7 @@ from energon_pack.config.output_dir import page_of
 from energon_pack.dataset.destination import Destination, PlanMissing
 from energon_pack.dataset.files import PLAN
 from energon_pack.dataset.in_folder import ABOUT, JOBS
-from energon_pack.dataset.losses import foresee
+from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
 from energon_pack.errors import PackError, amount

@@ -4,7 +4,8 @@
 
 A stream is endless: packs on disk, packs planned while loading, batches of like lengths, or draws from a dataset.
 Rank r's t-th turn is number t · ranks + r of those left, so that in each turn all ranks together take a row of
-neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads.
+neighbours. A rank's workers share its turns round-robin; their number changes only which worker reads. `Stream` says
+which pack on disk a number is.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,8 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from energon_pack.errors import PackError, one_line
-from energon_pack.steps.topology import Topology
+from energon_pack.run.recent import Recent
+from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.steps.topology import Topology, stream
+
+_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
 
 #: state of one rank: `position` is a Position as `dataclasses.asdict` gives it, `batches` how many the rank had
 State = Mapping[str, Any]
@@ -181,3 +188,46 @@ def reading(method: str) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:  # RuntimeError: torch
         raise ValueError(f"a state that is damaged, or that {method} did not give: {one_line(error)}") from None
+
+
+class Stream:
+    """The packs of a dataset, epoch after epoch.
+
+    Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
+    next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
+
+    Args:
+        reorders: each later epoch has its units in another order, the same for all readers.
+    """
+
+    def __init__(self, num: int, topology: Topology, reorders: bool = False):
+        self.num, self.topology = num, topology
+        self._stream = stream(num, topology)
+        self._orders: Recent[int, Ints] | None = Recent(2) if reorders else None
+        self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
+
+    def index(self, position: int) -> int:
+        """Return the number on disk of the pack at a position of the stream."""
+        epoch, place = divmod(position, self.num)
+        filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0
+        if place < filled:
+            place += self._body
+        elif place < filled + self._body:
+            place = self._in_epoch(epoch, place - filled)
+        return int(self._stream[place])
+
+    def _in_epoch(self, epoch: int, place: int) -> int:
+        if not epoch or self._orders is None:
+            return place
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self._orders.put(epoch, order_of_epoch(self._body // self.topology.unit, epoch))
+        unit, offset = divmod(place, self.topology.unit)
+        return int(order[unit]) * self.topology.unit + offset
+
+
+def order_of_epoch(num: int, epoch: int) -> Ints:
+    """Put the units of a later epoch in another order: shuffle blocks of units, and the units within each block."""
+    block = np.arange(num) // _BLOCK
+    of_block = random_keys(num // _BLOCK + 1, epoch, 40)[block]
+    return np.lexsort((random_keys(num, epoch, 41), of_block))

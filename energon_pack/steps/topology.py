@@ -3,8 +3,8 @@
     packs on disk ──split to global workers──► a stretch each ──ranks take from their workers by turns──► steps
 
 The packs of one global step lie in as many stretches as there are ranks, so a plan with even steps has to put packs
-there: `stream` returns which pack on disk is the p-th that is read, `Stream` does so for all epochs. Without shuffling,
-the loader's order depends only on the number of packs, ranks and workers.
+there: `stream` returns which pack on disk is the p-th that is read. Without shuffling, the loader's order depends only
+on the number of packs, ranks and workers.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.run.recent import Recent
-from energon_pack.run.seeded import Ints, random_keys
-
-_BLOCK = 64  # steps that stay together, so that a stretch of them is still like the whole
+from energon_pack.run.seeded import Ints
 
 
 @dataclass
@@ -111,46 +108,3 @@ def stream(num: int, topology: Topology) -> Ints:
     rows = starts[turn][None, :] + np.arange(whole)[:, None]
     has_more = turn[sizes[turn] > whole]
     return np.concatenate((rows.ravel(), starts[has_more] + whole))
-
-
-class Stream:
-    """The packs of a dataset, epoch after epoch.
-
-    Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
-    next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
-
-    Args:
-        reorders: each later epoch has its units in another order, the same for all readers.
-    """
-
-    def __init__(self, num: int, topology: Topology, reorders: bool = False):
-        self.num, self.topology = num, topology
-        self._stream = stream(num, topology)
-        self._orders: Recent[int, Ints] | None = Recent(2) if reorders else None
-        self._body = max(0, num // topology.unit - 1) * topology.unit if num % topology.unit else num
-
-    def index(self, position: int) -> int:
-        """Return the number on disk of the pack at a position of the stream."""
-        epoch, place = divmod(position, self.num)
-        filled = -epoch * self.num % self.topology.unit if 0 < self._body < self.num else 0
-        if place < filled:
-            place += self._body
-        elif place < filled + self._body:
-            place = self._in_epoch(epoch, place - filled)
-        return int(self._stream[place])
-
-    def _in_epoch(self, epoch: int, place: int) -> int:
-        if not epoch or self._orders is None:
-            return place
-        order = self._orders.get(epoch)
-        if order is None:
-            order = self._orders.put(epoch, order_of_epoch(self._body // self.topology.unit, epoch))
-        unit, offset = divmod(place, self.topology.unit)
-        return int(order[unit]) * self.topology.unit + offset
-
-
-def order_of_epoch(num: int, epoch: int) -> Ints:
-    """Put the units of a later epoch in another order: shuffle blocks of units, and the units within each block."""
-    block = np.arange(num) // _BLOCK
-    of_block = random_keys(num // _BLOCK + 1, epoch, 40)[block]
-    return np.lexsort((random_keys(num, epoch, 41), of_block))

@@ -1,20 +1,27 @@
-"""The methods that give packs to trainers with loaders of their own; your own loop needs none of their modules."""
+"""Packs as loaders and trainers take them: by number, from shards or made while loading; the latter also as a stream.
+
+(epoch, number) ──`_pack`──► its key and its members ──PackEncoder──► Pack ──collate──► a batch
+"""
 
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
 
+from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.errors import PackError
 from energon_pack.online.ranks import ranks_here
 from energon_pack.run.seeded import Ints
-from energon_pack.training.pack_encoder import PackEncoder
+from energon_pack.samples.member import MemberInput
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
     from energon_pack.trainers.loss import TokenMean
-
-_MISSING = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
 
 
 class ForTrainers:
@@ -44,18 +51,88 @@ class ForTrainers:
         return TokenMean(shifted=self.encoder.labels_shifted)
 
 
-class Numbered(ForTrainers):
-    """Packs that are read by number."""
+class PacksByNumber(ForTrainers, Dataset[Pack]):
+    """A map-style dataset of packs; an item is an encoded pack."""
 
+    #: packs of each rank in a step
     micro_batches: int
+    #: identifies these packs
+    fingerprint: str
+    _num_packs: int
+    _epoch: Any = 0  # of a number without one
 
     @abstractmethod
+    def _pack(self, epoch: int, number: int) -> tuple[str, Iterable[MemberInput | Unread]]:
+        """Return the key of a pack, and its members, not encoded."""
+
+    @abstractmethod
+    def _sums(self, epoch: int) -> PackSums:
+        """Return sums over the members of each pack of an epoch."""
+
     def __len__(self) -> int:
         """Number of packs in every epoch."""
+        return self._num_packs
 
-    @abstractmethod
+    def __getitem__(self, index: int | tuple[int, int]) -> Pack:
+        """Read and encode a pack.
+
+        Args:
+            index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
+
+        Raises:
+            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can; or the JSON can't be read.
+        """
+        if isinstance(index, list):
+            raise ValueError(
+                f"an index is {index!r}: LengthGroupedSampler deals batches: batch_sampler=…, not sampler=…"
+            )
+        epoch, number = index if isinstance(index, tuple) else (int(self._epoch), index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"pack {number} of {len(self)}")
+        number %= len(self)
+        key, members = self._pack(epoch, number)
+        pack = self.encoder.encode(key, members)
+        if pack is None:
+            raise BadPack(f"{key}: none of its {len([*self.members(epoch, number)])} members can be encoded")
+        return pack
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
+        """Return the packs of a batch, for torch's DataLoader.
+
+        Raises:
+            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
+        """
+        if isinstance(indices, tuple):
+            raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
+        return [self[index] for index in indices]
+
+    def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
+        """Read the members of a pack, without encoding them."""
+        yield from self._pack(epoch, number)[1]
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
+
+    def have_epoch(self, epoch: int) -> None:
+        """Plan an epoch before workers start that will read it."""
+
+    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return the costs by which `PackSampler` makes steps even.
+
+        Returns:
+            float64[2, num_packs], the cost of each pack in the language model and in the vision encoder;
+            int64[num_packs], its trained tokens.
+        """
+        lm, vision, _, trained = self._sums(epoch)
+        return np.stack([lm, vision]), trained.astype(np.int64)
+
     def lens(self, epoch: int = 0) -> Ints:
-        """The tokens of each pack of an epoch, int64[num_packs]."""
+        """The tokens of each pack of an epoch, int64[num_packs].
+
+        With `packing.max_members=1` these are the lengths of samples, for `LengthGroupedSampler`.
+        """
+        return self._sums(epoch).tokens.astype(np.int64)
 
     def as_dataset(self, epochs: int = 1, ranks: int | None = None, micro_batches: int | None = None) -> Any:
         """Return a `datasets.Dataset` whose rows name packs, in an order with even steps; `collator` reads them.
@@ -83,7 +160,7 @@ class Numbered(ForTrainers):
 
         if epochs < 1:
             raise PackError(f"epochs={epochs}: at least 1")
-        rows = _rows()
+        rows = import_rows()
         ranks = ranks_here()[1] if ranks is None else ranks
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)  # type: ignore[arg-type]
@@ -91,30 +168,13 @@ class Numbered(ForTrainers):
         return rows.PackRows.of(packs, lens[tuple(np.array(packs).T)])
 
 
-class Streamed(ForTrainers):
-    """Packs of a stream."""
-
-    @property
-    @abstractmethod
-    def place(self) -> tuple[int, int]:
-        """This rank, and the number of ranks."""
-
-    def as_dataset(self) -> Any:
-        """Return a `datasets.IterableDataset` of this rank's packs; `collator` reads its rows.
-
-        Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
-
-        Raises:
-            PackError: `datasets` is not installed.
-        """
-        return _rows().StreamRows(self, *self.place)
-
-
-def _rows() -> Any:
+def import_rows() -> Any:
+    """Return the module of rows that trainers take; raises PackError if `datasets` is not installed."""
     try:
         from energon_pack.trainers import rows
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
-        raise PackError(_MISSING) from None
+        what = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
+        raise PackError(what) from None
     return rows

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.dataset.contents import Pack, written_tokens
+from energon_pack.dataset.contents import Pack, sample_of, written_tokens
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.inputs import OtherTokenizer
 from energon_pack.dataset.manifest import processor_folder
-from energon_pack.dataset.members import sample_of
 from energon_pack.errors import one_line, short
 from energon_pack.packed_with import load_template
 from energon_pack.samples.bytes import Bytes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import PackConfig, Stage
@@ -36,11 +37,12 @@ from support.samples import chat, picture, write_tar
 def measure(demo: tuple[Path, Path], cache: Path, tmp_path: Path):  # type: ignore[no-untyped-def]
     folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
 
-    def measure(source: Path, settings: ReadSettings | None = None, num_workers: int = 1, keep: bool = False):  # type: ignore[no-untyped-def]
+    def measure(source: Path, settings: ReadSettings | None = None, **more: Any):  # type: ignore[no-untyped-def]
+        num_workers, keep, limit = more.get("num_workers", 1), more.get("keep", False), more.get("limit")
         with LocalExecutor(num_workers) as executor:
             run = Run(executor, Progress(quiet=True), tmp_path / "cache")
             indexed = index_shards(find_shards(str(source)).shards, keep, 0, run)
-            return measure_shards(indexed, Method(folder, settings or ReadSettings()), run)
+            return measure_shards(first_samples(indexed, limit), Method(folder, settings or ReadSettings()), run)
 
     return measure
 
@@ -153,12 +155,16 @@ def test_every_third_sample_is_counted_over_all_files() -> None:
     assert [item.how_drawn for item in (first, second, third)] == [(0, 3), (1, 3), (0.625, 0, 3)]
 
 
-def test_first_samples_takes_whole_shards(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    with LocalExecutor(1) as executor:
-        run = Run(executor, Progress(quiet=True), tmp_path)
-        indexed = index_shards(find_shards(str(demo[0])).shards, False, 0, run)
-    assert [item.num_samples for item in indexed] == [107, 107, 106]
-    assert [len(first_samples(indexed, limit)) for limit in (1, 107, 108, 320, None)] == [1, 1, 2, 3, 3]
+def test_the_first_samples_are_measured_alone_and_kept_for_all(measure, demo, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """`source.limit=1000` measured the whole of a file with a million samples."""
+    read, kept = [], []
+    for limit in (5, 7, 108, None, 5):
+        measured = measure(demo[0], limit=limit)
+        read.append([sum(piece.num_rows for piece in item.pieces) for item in measured])
+        files = (tmp_path / "cache" / "lengths").rglob("*.parquet")
+        kept.append(sum(pq.read_metadata(file).num_rows for file in files))
+    assert read == [[5], [7], [107, 1], [107, 107, 106], [5]]
+    assert kept == [5, 7, 108, 320, 320]
 
 
 def test_a_shard_written_anew_under_its_old_time_is_noticed(config: Callable[..., PackConfig], tmp_path: Path) -> None:

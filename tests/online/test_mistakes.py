@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from energon_pack.errors import SamplesLost
 from energon_pack.lazy import LazyPackedDataset
+from energon_pack.on_disk import PackedDataset
 from energon_pack.samplers import LengthGroupedSampler, PackSampler
 from energon_pack.streaming import StreamingPackedDataset
 from support.running import need_torchvision
@@ -59,8 +60,11 @@ def test_a_source_and_conversations(settings: list[str]) -> None:
         LazyPackedDataset([*settings, "source.path=/data"], HELD)
 
 
-def test_a_sampler_in_the_place_of_the_other(packs: Any) -> None:
+@pytest.mark.parametrize("where", ["in memory", "on disk"])
+def test_a_sampler_in_the_place_of_the_other(packs: Any, typed_demo: Path, where: str) -> None:
     """The pair of an epoch and a number was a batch of two packs, one of them in every batch."""
+    if where == "on disk":
+        packs = PackedDataset(typed_demo / "packed/demo-qwen2_5_vl-neat-8192")
     of_packs: Any = PackSampler(packs, 0, 1)
     with pytest.raises(ValueError, match=r"sampler=…, not batch_sampler=…"):
         next(iter(DataLoader(packs, batch_sampler=of_packs)))

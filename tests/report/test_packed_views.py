@@ -114,6 +114,22 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
     return pack_view(data, pack, Place(0, 1, "x.tar", 512), None, vocabulary, 8, defects)
 
 
+def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
+    """A page shows eight members of a pack; the headers of all its images, and all its text, were read for it."""
+    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+        found = packs[0]
+        place = Place(0, len(packs), found.shard)
+        first, *others = pack_view(found.file, found.pack, place, most_read=1).members
+        whole = pack_view(found.file, found.pack, place)
+    assert (first, bool(first.turns), len(others) > 1) == (whole.members[0], True, True)
+    assert [(member.turns, [medium.size for medium in member.media if medium.size]) for member in others] == [
+        ([], [])
+    ] * len(others)
+    assert [(member.token_len, member.media_type) for member in others] == [
+        (member.token_len, member.media_type) for member in whole.members[1:]
+    ]
+
+
 def tokens_of(value: Any, template: Template) -> bytes:
     """What packing writes of conversations with images of 56×56; of one that is none, that of any other."""
     made: list[MemberTokens] = []

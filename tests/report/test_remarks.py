@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures
 from energon_pack.report.data_rules import _HELP
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Tries

@@ -24,11 +24,11 @@ def test_both_show_each_cell(cells: list[list[str]], num_words: int) -> None:
 
 
 def test_no_number_is_folded() -> None:
-    """At 22 columns the path is folded, and `47,188` is whole; a header is folded between its words."""
+    """At 25 columns the name is folded, and `47,188` is whole; a header is folded between its words."""
     made = Rows(("file", "samples in"), [("a_long_name_of_a_file", "47,188")])
     narrow = Console(width=made.least_width)
     with narrow.capture() as shown:
-        narrow.print(made.to_terminal())
+        narrow.print(made.to_terminal(made.least_width))
     assert made.least_width == 16 + 2 + 7
     assert "47,188" in shown.get()
     assert max(map(len, shown.get().splitlines())) <= made.least_width

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_pack.steps.journal import Consumed, Journal, resume
-from energon_pack.steps.position import Position, Taken, taken_by
-from energon_pack.steps.topology import Stream, Topology
+from energon_pack.steps.position import Position, Stream, Taken, taken_by
+from energon_pack.steps.topology import Topology
 
 START = Position("10 packs")
 

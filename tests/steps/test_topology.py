@@ -14,7 +14,8 @@ from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.topology import Stream, Topology, sizes_of_stretches, stream
+from energon_pack.steps.position import Stream
+from energon_pack.steps.topology import Topology, sizes_of_stretches, stream
 from support.packed import demo_config, packed
 
 _SMALL = st.integers(1, 12)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from energon_pack.plan.compare_lens import Choice
+from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures, Report
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Source, Tries
 from energon_pack.report.shapes import Histogram

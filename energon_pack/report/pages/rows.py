@@ -1,14 +1,13 @@
 """A table as a value: a terminal and a page show the same rows.
 
-Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal() ─► a table of rich
-                                            └─ to_html() ─────► <table>
+Rows(("medium", "packs"), [("text", "6")]) ─┬─ to_terminal(width) ─► a table of rich
+                                            └─ to_html() ──────────► <table>
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import JustifyMethod
 from rich.table import Table
 
 from energon_pack.errors import printable
@@ -52,12 +51,15 @@ class Rows:
         cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
         return [tag("b", cell) for cell in cells] if number in self.strong else cells
 
-    def to_terminal(self) -> Table:
-        """Draw the table for a terminal; words are folded where it is narrow."""
-        drawn = Table(box=None, pad_edge=False, header_style="bold")
-        for number, (name, least) in enumerate(zip(self.header, self._least_widths(), strict=True)):
-            justify: JustifyMethod = "left" if number < self.num_words else "right"
-            drawn.add_column(printable(name), justify=justify, overflow="fold", min_width=least)
+    def to_terminal(self, width: int) -> Table:
+        """Draw the table for a terminal; where it is narrow, names of columns and words are folded."""
+        drawn, least = Table(box=None, pad_edge=False, header_style="bold"), self._widths(str.split)
+        is_wide = sum(self._widths(lambda name: [name])) + 2 * (len(self.header) - 1) <= width
+        for number, name in enumerate(self.header):
+            if number < self.num_words:
+                drawn.add_column(printable(name), overflow="fold")
+            else:
+                drawn.add_column(printable(name), justify="right", width=None if is_wide else least[number])
         for number, row in enumerate(self.texts):
             drawn.add_row(*row, style="bold" if number in self.strong else None)
         return drawn
@@ -70,20 +72,21 @@ class Rows:
     @property
     def least_width(self) -> int:
         """Return the characters that a terminal needs to show each number in one line."""
-        return sum(self._least_widths()) + 2 * (len(self.header) - 1)
+        widths = self._widths(str.split)
+        words = (min(width, _LEAST) for width in widths[: self.num_words])
+        return sum(words) + sum(widths[self.num_words :]) + 2 * (len(widths) - 1)
 
-    def _least_widths(self) -> list[int]:
-        """Return the characters of the longest number of each column, or of a word in its name."""
-        names = (max(map(len, name.split()), default=0) for name in self.header)
-        longest = [max([least, *map(len, cells)]) for least, *cells in zip(names, *self.texts, strict=True)]
-        return [min(width, _LEAST) for width in longest[: self.num_words]] + longest[self.num_words :]
+    def _widths(self, parts: Callable[[str], list[str]]) -> list[int]:
+        """Return the characters of the longest cell of each column, or of the longest part of its name."""
+        names = (max(map(len, parts(name)), default=0) for name in self.header)
+        return [max([name, *map(len, cells)]) for name, *cells in zip(names, *self.texts, strict=True)]
 
 
 def print_table(rows: Rows) -> None:
     """Print a table; if the terminal is too narrow for it, print each row in words: no number is cut."""
     out = console()
     if rows.least_width <= out.width:
-        out.print(rows.to_terminal())
+        out.print(rows.to_terminal(out.width))
         return
     for row in rows.texts:
         first, *others = (f"{name} {cell}".strip() for name, cell in zip(rows.header, row, strict=True) if cell)

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from energon_pack.dataset.contents import Pack, written_tokens
-from energon_pack.dataset.members import messages_of
+from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of
@@ -42,7 +41,7 @@ def pack_view(
     vocabulary: "Vocabulary | None" = None,
     max_thumbnails: int = 0,
     notes: Sequence[str] = (),
-    most_encoded: int | None = None,
+    most_read: int | None = None,
 ) -> PackView:
     """Build the view of a pack with all of its members.
 
@@ -52,7 +51,7 @@ def pack_view(
         vocabulary: of the tokenizer with which the pack was made; None: show no tokens.
         max_thumbnails: how many media get a picture.
         notes: faults of its JSON.
-        most_encoded: how many members are shown with their tokens, the first ones; None: all.
+        most_read: how many members' text and media are read, the first ones; of the others, the numbers. None: all.
     """
     if rows is not None and len(rows) != len(pack.ids):
         notes, rows = [*notes, f"the plan has {len(rows)} members of it"], None
@@ -67,9 +66,9 @@ def pack_view(
         notes = [*notes, "it holds no conversations (output.messages=false)"]
     members = []
     for index in range(num_members):
-        row = None if rows is None else rows[index]
-        view = _member(file, pack, index, row, max_thumbnails)
-        if vocabulary is not None and index < min(len(tokens), most_encoded or len(tokens)):
+        row, is_read = None if rows is None else rows[index], index < (most_read or num_members)
+        view = _member(file, pack, index, row, max_thumbnails, is_read)
+        if vocabulary is not None and is_read and index < len(tokens):
             view = _with_tokens(view, tokens[index], vocabulary)
         members.append(view)
         max_thumbnails -= sum(medium.data is not None for medium in view.media)
@@ -79,12 +78,12 @@ def pack_view(
     )  # fmt: skip
 
 
-def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int) -> MemberView:
+def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbnails: int, is_read: bool) -> MemberView:
     notes: list[str] = []
     names = pack.names[index] if index < len(pack.names) else []
     kinds = [pack.flavor.kind(name) or IMAGE.kind for name in names]
     media = [
-        _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails)
+        _medium(file, pack.parts.get(name), name, kind, number < max_thumbnails) if is_read else Medium(kind, name)
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
     ]
     view = MemberView(
@@ -98,7 +97,7 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
         shared_len=pack.shared_lens[index] if index < len(pack.shared_lens) else 0,
         num_shared_visual=0 if row is None else row.num_shared_visual_tokens,
     )
-    if pack.members is None:
+    if pack.members is None or not is_read:
         return view
     with _noting(notes):
         view.turns.extend(turns_of(messages_of(file, pack, index)))

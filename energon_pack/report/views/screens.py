@@ -58,7 +58,7 @@ def _more(number: int) -> str:
 
 
 def print_pack(view: PackView, full: bool = False) -> None:
-    """Print a pack: its facts, a bar of its content, its members, and their text.
+    """Print a pack: its facts, its members, and their text.
 
     Args:
         full: print all members and all of their text.

@@ -155,7 +155,9 @@ class Turns:
         rows = ((turn.role, tag("div", _folded(turn.text, each), class_="tokens")) for turn in self.turns)
         return table(("role", "text"), rows, num_words=2, class_="turns")
 
-    def to_terminal(self, most: int | None) -> Table:
+    def to_terminal(self, most: int | None) -> RenderableType:
+        if not self.turns:
+            return ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for turn in self.turns:
             lines.add_row(Text(turn.role, "cyan"), _cut(_plain(turn.text), most and most // len(self.turns)))

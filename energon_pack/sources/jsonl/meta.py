@@ -176,7 +176,7 @@ def meta_entries(path: str, value: Any, settings: SourceConfig) -> list[Entry] |
         if has_media(root):  # otherwise media are searched around the file
             own["media_root"] = root
         called = stem_of(name) if name.endswith((".json", ".jsonl")) else name.replace("/", "_").lstrip(".")
-        entries.append(Entry(called or "source", file, None, _ratio_of(where, item), None, own))
+        entries.append(Entry(called or "source", file, None, _ratio_of(where, item), settings=own))
     wanted.check()
     return with_own_names(entries)
 

@@ -9,8 +9,8 @@ from energon_pack.trainers.collator import Collator
 #: names that are replaced, so that no type holds for them
 _PACKAGE: Any = energon_pack
 _ALL: Any = doors.ForTrainers
-_NUMBERED: Any = doors.Numbered
-_STREAMED: Any = doors.Streamed
+_NUMBERED: Any = doors.PacksByNumber
+_STREAMED: Any = energon_pack.StreamingPackedDataset
 
 
 class Changed:

@@ -28,7 +28,7 @@ read: list[tuple[Any, int, int]] = []
 _read = PackedDataset.__getitem__
 
 
-def _noted(self: PackedDataset, index: int | tuple[int, int]) -> Any:
+def _noted(self: Any, index: int | tuple[int, int]) -> Any:
     epoch, number = index if isinstance(index, tuple) else (0, index)
     read.append((self, epoch, number))
     return _read(self, index)

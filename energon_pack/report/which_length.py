@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.plan.compare_lens import Choice, choices_of
 from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.pack_lengths import Choice, choices_of
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.run.scratch import blocks
 
@@ -60,7 +60,7 @@ def _length(choice: Choice) -> int:
     return choice.max_token_len
 
 
-def lens_to_try(
+def lengths_to_try(
     lens: Sequence[int], packing: PackingConfig, longest: int = 0, most_positions: int | None = None
 ) -> list[int]:
     """List the lengths to try: those of the settings, the planned one, and one that holds the longest sample where all
@@ -112,7 +112,7 @@ def job_of(
         for block, (start, end) in zip(blocks(len(items)), pairwise(upto), strict=True)
     ]
     longest = int(items.lens.max(initial=0))
-    tried = lens_to_try(lens, packing, longest, most_positions)
+    tried = lengths_to_try(lens, packing, longest, most_positions)
     return items.take(np.concatenate([there[:0], *numbers])), packing, tried, lengths.seed, scale, most_positions
 
 

@@ -1,13 +1,17 @@
 """The length that is recommended is the one that the rule on the page says."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from energon_pack.plan.compare_lens import Choice
-from energon_pack.plan.settings import PackingConfig
-from energon_pack.report.lens import does, lens_to_try, recommended
+from energon_pack.plan import caps
+from energon_pack.plan.items import Items, Lengths
+from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.settings import Algorithm, PackingConfig
+from energon_pack.report.which_length import does, job_of, lengths_to_try, recommended
 
 
 def choice(max_token_len: int, dropped: float, fill: float, packs: int = 10) -> Choice:
@@ -47,18 +51,18 @@ def test_few_packs_need_not_be_full() -> None:
 
 
 def test_the_planned_length_is_tried_too() -> None:
-    assert lens_to_try([4096, 1000], PackingConfig(max_token_len=2560, pad_to_multiple_of=64)) == [960, 2560, 4096]
+    assert lengths_to_try([4096, 1000], PackingConfig(max_token_len=2560, pad_to_multiple_of=64)) == [960, 2560, 4096]
 
 
 def test_a_length_for_all_samples_is_tried() -> None:
     """With the longest sample of 16,569 tokens doublings offer 32,768, and 17,408 would do."""
-    assert lens_to_try([4096, 32768], PackingConfig(max_token_len=4096), 16569) == [4096, 17408, 32768]
-    assert lens_to_try([4096], PackingConfig(max_token_len=8192), 5000) == [4096, 8192]
+    assert lengths_to_try([4096, 32768], PackingConfig(max_token_len=4096), 16569) == [4096, 17408, 32768]
+    assert lengths_to_try([4096], PackingConfig(max_token_len=8192), 5000) == [4096, 8192]
 
 
 def test_no_length_is_above_the_positions_of_the_model() -> None:
     """For a model of 128,000 positions 203,776 was recommended."""
-    assert lens_to_try([4096], PackingConfig(max_token_len=8192), 200_000, 128_000) == [4096, 8192, 128_000]
+    assert lengths_to_try([4096], PackingConfig(max_token_len=8192), 200_000, 128_000) == [4096, 8192, 128_000]
     beyond = replace(choice(203_776, 0.0, 0.99), is_beyond_model=True)
     best = recommended([choice(65_536, 0.3, 0.99), beyond])
     assert best is not None
@@ -76,3 +80,16 @@ def test_the_rule_agrees_with_its_figures() -> None:
 def test_a_draw_stands_for_all() -> None:
     assert Choice(8192, 10, 0.1, 0.2, 30, 0.9).scaled(2.5) == Choice(8192, 25, 0.1, 0.2, 75, 0.9)
     assert np.isclose(choice(1, 0.1, 0.2).scaled(3).fill, 0.2)
+
+
+@pytest.mark.parametrize(("num_samples", "algorithm"), [(2_000, Algorithm.auto), (2_001, Algorithm.optimal)])
+def test_an_estimate_counts_packs_and_does_not_make_them_even(num_samples: int, algorithm: Algorithm) -> None:
+    """Even packs of a draw took three quarters of the time of the table, and nobody reads them."""
+    zeros = np.zeros(num_samples, np.int32)
+    items = Items(
+        dict.fromkeys(caps.COLUMNS, zeros) | {"token_len": zeros + 7},
+        zeros.astype(np.int8), zeros, zeros, zeros.astype(np.int8), zeros + 1,
+    )  # fmt: skip
+    lengths = cast(Lengths, SimpleNamespace(items=items, seed=0))
+    tried, packing, *_ = job_of(lengths, PackingConfig(max_token_len=64), [128])
+    assert (len(tried), packing.algorithm) == (2_000, algorithm)

@@ -48,7 +48,7 @@ class Choices:
         return asdict(self)
 
 
-def try_lens(
+def try_lengths(
     lengths: Lengths, packing: PackingConfig, tried: Sequence[int], most_positions: int | None = None
 ) -> Choices:
     """Return the spread of the samples' lengths, and the result of planning with each pack length.

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from energon_pack.dataset.files import LEDGER, PAGE
 from energon_pack.errors import SamplesLost, amount
-from energon_pack.plan.compare_lens import Choices
+from energon_pack.plan.pack_lengths import Choices
 from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING, Overlong, PackingConfig
 from energon_pack.samples.skip import Reason
@@ -20,7 +20,7 @@ def bad_data(figures: Report | Choices, max_skipped: float) -> str | None:
     return f"bad data cost {num_lost:,} of {amount(num_samples, 'sample')}, max_skipped={max_skipped:g} allows fewer"
 
 
-def losses(report: Report, max_skipped: float) -> str | None:
+def lost_too_much(report: Report, max_skipped: float) -> str | None:
     """Say why a dataset with these figures is not published; None: it is published."""
     if not report.samples_in:
         left_out = report.samples_excluded
@@ -70,7 +70,7 @@ def foresee(why: str | None, page: Path) -> None:
         page: the page of this run, which the error names.
 
     Raises:
-        SamplesLost: `losses` or `bad_data` gave a reason.
+        SamplesLost: `lost_too_much` or `bad_data` gave a reason.
     """
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
@@ -80,7 +80,7 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
     """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
 
     Args:
-        why: the reason that `losses` gave.
+        why: the reason that `lost_too_much` gave.
 
     Raises:
         SamplesLost: always; its line names the ledger and the page.
