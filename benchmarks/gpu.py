@@ -2,9 +2,10 @@
 
     python benchmarks/gpu.py --save gpu.md             # Qwen3-VL of 2B's size, random weights, bfloat16
     python benchmarks/gpu.py packed/mine --processor FOLDER --attention flash_attention_2 sdpa --save gpu.md
-    python benchmarks/gpu.py --size tiny --device cpu --steps 6      # whether this script runs, in a minute
+    python benchmarks/gpu.py --stalls --family qwen2_5_vl            # what stalls it: host reads, shapes, a CUDA graph
+    python benchmarks/gpu.py --dry --steps 6                         # whether this script runs, in a minute, on a CPU
 
-Packs are those of a Qwen3-VL dataset; without one, the real sets beside the checkout are packed into a temporary
+Packs are those of a dataset of the family; without one, the real sets beside the checkout are packed into a temporary
 folder (2b), or the demo (tiny, or where there are none). `padded` trains on the same samples a step, each a row of its
 own, padded to the longest. The first steps are left out of the rates. `--save` writes the page, and beside it
 FILE.csv: seconds, tokens, Σ len², visual tokens and loss of every step.
@@ -27,7 +28,8 @@ from typing import Any
 
 import torch
 from gpu_exact import exactness
-from gpu_model import REAL, SIZES, Padded, config_of, make_model, make_packs, model_class
+from gpu_model import REAL, SIZES, Padded, config_of, make_model, make_packs, model_class, wait_for
+from gpu_stalls import stalls
 from megatron.energon import WorkerConfig
 from rich.console import Console
 from rich.table import Table
@@ -136,7 +138,7 @@ def measure(
     is_cuda = device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
-    model = make_model(config, attention, dtype_on(device), device, options.checkpointing)
+    model = make_model(config, attention, options.dtype, device, options.checkpointing)
     # Even where it would be refused: what was tried is on the page.
     proof = guard(model, encoder, trust=type(model).__name__).proofs[-1]
     stream = iter(train_loader(dataset, encoder, WorkerConfig(rank=0, world_size=1, num_workers=0)))
@@ -227,11 +229,6 @@ def dtype_on(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def machine(device: torch.device) -> str:
     """The device, and versions of what ran on it."""
     names = []
@@ -255,10 +252,13 @@ def save(path: Path, page: str, steps: Sequence[Step]) -> None:
 
 def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path, nargs="?", help="packed with +model=qwen3_vl, layout neat")
+    parser.add_argument("dataset", type=Path, nargs="?", help="packed for this family, layout neat")
     parser.add_argument("--processor", help="of the dataset: folder or hub id")
     parser.add_argument("--real", type=Path, help="folder of the real sets: they are packed, whatever the size")
-    parser.add_argument("--size", choices=SIZES, default="2b")
+    parser.add_argument("--family", choices=SIZES, default="qwen3_vl")
+    parser.add_argument("--size", choices=SIZES["qwen3_vl"], default="2b")
+    parser.add_argument("--stalls", action="store_true", help="what stalls a GPU, in place of the other tables")
+    parser.add_argument("--dry", action="store_true", help="--size tiny --device cpu")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--attention", nargs="+", help="default: flash_attention_2 where it is installed, and sdpa")
@@ -268,6 +268,9 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2, 4], help="of the loader")
     parser.add_argument("--save", type=Path, metavar="FILE.md", help="the page, and beside it FILE.csv: each step")
     options = parser.parse_args()
+    if options.dry:
+        options.size, options.device = "tiny", "cpu"
+    options.dtype = dtype_on(torch.device(options.device))
     if options.save and not options.save.parent.is_dir():
         parser.error(f"--save {options.save}: there is no folder {options.save.parent}")
     has_flash = options.device == "cuda" and find_spec("flash_attn") is not None
@@ -283,27 +286,43 @@ def main() -> None:
         dataset, processor, real = options.dataset, options.processor, None
         if dataset is None:
             real = options.real or (REAL if options.size == "2b" and REAL.is_dir() else None)
-            dataset, processor = make_packs(Path(temporary), options.max_token_len, real)
+            dataset, processor = make_packs(Path(temporary), options.max_token_len, real, options.family)
         packed, padded = (kind(dataset, processor, layout="neat") for kind in (PackedTaskEncoder, Padded))
         padded.max_places = options.max_places or 4 * (packed.max_token_len or options.max_token_len)
-        config = config_of(options.size, packed)
+        config = config_of(options.size, packed, options.family)
         console = Console(width=140, record=True)
         data = options.dataset or ("the real sets" if real else "the demo")
         console.print(machine(device))
-        console.print(
-            f"Qwen3-VL, {options.size}, random weights, {dtype_on(device)}; packs of {packed.max_token_len}: {data}"
-        )
-        rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
-        console.print(exactness(model_class(), config, packed.probe_members(), device))
-        runs = {
-            (attention, layout): measure(config, encoder, dataset, attention, layout, options)
-            for attention in options.attention
-            for layout, encoder in (("packed", packed), ("padded", padded))
-        }
-    for table in (speed(runs), losses(runs, dtype_on(device)), loading(rates, runs)):
-        console.print(table)
+        about = f"{options.family}, {options.size}, random weights, {options.dtype}"
+        console.print(f"{about}; packs of {packed.max_token_len}: {data}")
+        if options.stalls:
+            for table in stalls(config, dataset, processor, options):
+                console.print(table)
+        runs = {} if options.stalls else compared(console, config, dataset, packed, padded, options)
     if options.save:
         save(options.save, console.export_text(), [step for run in runs.values() for step in run.steps])
+
+
+def compared(
+    console: Console,
+    config: Any,
+    dataset: Path,
+    packed: PackedTaskEncoder,
+    padded: PackedTaskEncoder,
+    options: argparse.Namespace,
+) -> dict[tuple[str, str], Run]:
+    """Print the loader, exactness, and packed beside padded."""
+    rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
+    device = torch.device(options.device)
+    console.print(exactness(model_class(options.family), config, packed.probe_members(), device))
+    runs = {
+        (attention, layout): measure(config, encoder, dataset, attention, layout, options)
+        for attention in options.attention
+        for layout, encoder in (("packed", packed), ("padded", padded))
+    }
+    for table in (speed(runs), losses(runs, options.dtype), loading(rates, runs)):
+        console.print(table)
+    return runs
 
 
 if __name__ == "__main__":

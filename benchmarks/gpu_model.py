@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.py` trains: packs of the demo or of the real sets, packed and padded batches, a Qwen3-VL."""
+"""What `benchmarks/gpu.py` trains: packs of the demo or of the real sets, packed and padded batches, a Qwen-VL."""
 
 import json
 import shutil
@@ -13,37 +13,63 @@ from energon_pack.config import ModelConfig, OutputConfig, Overlong, PackConfig,
 from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from energon_pack.task_encoder import EncodedPack, PackedTaskEncoder, inputs_of
+from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 
 #: text and image sets, beside the checkout where they are there
 REAL = Path(__file__).resolve().parents[2] / "shared" / "real"
 REAL_SETS = ("image_mathv", "image_probe", "image_demo", "text_alpaca")
 
-#: text and vision config; 2b has the sizes of Qwen3-VL-2B
-SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "2b": (
-        {
-            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]},
-        },
-        {
-            "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048,
-            "deepstack_visual_indexes": [5, 11, 17],
-        },
-    ),
-    "tiny": (
-        {
-            "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [8, 4, 4]},
-        },
-        {
-            "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
-            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
-        },
-    ),
+_LARGE = {"rope_type": "default", "rope_theta": 5e6}
+_SMALL = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [8, 4, 4]},
 }  # fmt: skip
+#: by family and size, text and vision config; 2b has the sizes of Qwen3-VL-2B, or of Qwen2.5-VL-3B
+SIZES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "qwen3_vl": {
+        "2b": (
+            {
+                "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+                "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+                "rope_parameters": {**_LARGE, "mrope_section": [24, 20, 20]},
+            },
+            {
+                "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048,
+                "deepstack_visual_indexes": [5, 11, 17],
+            },
+        ),
+        "tiny": (
+            _SMALL,
+            {
+                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
+                "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
+            },
+        ),
+    },
+    "qwen2_5_vl": {
+        "2b": (
+            {
+                "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+                "num_key_value_heads": 2, "vocab_size": 151936,
+                "rope_parameters": {**_LARGE, "mrope_section": [16, 24, 24]},
+            },
+            {
+                "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
+                "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+            },
+        ),
+        "tiny": (
+            _SMALL,
+            {
+                "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "out_hidden_size": 128,
+                "window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": 2,
+            },
+        ),
+    },
+}  # fmt: skip
+_TEMPLATES = {"qwen3_vl": "qwen3_vl", "qwen2_5_vl": "qwen_vl"}
 
 
 class Padded(PackedTaskEncoder):
@@ -85,16 +111,18 @@ def pieces_of(lengths: Sequence[int], max_places: int) -> Iterator[tuple[int, in
             start = end
 
 
-def make_packs(folder: Path, max_token_len: int, real: Path | None) -> tuple[Path, str]:
+def make_packs(folder: Path, max_token_len: int, real: Path | None, family: str = "qwen3_vl") -> tuple[Path, str]:
     """Pack the real sets of this folder, or without it the demo; the dataset, and its processor's folder."""
     if real is not None:
         sources = [str(real / "wds" / name) for name in REAL_SETS]
-        processor, num_workers = str(real / "processors" / "qwen3_vl"), None
+        processor, num_workers = str(real / "processors" / family), None
     else:
         source, made = make_demo(folder / "demo")
-        sources, processor, num_workers = [source], _as_qwen3_vl(Path(made), folder / "processor"), 1
+        is_made = family == "qwen2_5_vl"
+        processor = str(made) if is_made else _as_qwen3_vl(Path(made), folder / "processor")
+        sources, num_workers = [source], 1
     run = PackConfig(
-        model=ModelConfig("qwen3_vl", "qwen3_vl", processor=processor, rope=Rope.qwen3_vl),
+        model=ModelConfig(family, _TEMPLATES[family], processor=processor, rope=Rope(family)),
         source=SourceConfig(path=sources),
         output=OutputConfig(dir=str(folder), name="packs"),
     )
@@ -119,35 +147,40 @@ def _as_qwen3_vl(processor: Path, folder: Path) -> str:
     return str(folder)
 
 
-def config_of(size: str, encoder: PackedTaskEncoder) -> Any:
-    """A Qwen3-VL that knows the processor's tokens."""
-    import transformers
-
-    text, vision = SIZES[size]
+def config_of(size: str, encoder: PackedTaskEncoder, family: str = "qwen3_vl") -> Any:
+    """A Qwen-VL that knows the processor's tokens."""
+    text, vision = SIZES[family][size]
     rules = encoder.rules
     names = {f"{kind}_token_id": f"<|{kind}_pad|>" for kind in ("image", "video")}
     names |= {f"vision_{edge}_token_id": f"<|vision_{edge}|>" for edge in ("start", "end")}
     tokens: dict[str, Any] = {name: rules.token_id(token) for name, token in names.items()}
     text = {**text, "vocab_size": max(text["vocab_size"], rules.num_ids), "pad_token_id": 0}
     patch = int(rules.settings["image"]["patch_size"])
-    return transformers.Qwen3VLConfig(
+    return model_class(family).config_class(
         text_config=text, vision_config={**vision, "patch_size": patch}, tie_word_embeddings=True, **tokens
     )
 
 
-def model_class() -> Any:
+def model_class(family: str = "qwen3_vl") -> Any:
     """Imported late: transformers takes seconds."""
+    prepare_torchvision()
     import transformers
 
-    return transformers.Qwen3VLForConditionalGeneration
+    names = {"qwen3_vl": "Qwen3VLForConditionalGeneration", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}
+    return getattr(transformers, names[family])
 
 
 def make_model(config: Any, attention: str, dtype: torch.dtype, device: torch.device, checkpointing: bool) -> Any:
     """Random weights, the same each time; made on the device: on a CPU, 2 billion take a minute."""
     torch.manual_seed(0)
     with device:
-        model = model_class()._from_config(config, attn_implementation=attention, dtype=dtype)
+        model = model_class(config.model_type)._from_config(config, attn_implementation=attention, dtype=dtype)
     if checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # its name in new versions of transformers
         (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
     return model.to(device).train()
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

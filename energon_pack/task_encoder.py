@@ -32,6 +32,7 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
 from energon_pack.training.probe_tree import ProbeTree
+from energon_pack.training.tower import Tower
 
 if TYPE_CHECKING:
     from energon_pack.pooling.measuring import Measuring
@@ -71,8 +72,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         trust_remote_code: run the processor's own code.
         packing_buffer_size: pack unpacked samples by the settings of `path`, so many at a time; `train_arguments`
             gives Energon the same number.
-        options: `layout`, `pad_to`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`, `rope_rows`,
-            `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
+        options: `layout`, `pad_to`, `pad_segments`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`,
+            `rope_rows`, `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
 
     Raises:
         ValueError: as PackEncoder; a processor with another tokenizer than that of the packing.
@@ -218,6 +219,10 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             raise FatalSampleError(str(error)) from None
         batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key
         return batch
+
+    def use_tower(self, tower: Tower | None) -> None:
+        """Make the values for a model's vision tower with each batch: see `guard`."""
+        self.encoder.use_tower(tower)
 
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""

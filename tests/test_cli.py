@@ -393,7 +393,12 @@ def test_an_output_has_the_same_name_whether_defaults_are_composed_or_known(
 ) -> None:
     """Composing them is a tenth of a start; with another name a second run would pack everything again."""
     names: list[str | None] = []
-    monkeypatch.setattr(cli, "_pack", lambda config, *_: names.append(config.output.name) or {})
+
+    def pack_nothing(config: PackConfig, *_: object) -> dict[str, Any]:
+        names.append(config.output.name)
+        return {}
+
+    monkeypatch.setattr(cli, "_pack", pack_nothing)
     run_here("+model=qwen2_5_vl", "stage=plan", *settings, cwd=tmp_path)
     monkeypatch.setattr(cli, "_keeps_the_name", lambda _: False)
     run_here("+model=qwen2_5_vl", "stage=plan", *settings, cwd=tmp_path)

@@ -111,3 +111,19 @@ def test_padded_rows_are_cut_into_pieces_that_fit(gpu: ModuleType) -> None:
     assert list(pieces_of([3, 2, 3, 9, 1], 9)) == [(0, 3), (3, 4), (4, 5)]  # 3 × 3 fit; a row of 9 is alone
     assert list(pieces_of([3, 2, 3, 9, 1], 45)) == [(0, 5)]
     assert list(pieces_of([20], 9)) == [(0, 1)]
+
+
+def test_what_stalls_a_gpu_is_tried_on_a_cpu(
+    gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values for the tower spare reads, and 512 tokens and 128 segments are one shape; the loss stays."""
+    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch, "--dry", "--stalls")
+    rows = re.findall(
+        r"│ (as it was|values for|and pad_to|and pad_segments)\S* .*│ +(\d+) +│ of a GPU only │ (\d+) ", page
+    )
+    reads, shapes = ([int(row[column]) for row in rows] for column in (1, 2))
+    assert reads[0] > reads[1] == reads[2] == reads[3]
+    assert shapes[3] == 1
+    assert page.count("≤ 0.001 yes") == 4
+    assert "of a GPU only" in page[page.index("as one graph") :]
+    assert steps == []

@@ -153,6 +153,35 @@ def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Pat
     assert batch["n_images_per_sample"].shape == (2,)
 
 
+@pytest.mark.parametrize("pad_to", [512, [700, 2000]])
+@pytest.mark.parametrize("layout", ["neat", "thd"])
+def test_an_epoch_has_few_shapes_and_the_same_loss(
+    packed: Path, demo: tuple[Path, Path], samples: list[Any], model: Any, layout: str, pad_to: Any
+) -> None:
+    """Each pack had a width and a number of boundaries of its own, and each shape costs tuning, or a graph."""
+    plain, few = (
+        PackedTaskEncoder(packed, str(demo[1]), layout=layout, **options)
+        for options in ({}, {"pad_to": pad_to, "pad_segments": 32})
+    )
+    name, longest = ("cu_seq_lens_q", "max_length_q") if layout == "neat" else ("cu_seqlens_q", "max_seqlen_q")
+    batches = [one(few, sample) for sample in samples]
+    shapes = {(batch["input_ids"].shape[1], len(batch[name]), int(batch[longest])) for batch in batches}
+    widths = {512, 1024, 1536, 2048} if pad_to == 512 else {*pad_to}
+    assert shapes <= {(width, 33, width) for width in widths}
+    ends = batches[0][name]
+    assert len(ends.unique()) < 33
+    assert ends.tolist() == sorted(ends.tolist())
+    if layout == "neat":
+        with torch.no_grad():
+            losses = [model(**own.model_inputs()).loss for own in (one(plain, samples[0]), batches[0])]
+        assert float((losses[0] - losses[1]).abs()) <= 1e-6
+    with pytest.raises(FatalSampleError, match="more than pad_segments=2: pack with packing"):
+        one(
+            PackedTaskEncoder(packed, str(demo[1]), layout=layout, pad_segments=2),
+            max(samples, key=lambda s: len(s.sample_ids)),
+        )
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_goes_on_where_it_was_saved(packed: Path, encoder: PackedTaskEncoder, num_workers: int) -> None:
     settings = {"repeat": True, "shuffle_buffer_size": 3}
@@ -244,6 +273,11 @@ def test_every_layout_has_its_keys(packed: Path, demo: tuple[Path, Path], sample
         ({"layout": "mlm", "loss_weight": "sample"}, "loss_weight=sample: layout=mlm has none"),
         ({"layout": "mlm", "labels": "shifted"}, "labels=shifted: layout=mlm has none"),
         ({"layout": "rows", "rope_rows": True}, "rope_rows=True: layout=rows has none"),
+        ({"layout": "rows", "pad_segments": 64}, "pad_segments=64: layout=rows has none; for neat, thd"),
+        ({"pad_to": "shortest"}, "pad_to=shortest: longest, max_token_len, a number of tokens, or a list of widths"),
+        ({"pad_to": [512, 1024]}, r"pad_to=\[512, 1024\]: packs have up to 1600 tokens"),
+        ({"pad_to": True}, "pad_to=True"),
+        ({"pad_segments": 1}, "pad_segments=1: 2 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused(

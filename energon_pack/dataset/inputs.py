@@ -13,9 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import PROCESSOR, folders_of, processor_folder, read_as_packed
 from energon_pack.errors import PackError
+from energon_pack.run.address import bucket_of
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.user_cache import user_folder
@@ -84,7 +84,7 @@ def _local(folder: str | Path, hashes: Mapping[str, str]) -> str:
         ValueError: one of them is not as it was packed.
     """
     files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", wanted) for name, wanted in hashes.items()}
-    if not DatasetFolder(folder).is_stored:
+    if not bucket_of(str(folder)):
         return os.path.join(folder, META_FOLDER, PROCESSOR)
     digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]
     copy = user_folder("processors", digest)

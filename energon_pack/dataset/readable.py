@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import first_json
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.references import has_references, references_of
 from energon_pack.sources.storage import open_file
 
@@ -27,7 +27,7 @@ def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]
     Raises:
         PackError: a shard is missing, or shorter than its index says; or the source of the media is not what it was.
     """
-    if DatasetFolder(dataset).is_stored:
+    if bucket_of(dataset):
         return
     lost = [f"{path} {why}" for name in shards if (why := _why_lost(path := os.path.join(dataset, name)))]
     if lost:

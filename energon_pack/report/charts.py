@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from energon_pack.errors import amount
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.report.figures import Figures
+from energon_pack.report.packs import WIDTH, PackFigures
 from energon_pack.report.pages.html import Html, clipped, section, table, tag
 from energon_pack.report.pages.svg import Mark, curves, histogram, short
 from energon_pack.report.printed import length_rows
@@ -88,7 +90,16 @@ def packs(figures: Figures) -> Html | None:
         if shape and not _is_nothing(shape) and sum(map(sum, shape.counts.values())) >= _FEW
     ]
     charts_ = tag("div", *drawn, class_="pair") if drawn else None
-    return section("How full are packs, and how even?", spreads, charts_, _cost(report.flops), says=says, name="packs")
+    below = (spreads, _shapes(of), charts_, _cost(report.flops))
+    return section("How full are packs, and how even?", *below, says=says, name="packs")
+
+
+def _shapes(of: PackFigures) -> Html:
+    """Say how many shapes batches of one pack have in an epoch."""
+    plain, few = of.shapes
+    most = of.spreads["members"]["max"] + 1 if of.spreads else 0
+    said = f"Batches of one pack have {amount(plain, 'shape')} in an epoch (width, number of members);"
+    return tag("p", f"{said} {_n(few)} with pad_to={WIDTH} and pad_segments={most} in training.", class_="faint")
 
 
 def _is_nothing(shape: Histogram) -> bool:

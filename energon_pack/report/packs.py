@@ -18,6 +18,8 @@ from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.steps.cost import CostModel
 from energon_pack.steps.topology import Topology, stream
 
+#: tokens, of which the report names multiples as a `pad_to`
+WIDTH = 512
 _STRETCHES = 40
 _MOST_SHOWN = 1 << 20  # packs; of more, some stand for all
 
@@ -45,6 +47,7 @@ class PackFigures:
     split: str | None  # the split that the stretches belong to
     stretches: list[Stretch]
     waits: dict[str, list[float]]  # percent that ranks wait in each stretch, `planned` and `by chance`; with a topology
+    shapes: tuple[int, int] = (0, 0)  # of batches of one pack in an epoch: as long as it is, and in multiples of WIDTH
 
 
 def figures_of_packs(
@@ -76,6 +79,7 @@ def figures_of_packs(
         split=split,
         stretches=stretches,
         waits=waits,
+        shapes=(np.unique([tokens, features["members"]], axis=1).shape[1], len(np.unique(-(-tokens // WIDTH)))),
     )
 
 

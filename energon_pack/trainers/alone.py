@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from energon_pack.errors import amount
 from energon_pack.trainers.collator import EPOCH, OF_LOSS, PACK, Collator
 from energon_pack.training.batch import total_weight, weighted_loss
+from energon_pack.training.host_reads import HostReads
+from energon_pack.training.outline import BOUNDARIES, outline_of
 from energon_pack.training.pack_encoder import Pack
 from energon_pack.training.wrapped import class_of, unwrapped
 
@@ -70,6 +73,31 @@ def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
     given = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
     logits = class_of(model).forward(model, **given).logits
     return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
+
+
+@torch.no_grad()
+def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> str:
+    """Say how often the host reads tensors in a forward over the pack with the most reads.
+
+    A pack whose batch brings the values for a vision tower is run without them, too.
+    """
+    model = unwrapped(trainer.model)
+    proof = outline_of(model).tower
+    found = []
+    for row in rows:
+        inputs = {name: _moved(value, model.device) for name, value in collator([row]).items() if name not in _OF_LOSS}
+        names = inputs.keys() & (proof.names if proof else set())
+        kept = [inputs[name] for name in names if proof and proof.on_host and BOUNDARIES in name]
+        plain = {name: value for name, value in inputs.items() if name not in names}
+        counts = []
+        for given in (plain, inputs) if names else (plain,):
+            with HostReads(kept, model.device) as reads:
+                class_of(model).forward(model, **given)
+            counts.append(reads.number)
+        found.append(counts)
+    before, *after = max(found)
+    told = amount(before, "host read") + " in a forward"
+    return f"{told}, {after[0]} with the values for its vision tower" if after else told
 
 
 def _moved(value: Any, device: torch.device) -> Any:

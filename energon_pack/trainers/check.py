@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import Alone, samples_alone
+from energon_pack.trainers.alone import Alone, reads_in_forward, samples_alone
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.dealing import dealing_of
 from energon_pack.trainers.settings import refused
@@ -57,7 +57,8 @@ def check_trainer(trainer: Trainer) -> str:
     gradients are set to None afterwards.
 
     Returns:
-        A line that says ✓, the loss and its difference, and how packs are dealt to ranks.
+        A line that says ✓, the loss and its difference, how packs are dealt to ranks, and how often a forward waits for
+        the host to read something.
 
     Raises:
         PackError: something is lost on the way. The message says what is lost, and which line cures it.
@@ -75,7 +76,7 @@ def check_trainer(trainer: Trainer) -> str:
     step = _step(trainer, collate, rows)
     alone = samples_alone(trainer, collator, rows)
     told = step.compared(alone, trainer)
-    return f"✓ {type(trainer).__name__}: {told}; {dealt}"
+    return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
 
 
 def _patch(trainer: Trainer) -> None:

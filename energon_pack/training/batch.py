@@ -14,7 +14,7 @@ from energon_pack.training.inputs import NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask
 from energon_pack.training.media_keys import MEDIA_KEYS
-from energon_pack.training.outline import Outline, outline_of
+from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -66,17 +66,50 @@ class PackedBatch(dict[str, Any]):
         """Names that media inputs can have, present in this batch or not."""
         return MEDIA_KEYS.union(self.get("media_keys", ()))
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum({id(value): value.nbytes for _, value in self._tensors()}.values())
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PackedBatch":
         """Copy the batch to a device; tensors that kernels read on the host stay on the host."""
+        from energon_pack.training.together import moved
 
-        def moved(name: str, value: Any) -> Any:
-            if isinstance(value, Tensor) and name not in _ON_HOST:
-                return value.to(device, non_blocking=non_blocking)
+        on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
+        given = [value for name, value in self._tensors() if name not in on_host]
+        return self._with(moved(given, lambda one: one.to(device, non_blocking=non_blocking)))
+
+    def pin_memory(self) -> "PackedBatch":
+        """Copy the batch into pinned memory, from which `to` copies beside the work of a GPU."""
+        from energon_pack.training.together import moved
+
+        return self._with(moved((value for _, value in self._tensors()), Tensor.pin_memory))
+
+    def in_one_buffer(self) -> "PackedBatch":
+        """Return the batch with its small tensors in one buffer, which moves at once."""
+        from energon_pack.training.together import together
+
+        return self._with(together(value for _, value in self._tensors()))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors and their names."""
+        for name, value in self.items():
+            inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
+            yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
+
+    def _with(self, others: Mapping[int, Tensor]) -> "PackedBatch":
+        """Replace tensors by others.
+
+        Args:
+            others: by the `id` of the tensor that they replace.
+        """
+
+        def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):
-                return VisualInputs(**{key: moved(key, item) for key, item in vars(value).items()})
-            return value
+                return VisualInputs(**{key: replaced(item) for key, item in vars(value).items()})
+            return others.get(id(value), value)
 
-        return PackedBatch({name: moved(name, value) for name, value in self.items()})
+        return PackedBatch({name: replaced(value) for name, value in self.items()})
 
     def model_inputs(self, model: Any = None, labels: bool = True) -> dict[str, Any]:
         """Return the inputs of `model.forward` for a `neat` batch, with masks if the model needs them.
@@ -118,6 +151,8 @@ class PackedBatch(dict[str, Any]):
 
             inputs.update(attention_inputs(self, unwrapped(model)))
             return inputs
+        if outline is not None and outline.tower is not None and self.get("tower") == outline.tower.mark:
+            inputs.update(self._of_tower(outline.tower, outline.device))
         mask = self.mask if self.mask != "auto" else outline.proven if outline else None
         if mask is None:
             raise ValueError(NOT_GUARDED)
@@ -129,6 +164,12 @@ class PackedBatch(dict[str, Any]):
             make = self._masks if mask == "dict4d" else self._prefix_mask
             inputs["attention_mask"] = make(outline)
         return inputs
+
+    def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
+        """Return the values for a tower; boundaries go to the device if its attention does not read them."""
+        own = {name: value for name, value in values_in(self).items() if name in proof.names}
+        late = {name: own[name].to(device, non_blocking=True) for name in own if BOUNDARIES in name}
+        return own if proof.on_host else own | late
 
     def _rope_rows(self, outline: Outline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""

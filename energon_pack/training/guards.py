@@ -131,7 +131,12 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     if not first_batch:
         _log.warning("%s itself is not tried, its class alone: first_batch=False", name)
     PROVEN[model] = shown.proofs[-1].mask
-    tried = frozenset(name for member in shown.samples for name in member.media)
+    for_tower: frozenset[str] = frozenset()
+    if encoder is not None:
+        from energon_pack.training.tower_trial import use_tower
+
+        for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
+    tried = for_tower.union(name for member in shown.samples for name in member.media)
     media = MEDIA_KEYS | _media_of(model) | tried
     _end_earlier(model)
     first = None

@@ -230,5 +230,6 @@ def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:
     """Check that positions start again exactly where a document begins, so that all attention backends agree."""
     flat = row.flatten()
     begins = (flat == 0).nonzero().flatten().to(cu_seq_lens.device)
-    if begins.tolist() != cu_seq_lens[:-1].tolist() or int(cu_seq_lens[-1]) != len(flat):
+    filled = cu_seq_lens[:-1][cu_seq_lens.diff() > 0]  # empty segments stand behind the last one
+    if begins.tolist() != filled.tolist() or int(cu_seq_lens[-1]) != len(flat):
         raise MixingError("position_ids do not start again where cu_seq_lens_q says a member begins")

@@ -32,12 +32,12 @@ from energon_pack.training.worker_memory import keep_pages_in_worker
 
 if TYPE_CHECKING:
     from energon_pack.training.probe_tree import ProbeTree
+    from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
 
 _CHOICES = {
     "layout": ("neat", "thd", "rows", "mlm"),
-    "pad_to": ("longest", "max_token_len"),
     "labels": ("unshifted", "shifted"),
     "loss_weight": (None, "token", "sample", "sqrt"),
     "attention_mask": (None, "auto", "positions", "dict4d", "prefix4d", "hybrid", "indexed"),
@@ -51,6 +51,7 @@ _SERVED = {
     "loss_weight": (None, ("neat", "thd", "rows")),
     "attention_mask": (None, ("neat",)),
     "rope_rows": (False, ("neat", "thd")),
+    "pad_segments": (None, ("neat", "thd")),
 }
 
 
@@ -96,6 +97,11 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
     for name, choices in _CHOICES.items():
         if name in options and options[name] not in (*choices, *[None] * (name == "layout")):
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
+    shapes = options.get("pad_to", "longest"), options.get("pad_segments")
+    if shapes != ("longest", None):
+        from energon_pack.training.shapes import check_shapes
+
+        check_shapes(*shapes)
     layout = options.get("layout") or layout
     for name, (default, served) in _SERVED.items():
         if options.get(name, default) != default and layout not in served:
@@ -110,8 +116,10 @@ class PackEncoder:
         rules: of the processor and the settings with which they were measured.
         layout: `neat`, `thd`, `rows` (Megatron-Bridge up to 0.5) or `mlm` (Megatron-LM's multimodal example); by
             default the one the dataset was packed for.
-        pad_to: width of a batch: its `longest` row, or always `max_token_len` (pipeline and expert parallelism, CUDA
-            graphs).
+        pad_to: width of a batch: its `longest` row; always `max_token_len` (pipeline and expert parallelism, CUDA
+            graphs); the next multiple of a number of tokens; or the next of a list of widths.
+        pad_segments: members and pad tail of a batch, filled up with empty ones, so that boundaries are always so many
+            and one more (neat, thd). The longest is then said to be as long as the row, which kernels take for a bound.
         labels: `unshifted`, as transformers wants them, or `shifted` within each member (neat; thd's always are).
         loss_weight: `token`, `sample` or `sqrt`: batches then have weights; they always have some if the samples do.
         attention_mask: how members are kept apart, in place of `model.mask` (the default): `positions`, `dict4d`,
@@ -137,7 +145,8 @@ class PackEncoder:
         rules: InputRules,
         *,
         layout: str | None = None,
-        pad_to: str = "longest",
+        pad_to: str | int | Sequence[int] = "longest",
+        pad_segments: int | None = None,
         labels: str = "unshifted",
         loss_weight: str | None = None,
         attention_mask: str | None = None,
@@ -150,6 +159,7 @@ class PackEncoder:
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
         given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
         given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
+        given["pad_segments"] = pad_segments
         check_options(given, self.layout)
         given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
         self._given = made, rules, given | {"tokens_per_second": tokens_per_second}
@@ -162,6 +172,14 @@ class PackEncoder:
         #: most tokens of a pack (`own_pack` has another limit); None: the dataset does not say
         self.max_token_len: int | None = made["content"].get("packing", {}).get("hard_limit") or made["max_token_len"]
         self._max_audios: int | None = made["content"].get("packing", {}).get("max_audios")
+        self._pad_to, self._num_segments = pad_to, pad_segments
+        #: makes values for the tower of a guarded model, if it has one
+        self.tower: Tower | None = None
+        self._widths: Sequence[int] = ()
+        if pad_to != "longest":
+            from energon_pack.training.shapes import widths_of
+
+            self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
         self._is_hybrid = (made["mask"] if self.mask == "indexed" else self.mask) == "hybrid"
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
@@ -169,7 +187,6 @@ class PackEncoder:
         rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
         self._form = Form(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
-            width=made["max_token_len"] if pad_to == "max_token_len" else None,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
             weights=loss_weight,
@@ -210,7 +227,7 @@ class PackEncoder:
                     lost = None
             encoded, media = self.members.encode_all(inputs, on_bad)
             if len(inputs) == 1 and encoded and inputs[0].token_len is None and self._is_too_long(encoded[0]):
-                error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to=max_token_len has room for")
+                error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(inputs[0], error)
                 encoded = []
         except (BadPack, LengthError) as error:
@@ -238,6 +255,8 @@ class PackEncoder:
         tokens = [[member.tokens for member in pack.members] for pack in packs]
         if self.layout != "neat":
             refuse_trees(packs, f"layout={self.layout}")
+        elif self._num_segments is not None:
+            refuse_trees(packs, f"pad_segments={self._num_segments}")
         elif self.mask in ("hybrid", "prefix4d", "indexed"):
             refuse_trees(packs, f"mask={self.mask}")
         try:
@@ -247,7 +266,11 @@ class PackEncoder:
                 raise ValueError(f"layout={self.layout} holds one pack a batch, not {len(tokens)}: batch_size=1")
             else:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
-                batch = PackedBatch(make(tokens[0], self._form))
+                batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
+            if self._num_segments is not None:
+                from energon_pack.training.shapes import with_segments
+
+                batch |= with_segments(batch, self._num_segments)
             batch.mask = self.mask
             media = self.members.join(pack.media for pack in packs)
         except ValueError as error:
@@ -262,7 +285,13 @@ class PackEncoder:
             "num_dropped": sum(len(pack.dropped) for pack in packs),
             "__key__": [pack.key for pack in packs],
         }
-        return batch
+        if self.tower is not None and self.layout == "neat":
+            batch |= self.tower(media)
+        return batch.in_one_buffer()
+
+    def use_tower(self, tower: "Tower | None") -> None:
+        """Make the values for a tower with each batch, in `layout=neat`; `guard` calls this."""
+        self.tower = tower
 
     def probe_members(self) -> list[Encoded]:
         """Return members to try a model with: see `guard`."""
@@ -276,12 +305,21 @@ class PackEncoder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
-        return _encoder, self._given
+        return _encoder, (*self._given, self.tower)
 
     def _is_too_long(self, member: Encoded) -> bool:
         """Say whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
-        multiple, width = self._form.multiple, self._form.width
-        return width is not None and -(-len(member.tokens) // multiple) * multiple > width
+        return bool(self._widths) and self._rounded(member.tokens) > self._widths[-1]
+
+    def _rounded(self, member: layouts.Member) -> int:
+        return -(-len(member) // self._form.multiple) * self._form.multiple
+
+    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> Form:
+        """Return the form with the least width that has room for each pack; the layout refuses what none has."""
+        if not self._widths:
+            return self._form
+        longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
+        return replace(self._form, width=next((own for own in self._widths if own >= longest), self._widths[-1]))
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         make = layouts.neat
@@ -289,7 +327,7 @@ class PackEncoder:
             from energon_pack.training.trees import neat_trees
 
             make = neat_trees
-        batch = PackedBatch(make(packs, self._form))
+        batch = PackedBatch(make(packs, self._form_of(packs)))
         if self._is_hybrid:
             refuse_rows(len(packs))
             batch["seq_idx"] = layouts.seq_idx(batch["cu_seq_lens_q"])
@@ -353,8 +391,10 @@ def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
                 )
 
 
-def _encoder(made: Mapping[str, Any], rules: InputRules, options: dict[str, Any]) -> PackEncoder:
-    return PackEncoder(made, rules, **options)
+def _encoder(made: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None") -> PackEncoder:
+    encoder = PackEncoder(made, rules, **options)
+    encoder.use_tower(tower)
+    return encoder
 
 
 def _multiple(given: int | None, planned: int) -> int:

@@ -120,7 +120,8 @@ def test_verify_counts_each_split(copy: Path) -> None:
         value = json.loads(whole)
         change(value)
         path.write_text(json.dumps(value))
-        assert list(verify(copy, Options(num_workers=1)).num_defects) == ["totals"]
+        changed = ["metadata"] if path == manifest else []  # report.json has the manifest's hash
+        assert [*verify(copy, Options(num_workers=1)).num_defects] == [*changed, "totals"]
         path.write_text(whole)
     assert not verify(copy, Options(num_workers=1)).num_defects
 

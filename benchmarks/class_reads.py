@@ -1,0 +1,112 @@
+"""How often does the host read tensors in a forward of each class that sees, and what of it do batches spare it?
+
+    python benchmarks/class_reads.py --results reads.jsonl --save docs/stalls.md
+    python benchmarks/class_reads.py --device cuda --only Qwen2_5_VLForConditionalGeneration
+
+Each class of `benchmarks/classes.py` that takes images is made small and runs over a pack of 22 images, as it is and
+with the values that a worker makes for its tower. On a GPU PyTorch itself reports the reads. Results are lines of JSON;
+what is in the file is not run again.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from class_members import members
+from class_models import Named, config_of, named, tf
+from classes import _quiet, _said
+from gpu_exact import true_fp32
+from gpu_stalls import reads_in
+
+from energon_pack.training.made_probe import probe_of
+from energon_pack.training.outline import BOUNDARIES, values_in
+from energon_pack.training.small_model import small_model
+from energon_pack.training.tower import tower_in
+from energon_pack.training.tower_trial import run_of, tried
+
+NUM_IMAGES = 22
+Row = dict[str, Any]
+
+
+def row_of(one: Named, device: str) -> Row:
+    """Reads of a forward without and with the values, and how far outputs and gradients are apart."""
+    make = getattr(tf, one.name)
+    row: Row = {"name": one.name}
+    try:
+        config = config_of(one)
+        try:
+            model = small_model(make, config, "sdpa", device=device)
+        except ValueError:  # it has no such attention
+            model = small_model(make, config, "eager", device=device)
+        given = [member for member in members(one, model.cpu(), True) if member.media]
+        if not given:
+            return {**row, "why": "its image processor gives nothing that the model takes"}
+        batch = probe_of(model, [(given * NUM_IMAGES)[:NUM_IMAGES]], "positions").batch
+        model = model.to(device)
+        inputs = batch.to(device).model_inputs(model, labels=False)
+        row["plain"] = dict(reads_in(model, inputs))
+        tower = tower_in(model)
+        if tower is None:
+            return row
+        values = values_in(tower(batch))
+        own = tried(model, tower, given, "positions", torch.device(device))
+        if own is None:
+            return {**row, "why": "its tower takes none"}
+        kept = {name: value for name, value in values.items() if BOUNDARIES in name and own.on_host}
+        moved = {k: v.to(device) if isinstance(v, torch.Tensor) and k not in kept else v for k, v in values.items()}
+        row |= {"values": sorted(values), "reads": dict(reads_in(model, {**inputs, **moved}, kept.values()))}
+        pairs = [*zip(run_of(model, inputs), run_of(model, {**inputs, **moved}), strict=True)]
+        row["outputs"] = _apart(*pairs[0])
+        row["gradients"] = max(_apart(*pair) for pair in pairs[1:])
+    except Exception as error:  # foreign code
+        row["why"] = _said(error)
+    return row
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+
+
+def page(rows: Mapping[str, Row]) -> Iterator[str]:
+    """The table, as Markdown."""
+    yield "| class | reads, of them a tower's grids | with the values | Δ outputs | Δ gradients | left at |"
+    yield "|---|---|---|---|---|---|"
+    for name, row in sorted(rows.items()):
+        if "plain" not in row:
+            yield f"| `{name}` | not run: {row['why'][:80].replace('|', '/')} | | | | |"
+            continue
+        plain, left = Counter(row["plain"]), Counter(row.get("reads", row["plain"]))
+        places = ", ".join(f"{place.removeprefix('modeling_')} ×{number}" for place, number in left.most_common(5))
+        spared = f"{plain.total()}, {(plain - left).total()}" if "reads" in row else str(plain.total())
+        apart = f"{row['outputs']:.0e} | {row['gradients']:.0e}" if "outputs" in row else f"{row.get('why', '')[:60]} |"
+        yield f"| `{name}` | {spared} | {left.total() if 'reads' in row else '–'} | {apart} | {places} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="names of classes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--results", type=Path, default=Path("reads.jsonl"), help="lines of JSON, read and added to")
+    parser.add_argument("--save", type=Path, help="a page whose table is replaced")
+    options = parser.parse_args()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    rows = {row["name"]: row for row in map(json.loads, lines)}
+    for one in named():
+        if one.sees and one.name not in rows and (not options.only or one.name in options.only):
+            with true_fp32():
+                rows[one.name] = row_of(one, options.device)
+            with options.results.open("a") as file:
+                file.write(json.dumps(rows[one.name]) + "\n")
+            print(*page({one.name: rows[one.name]}), sep="\n", flush=True)
+    if options.save:
+        text = options.save.read_text()
+        options.save.write_text(text[: text.index("| class |")] + "\n".join(page(rows)) + "\n")
+
+
+if __name__ == "__main__":
+    _quiet()
+    main()

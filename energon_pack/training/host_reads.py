@@ -1,0 +1,102 @@
+"""Count how often a forward reads tensors on the host: a GPU waits for each such read with all its work."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: methods that read a tensor without an operator that a dispatch mode sees
+_METHODS = (Tensor.tolist, Tensor.cpu, Tensor.numpy)
+_INDEXED = ("aten::index.", "aten::index_put")
+_OWN = (__file__, str(Path(torch.__file__).parent))
+
+
+class HostReads(TorchFunctionMode):
+    """Counts reads while it is entered.
+
+    On a CPU every read counts that would be one on a GPU if all tensors were there; those of tensors that are made on
+    the host count, too, so that it is an upper bound.
+
+    Args:
+        kept: tensors that stay on the host, beside those of a model on another device. They, and what is made of them
+            alone, are read for nothing.
+        device: the model's.
+    """
+
+    def __init__(self, kept: Iterable[Any] = (), device: torch.device | str = "cpu"):
+        super().__init__()
+        #: reads by the line that makes them
+        self.places: Counter[str] = Counter()
+        #: whether a kept tensor met others, which on a GPU is an error
+        self.mixes = False
+        self._is_cpu = torch.device(device).type == "cpu"
+        self._kept = {id(one): one for one in kept if isinstance(one, Tensor)}
+        self._operators = _Operators(self)
+
+    @property
+    def number(self) -> int:
+        """How many reads there were."""
+        return self.places.total()
+
+    def is_kept(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is on the host."""
+        return id(tensor) in self._kept or (not self._is_cpu and tensor.is_cpu)
+
+    def note(self) -> None:
+        """Count a read, by the first line that is neither PyTorch's nor this file's."""
+        frame: Any = sys._getframe(1)
+        while frame.f_back and frame.f_code.co_filename.startswith(_OWN):
+            frame = frame.f_back
+        self.places[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
+
+    def note_kept(self, given: list[Tensor], output: Any) -> None:
+        """Keep what is made of kept tensors alone."""
+        kept = [one for one in given if self.is_kept(one)]
+        self.mixes |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(given)
+        if given and len(kept) == len(given):
+            self._kept |= {id(one): one for one in tree_leaves(output) if isinstance(one, Tensor)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; count it where it reads."""
+        if func in _METHODS and not self.is_kept(args[0]):
+            self.note()
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> "HostReads":
+        """Begin to count."""
+        self._operators.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End counting."""
+        super().__exit__(*error)
+        self._operators.__exit__(*error)
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, reads: HostReads):
+        super().__init__()
+        self._reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if _reads(func, args) and not all(map(self._reads.is_kept, given)):
+            self._reads.note()
+        output = func(*args, **(kwargs or {}))
+        self._reads.note_kept(given, output)
+        return output
+
+
+def _reads(func: Any, args: Any) -> bool:
+    """Say whether an operator needs values on the host: its output, or the size of its output, depends on them."""
+    if func.name().startswith(_INDEXED):
+        return any(isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags

@@ -1,0 +1,60 @@
+"""Give batches few shapes: rows of few widths, and boundaries of one number."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+#: boundaries of members, and the length of the longest one, in both layouts
+_BOUNDARIES = (
+    "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded",
+)  # fmt: skip
+_LONGEST = ("max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_kv")
+
+
+def check_shapes(pad_to: Any, pad_segments: Any) -> None:
+    """Raise ValueError if these are no widths, or no number of segments."""
+    widths = [pad_to] if isinstance(pad_to, int) else [] if pad_to in ("longest", "max_token_len") else pad_to
+    if isinstance(widths, str) or any(type(width) is not int or width < 1 for width in widths):
+        raise ValueError(f"pad_to={pad_to}: longest, max_token_len, a number of tokens, or a list of widths")
+    if pad_segments is not None and (type(pad_segments) is not int or pad_segments < 2):
+        raise ValueError(f"pad_segments={pad_segments}: 2 or more, for a member and the padding behind it")
+
+
+def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
+    """Return the widths that batches may have, the least first.
+
+    Args:
+        planned: `max_token_len` of the packing.
+        longest: tokens of the longest pack.
+
+    Raises:
+        ValueError: none of the widths has room for it.
+    """
+    if isinstance(pad_to, int):
+        return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
+    widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
+    if not isinstance(pad_to, str) and (not widths or widths[-1] < planned):
+        raise ValueError(f"pad_to={list(pad_to)}: packs have up to {planned} tokens, for which no width has room")
+    return widths
+
+
+def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
+    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's.
+
+    Raises:
+        ValueError: there are more segments.
+    """
+    width, filled = batch["input_ids"].shape[1], {}
+    for name in _BOUNDARIES:
+        if (ends := batch.get(name)) is not None:
+            if (missing := num_segments + 1 - len(ends)) < 0:
+                raise ValueError(
+                    f"{len(ends) - 1} members and paddings, more than pad_segments={num_segments}: pack with"
+                    f" packing.max_members={num_segments - 1}, for one pack a batch, or give a larger number"
+                )
+            filled[name] = torch.cat([ends, ends[-1:].expand(missing)])
+    longest = {name: batch[name] for name in _LONGEST if name in batch}
+    return filled | {
+        name: value.new_tensor(width) if isinstance(value, torch.Tensor) else width for name, value in longest.items()
+    }

@@ -1,0 +1,53 @@
+"""Keep the small tensors of a batch in one buffer: it crosses processes, is pinned and goes to a device at once."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+#: bytes to which the places in a buffer are rounded up
+_ALIGNED = 16
+#: larger tensors stay buffers of their own: copying them would take time
+_SMALL_BYTES = 4 << 20
+
+
+def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Copy small tensors into one buffer.
+
+    Returns:
+        The copies by the `id` of each tensor.
+    """
+    small = [one for one in {id(one): one for one in tensors}.values() if one.nbytes <= _SMALL_BYTES]
+    *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNED) * _ALIGNED for one in small), initial=0)
+    buffer = torch.empty(num_bytes, dtype=torch.uint8)
+    found = {}
+    for start, one in zip(starts, small, strict=True):
+        found[id(one)] = buffer[start : start + one.nbytes].view(one.dtype).view(one.shape).copy_(one)
+    return found
+
+
+def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """Move tensors; those that fill one buffer move at once.
+
+    Args:
+        move: returns a copy of a tensor at another place.
+
+    Returns:
+        The moved tensors by the `id` of each.
+    """
+    buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
+    for one in tensors:
+        buffers[one.untyped_storage()._cdata][id(one)] = one
+    found = {}
+    for own in buffers.values():
+        storage = next(iter(own.values())).untyped_storage()
+        if len(own) == 1 or storage.nbytes() > 2 * sum(one.nbytes for one in own.values()):
+            found |= {key: move(one) for key, one in own.items()}
+            continue
+        whole = move(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)).untyped_storage()
+        for key, one in own.items():
+            empty = torch.empty(0, dtype=one.dtype, device=whole.device)
+            found[key] = empty.set_(whole, one.storage_offset(), one.size(), one.stride())
+    return found
