@@ -91,6 +91,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"python benchmarks/": ("it takes minutes", _a_script),
     r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
     r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
+    r"python -m energon_pack[.]order packed/both": ("two sets in packs; tests/test_order_of_datasets.py", _a_tool),
     r"energon-pack .*executor=slurm": ("there is no Slurm; tests/stages/test_chain.py has a stand-in", _on_nodes),
     r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
@@ -101,10 +102,13 @@ def is_not_run(line: str) -> bool:
     return any(re.match(pattern, line) for pattern in NOT_RUN)
 
 
-#: Snippets with these are compiled alone. Where the package is, the test that is named runs the same.
-NOT_INSTALLED = {
+#: Snippets with these are compiled alone: a package, a tokenizer or a model is not here. The test that is named runs
+#: the same.
+COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
     "from trl import": "tests/trainers/test_trainer_recipes.py",
+    "convert_tekken_tokenizer(": "tests/templates/test_tokens_of_sounds.py",
+    "source_losses(": "tests/training/test_source_losses.py",
 }
 
 
@@ -131,7 +135,7 @@ class Reader:
 
     def read(self, block: Block) -> None:
         if block.language == "python":
-            if any(name in block.text for name in NOT_INSTALLED):
+            if any(name in block.text for name in COMPILED):
                 compile(block.text, block.page, "exec")
                 return
             out = StringIO()
