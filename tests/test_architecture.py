@@ -51,7 +51,7 @@ templates.folder templates.full templates.quiet templates.served templates.torch
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors online.ranks
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
-dataset.readable dataset.referenced
+dataset.pack_sums dataset.readable dataset.referenced
 """
 ENERGON = "task_encoder loading reading packed_seq_params flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.

@@ -95,7 +95,7 @@ def is_named(key: str) -> bool:
     """Say whether a setting changes the hash in `output_name`."""
     node, _, name = key.partition(".")
     is_content = node == "seed" or (node in _CONTENT and name.partition(".")[0] not in _NOT_CONTENT.get(node, ()))
-    return is_content and key not in _IN_NAME
+    return (is_content or key.startswith("source.path.")) and key not in _IN_NAME  # the entries of a mixture
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:

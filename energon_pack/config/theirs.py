@@ -1,4 +1,4 @@
-"""What settings of other packers are called here; a test compares them with docs/comparison.md."""
+"""What settings of other packers are called here; a test compares them with the page of other packers."""
 
 #: the last part of a key → what to write here
 THEIRS = {

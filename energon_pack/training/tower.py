@@ -8,6 +8,7 @@ import copy
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,8 @@ from energon_pack.training.wrapped import class_of, is_whole
 
 #: input of a tower from which it works out the rest
 _GRID = "grid_thw"
-#: of media, as models name them
-_KINDS = ("image", "video")
+#: a batch's grid of one kind of media
+_OF_A_KIND = re.compile(rf"[a-z]+_{_GRID}")
 
 
 class Tower:
@@ -55,11 +56,11 @@ class Tower:
         from transformers.exporters.utils import precompute_export_inputs
 
         values: dict[str, Any] = {}
-        for kind in _KINDS:
-            if (grid := media.get(f"{kind}_{_GRID}")) is not None:
-                made = {_GRID: grid}
-                precompute_export_inputs(self._module, made)
-                values |= {f"{PREFIX}{kind}_{name}": value for name, value in made.items() if name != _GRID}
+        for key in filter(_OF_A_KIND.fullmatch, media):
+            made = {_GRID: media[key]}
+            precompute_export_inputs(self._module, made)
+            kind = key.removesuffix(_GRID)  # with its underscore
+            values |= {f"{PREFIX}{kind}{name}": value for name, value in made.items() if name != _GRID}
         return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property

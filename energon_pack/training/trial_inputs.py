@@ -219,8 +219,7 @@ def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool)
     """Return where the first or last medium is in an input of all media."""
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
-    kind = "video" if "video" in name else "image" if "pixel" in name else "audio"
-    grid = media.get(f"{kind}_grid_thw")
+    grid = media.get("video_grid_thw" if "_videos" in name else "image_grid_thw" if "pixel" in name else "")
     num = 1 if grid is None or value.dim() > 2 else int(grid[-1 if is_last else 0].prod())
     return slice(len(value) - num, None) if is_last else slice(num)
 

@@ -327,7 +327,7 @@ def change_yaml(path: Path, **values: Any) -> None:
 def test_packs_of_other_tools_are_refused_where_packs_of_ours_are_looked_at(tmp_path: Path) -> None:
     """By name, with the command that reads them."""
     folder = write_llava_onevision(tmp_path / "llava")
-    with pytest.raises(PackError, match=rf"Packs of another tool are a source: .*energon_pack\.try {folder} \+model="):
+    with pytest.raises(PackError, match=rf"Packs of another tool are a source: .*energon-pack try {folder} \+model="):
         found(folder)
     with pytest.raises(
         PackError, match=rf"--source {folder} \+model=MODEL \(packs of another tool are a source, too\)"

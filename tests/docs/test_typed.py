@@ -92,6 +92,10 @@ NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
     r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
     r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
     r"python -m energon_pack[.]order packed/both": ("two sets in packs; tests/test_order_of_datasets.py", _a_tool),
+    r"energon-pack .*hydra/sweeper=optuna": (
+        "a package of its own; tests/test_cli_sweeps.py asks its figure",
+        _of_a_model,
+    ),
     r"energon-pack .*executor=slurm": ("there is no Slurm; tests/stages/test_chain.py has a stand-in", _on_nodes),
     r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
     r"pytest ": ("these are tests themselves", _tests),
