@@ -69,7 +69,7 @@ class Packs(Subject):
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _BOUNDARIES}
         inputs = in_place(switches_of(batch) | named, batch, self.media)
         probe = replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
-        loses_ids = has_rope_rows(self.model) and _loses_ids(pending)
+        loses_ids = has_rope_rows(self.model) and _loses_ids(pending, inputs)
         return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
 
     def way_out(self, _: Mapping[str, Any]) -> str:
@@ -80,20 +80,20 @@ class Packs(Subject):
         )
 
 
-def _loses_ids(pending: Pending) -> bool:
+def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
     """Say whether a hook takes the ids away, by which a model finds the positions of images: ms-swift's embeds them."""
     kept: list[bool] = []
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
     handle = pending.part.register_forward_pre_hook(
-        lambda _, __, inputs: kept.append("input_ids" in inputs), with_kwargs=True
+        lambda _, __, given: kept.append("input_ids" in given), with_kwargs=True
     )
     try:
         with torch.no_grad():
-            pending.call(**without_loss(pending.inputs))
+            pending.call(**without_loss(inputs))
     finally:
         handle.remove()
-    return "input_ids" in pending.inputs and not all(kept)
+    return "input_ids" in inputs and not all(kept)
 
 
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
