@@ -31,6 +31,7 @@ from energon_pack.training.trial_inputs import (
 )
 from energon_pack.training.watch import tokens_of
 
+_LEAST = 2  # tokens of a made text
 #: inputs of packs that some trainers leave out
 _BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
 
@@ -128,10 +129,10 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     spans = members_of(inputs)
     end = max((span.end for span in spans), default=width)
     compared = [*members, *twins_of(members)]
-    compared = compared if longest is None or _length(compared) <= longest else [*members]
+    compared = compared if longest is None or _length(compared) + _LEAST <= longest else [*members]
     lengths = sorted(span.end - span.start for span in spans) or [width]
     texts = _Texts(model, members)
-    first = texts.filling(lengths, end - _length(compared))
+    first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
     rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
     form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
     return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
@@ -154,9 +155,9 @@ class _Texts:
         """Return texts that fill some tokens; the last one is cut."""
         texts: list[Encoded] = []
         for length in cycle(lengths):
-            if space < 2:
+            if space < _LEAST:
                 return texts
-            texts.append(self._text(min(max(length, 2), space)))
+            texts.append(self._text(min(max(length, _LEAST), space)))
             space -= len(texts[-1].tokens)
         return texts
 
