@@ -79,7 +79,8 @@ def page(rows: Mapping[str, Row]) -> Iterator[str]:
         if "plain" not in row:
             yield f"| `{name}` | not run: {row['why'][:80].replace('|', '/')} | | | | |"
             continue
-        plain, left = Counter(row["plain"]), Counter(row.get("reads", row["plain"]))
+        plain: Counter[str] = Counter(row["plain"])
+        left: Counter[str] = Counter(row.get("reads", row["plain"]))
         places = ", ".join(f"{place.removeprefix('modeling_')} ×{number}" for place, number in left.most_common(5))
         spared = f"{plain.total()}, {(plain - left).total()}" if "reads" in row else str(plain.total())
         apart = f"{row['outputs']:.0e} | {row['gradients']:.0e}" if "outputs" in row else f"{row.get('why', '')[:60]} |"

@@ -71,19 +71,19 @@ class HostReads(TorchFunctionMode):
 
     def __enter__(self) -> "HostReads":
         """Begin to count."""
-        self._operators.__enter__()
-        super().__enter__()
+        self._operators.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """End counting."""
-        super().__exit__(*error)
-        self._operators.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._operators.__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 class _Operators(TorchDispatchMode):
     def __init__(self, reads: HostReads):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

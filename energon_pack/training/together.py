@@ -40,7 +40,7 @@ def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[i
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:
         buffers[one.untyped_storage()._cdata][id(one)] = one
-    found = {}
+    found: dict[int, Tensor] = {}
     for own in buffers.values():
         storage = next(iter(own.values())).untyped_storage()
         if len(own) == 1 or storage.nbytes() > 2 * sum(one.nbytes for one in own.values()):
