@@ -31,6 +31,7 @@ from energon_pack.training.trial_inputs import (
 )
 from energon_pack.training.watch import tokens_of
 
+_LEAST = 2  # tokens of a made text
 #: inputs of packs that some trainers leave out
 _BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
 
@@ -69,7 +70,7 @@ class Packs(Subject):
         named = {k: v for k, v in probe.inputs.items() if k in batch or k not in _BOUNDARIES}
         inputs = in_place(switches_of(batch) | named, batch, self.media)
         probe = replace(probe, inputs=inputs, plain=partial(plain_inputs, pending.part, device=device))
-        loses_ids = has_rope_rows(self.model) and _loses_ids(pending)
+        loses_ids = has_rope_rows(self.model) and _loses_ids(pending, inputs)
         return replace(probe, plain=partial(_with_positions, probe)) if loses_ids else probe
 
     def way_out(self, _: Mapping[str, Any]) -> str:
@@ -80,20 +81,20 @@ class Packs(Subject):
         )
 
 
-def _loses_ids(pending: Pending) -> bool:
+def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
     """Say whether a hook takes the ids away, by which a model finds the positions of images: ms-swift's embeds them."""
     kept: list[bool] = []
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
     handle = pending.part.register_forward_pre_hook(
-        lambda _, __, inputs: kept.append("input_ids" in inputs), with_kwargs=True
+        lambda _, __, given: kept.append("input_ids" in given), with_kwargs=True
     )
     try:
         with torch.no_grad():
-            pending.call(**without_loss(pending.inputs))
+            pending.call(**without_loss(inputs))
     finally:
         handle.remove()
-    return "input_ids" in pending.inputs and not all(kept)
+    return "input_ids" in inputs and not all(kept)
 
 
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
@@ -128,10 +129,10 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     spans = members_of(inputs)
     end = max((span.end for span in spans), default=width)
     compared = [*members, *twins_of(members)]
-    compared = compared if longest is None or _length(compared) <= longest else [*members]
+    compared = compared if longest is None or _length(compared) + _LEAST <= longest else [*members]
     lengths = sorted(span.end - span.start for span in spans) or [width]
     texts = _Texts(model, members)
-    first = texts.filling(lengths, end - _length(compared))
+    first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
     rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
     form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
     return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
@@ -154,9 +155,9 @@ class _Texts:
         """Return texts that fill some tokens; the last one is cut."""
         texts: list[Encoded] = []
         for length in cycle(lengths):
-            if space < 2:
+            if space < _LEAST:
                 return texts
-            texts.append(self._text(min(max(length, 2), space)))
+            texts.append(self._text(min(max(length, _LEAST), space)))
             space -= len(texts[-1].tokens)
         return texts
 

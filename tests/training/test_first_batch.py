@@ -16,7 +16,7 @@ from energon_pack.training.guards import Guard, guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.members import Encoded
-from energon_pack.training.pack_trial import in_place
+from energon_pack.training.pack_trial import in_place, made_rows
 from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
@@ -407,6 +407,15 @@ def test_images_that_see_each_other_are_refused() -> None:
     images = [members[1], members[0], members[1]]
     with pytest.raises(MixingError, match=r"other media move their own outputs by 1\.1, those of others by 0\.26"):
         model(**inputs_of("qwen2_5_vl", model, [images]))
+
+
+def test_each_rank_compares_as_many_samples_alone() -> None:
+    """Ranks of FSDP gather weights together: one with a short pack ran one sample less, and the training crashed."""
+    model = make_model("llama")
+    members = make_members("llama", model)
+    guard(model, Members(members, "positions"))
+    batches = [inputs_of("llama", model, [row]) for row in (members[:1], members * 4)]
+    assert len({len(made_rows(model, batch, members, None).placed) for batch in batches}) == 1
 
 
 def test_a_hook_that_embeds_ids_leaves_a_sample_its_positions() -> None:
