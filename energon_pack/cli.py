@@ -294,10 +294,10 @@ def _defaults(ours: DictConfig) -> PackConfig:
 
 def _keeps_the_name(override: Override) -> bool:
     """Say whether the output has the same name without an override: a choice of a group is in its name by itself."""
-    key = override.key_or_group
-    if key not in HydraConfig.get().runtime.choices or isinstance(override.value(), dict):
-        return not is_named(key)
-    return key.startswith("hydra/") or not ("/" in key or override.package)
+    key, is_mapping = override.key_or_group, isinstance(override.value(), dict)
+    if key in HydraConfig.get().runtime.choices and not is_mapping:
+        return key.startswith("hydra/") or not ("/" in key or override.package)
+    return not (is_mapping or is_named(key))  # what a mapping holds is not asked, such as the entries of a mixture
 
 
 def _composed_defaults() -> DictConfig:

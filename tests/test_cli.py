@@ -387,7 +387,15 @@ def test_the_source_tree_is_the_one_that_runs() -> None:
     assert (ROOT / "energon_pack").samefile(Path(sys.modules["energon_pack"].__file__ or "").parent)
 
 
-@pytest.mark.parametrize("settings", [["source.path=/x/a"], ["packing=thd", "seed=1"], ["model.max_pixels=200704"]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["source.path=/x/a"],
+        ["packing=thd", "seed=1"],
+        ["model.max_pixels=200704"],
+        ["source.path={a: {path: /x/a, weight: 2}, b: {path: /x/b}}"],  # two mixtures had one name
+    ],
+)
 def test_an_output_has_the_same_name_whether_defaults_are_composed_or_known(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,10 +92,10 @@ def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequen
 
 
 def is_named(key: str) -> bool:
-    """Say whether a setting changes the hash in `output_name`."""
+    """Say whether a setting changes the hash in `output_name`; one below a place does, as an entry of a mixture."""
     node, _, name = key.partition(".")
-    is_content = node == "seed" or (node in _CONTENT and name.partition(".")[0] not in _NOT_CONTENT.get(node, ()))
-    return (is_content or key.startswith("source.path.")) and key not in _IN_NAME  # the entries of a mixture
+    is_content = node == "seed" or (node in _CONTENT and name not in _NOT_CONTENT.get(node, ()))
+    return is_content and key not in _IN_NAME
 
 
 def output_name(config: PackConfig, defaults: PackConfig, swept: Mapping[str, str] = MappingProxyType({})) -> str:
