@@ -103,9 +103,9 @@ def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, An
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(run, planned.report)
     pages.write_page(run, page, ledger(planned.lengths, planned.plan, run.config.packing), why_not)
-    if why_not is None and (run.may_overwrite or run.destination.is_free()):  # else nothing could be published
+    if why_not is None and (run.config.may_overwrite or run.destination.is_free()):  # else nothing could be published
         with _staging(run, planned) as staging:
-            run.destination.begin(staging, planned.identity, 0, run.may_overwrite)
+            run.destination.begin(staging, planned.identity, 0, run.config.may_overwrite)
             writing.write_plan_file(run, planned, staging)
             publishes = replace(run, config=replace(run.config, stage=Stage.publish))
             writing.leave_jobs(run, planned, staging, planning.why_unpublished(publishes, planned.report))
@@ -133,7 +133,7 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := planning.why_unpublished(run, planned.report):
             pages.leave_page(run, page, why_not, planned.report, staging / LEDGER)
-        destination.begin(staging, planned.identity, num_bytes or 0, run.may_overwrite)
+        destination.begin(staging, planned.identity, num_bytes or 0, run.config.may_overwrite)
         is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
         jobs = partial(writing.shard_jobs, run, planned, staging, is_shared)
         writing.write_plan_file(run, planned, staging)

@@ -60,8 +60,9 @@ class Given:
         self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
     ):
         with _named("conversations"):
-            self._num, self._dataset = len(dataset), undecoded(dataset)
-        self._num = self._num if limit is None else min(limit, self._num)
+            #: all items of the dataset, also those beyond the limit
+            self.num_found, self._dataset = len(dataset), undecoded(dataset)
+        self._num = self.num_found if limit is None else min(limit, self.num_found)
         self._settings = settings
         #: the folder that paths of media are relative to
         self.root = os.path.abspath(os.path.expanduser(media_root or ""))

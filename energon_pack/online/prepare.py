@@ -117,7 +117,7 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
                 )
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
-            measured = Measured(lengths, method, len(conversations or []), 0)
+            measured = Measured(lengths, method, given.num_found, 0)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):

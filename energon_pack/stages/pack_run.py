@@ -43,11 +43,6 @@ class PackRun(Run):
     published: dict[str, Any] | None = None
 
     @property
-    def may_overwrite(self) -> bool:
-        """Say whether an existing dataset may be replaced; the demo may run again and again."""
-        return self.config.output.overwrite or self.config.source.is_demo
-
-    @property
     def media_root(self) -> str | None:
         """Return the folder of the source that packs refer to; None: packs hold copies of the media."""
         return self.source.root if self.config.output.media is MediaIn.reference else None
@@ -72,10 +67,9 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     """
     destination, output_dir = destination_of(config), config.output.dir
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
-    may_overwrite = config.output.overwrite or config.source.is_demo
-    published = _equal_published(config, destination) if publishes(config) and not may_overwrite else None
+    published = _equal_published(config, destination) if publishes(config) and not config.may_overwrite else None
     if publishes(config) and published is None:
-        destination.refuse_existing(may_overwrite)
+        destination.refuse_existing(config.may_overwrite)
     source, processor = _source(config, cache_dir)
     destination.refuse_source(source)
     for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):

@@ -78,7 +78,7 @@ def publish(
     stored = destination.named if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with run.progress.timed("publish"):
-        destination.publish(staging, planned.identity, run.may_overwrite)
+        destination.publish(staging, planned.identity, run.config.may_overwrite)
     print_stages(run.progress)
     say_wrong(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'

@@ -14,6 +14,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
@@ -287,7 +288,7 @@ class PackEncoder:
         }
         if self.tower is not None and self.layout == "neat":
             batch |= self.tower(media)
-        return batch.in_one_buffer()
+        return batch.in_one_buffer() if get_worker_info() is not None else batch  # it crosses to another process
 
     def use_tower(self, tower: "Tower | None") -> None:
         """Make the values for a tower with each batch, in `layout=neat`; `guard` calls this."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any
@@ -26,8 +27,6 @@ _TYPES = ("mm_token_type_ids", "token_type_ids")
 SOUNDS = ("input_features", "input_values", "audio_input_features")
 #: as `SOUNDS`, or pixels
 _VALUES = ("pixel_values", *SOUNDS)
-#: whether packages add kinds of media, whose inputs may have any name
-_ADDS_KINDS = bool(entry_points(group="energon_pack.kinds"))
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,13 @@ def is_content(name: str) -> bool:
 
     Inputs for kinds that packages add may have any name.
     """
-    return name.startswith(_VALUES) or (_ADDS_KINDS and name not in MEDIA_KEYS)
+    return name.startswith(_VALUES) or (name not in MEDIA_KEYS and _are_kinds_added())
+
+
+@cache
+def _are_kinds_added() -> bool:
+    """Say whether packages add kinds of media; asking looks at every package, which takes 30 ms."""
+    return bool(entry_points(group="energon_pack.kinds"))
 
 
 def members_of(inputs: Mapping[str, Any]) -> list[Span]:
