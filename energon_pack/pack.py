@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
-from energon_pack.config.output_dir import page_of
+from energon_pack.config.output_dir import may_overwrite, page_of
 from energon_pack.dataset.check import claim_of, get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.finished import refuse_another
@@ -103,9 +103,9 @@ def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, An
     """End a run after its plan: write its page, and the files that `stage=write` needs."""
     why_not = planning.why_unpublished(run, planned.report)
     pages.write_page(run, page, ledger(planned.lengths, planned.plan, run.config.packing), why_not)
-    if why_not is None and (run.config.may_overwrite or run.destination.is_free()):  # else nothing could be published
+    if why_not is None and (may_overwrite(run.config) or run.destination.is_free()):  # else nothing could be published
         with _staging(run, planned) as staging:
-            run.destination.begin(staging, planned.identity, 0, run.config.may_overwrite)
+            run.destination.begin(staging, planned.identity, 0, may_overwrite(run.config))
             writing.write_plan_file(run, planned, staging)
             publishes = replace(run, config=replace(run.config, stage=Stage.publish))
             writing.leave_jobs(run, planned, staging, planning.why_unpublished(publishes, planned.report))
@@ -133,7 +133,7 @@ def _write(run: PackRun, planned: Planned, page: RunReport) -> dict[str, Any]:
         write_ledger(staging / LEDGER, lengths, planned.plan, config.packing)
         if why_not := planning.why_unpublished(run, planned.report):
             pages.leave_page(run, page, why_not, planned.report, staging / LEDGER)
-        destination.begin(staging, planned.identity, num_bytes or 0, run.config.may_overwrite)
+        destination.begin(staging, planned.identity, num_bytes or 0, may_overwrite(run.config))
         is_shared = config.stage is Stage.publish or config.executor.kind != ExecutorKind.local
         jobs = partial(writing.shard_jobs, run, planned, staging, is_shared)
         writing.write_plan_file(run, planned, staging)

@@ -39,6 +39,11 @@ def page_of(config: PackConfig) -> Path:
     return final / PAGE if publishes(config) else page_beside(final, f"{config.stage.value}.html")
 
 
+def may_overwrite(config: PackConfig) -> bool:
+    """Say whether an existing dataset may be replaced; the demo may run again and again."""
+    return config.output.overwrite or config.source.is_demo
+
+
 def publishes(config: PackConfig) -> bool:
     """Say whether a run ends with a dataset under its name."""
     return config.stage in (Stage.all, Stage.publish)

@@ -204,11 +204,6 @@ class PackConfig:
     #: share of the samples that bad data may cost; above it, nothing is published
     max_skipped: float = 0.01
 
-    @property
-    def may_overwrite(self) -> bool:
-        """Say whether an existing dataset may be replaced; the demo may run again and again."""
-        return self.output.overwrite or self.source.is_demo
-
     def flavor(self) -> "PackedFlavor":
         """Return the flavour of the packs; raises PackError as `OutputConfig.packed_flavor`."""
         from energon_pack.samples.flavors import TREES

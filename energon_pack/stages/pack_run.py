@@ -7,7 +7,7 @@ from typing import Any
 from energon_pack.config import Format, MediaIn, PackConfig
 from energon_pack.config.cache_dir import cache_address, cache_folder
 from energon_pack.config.naming import are_same, content_of, content_settings
-from energon_pack.config.output_dir import destination_of, publishes
+from energon_pack.config.output_dir import destination_of, may_overwrite, publishes
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import refuse_unwritable_folder
 from energon_pack.dataset.in_store import refuse_unwritable_address
@@ -67,9 +67,9 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     """
     destination, output_dir = destination_of(config), config.output.dir
     cache_dir, address = cache_folder(config.cache_dir, output_dir), cache_address(config.cache_dir, output_dir)
-    published = _equal_published(config, destination) if publishes(config) and not config.may_overwrite else None
+    published = _equal_published(config, destination) if publishes(config) and not may_overwrite(config) else None
     if publishes(config) and published is None:
-        destination.refuse_existing(config.may_overwrite)
+        destination.refuse_existing(may_overwrite(config))
     source, processor = _source(config, cache_dir)
     destination.refuse_source(source)
     for knob, path in (("output.dir", destination.named), ("cache_dir", address or str(cache_dir))):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import plain
+from energon_pack.config.output_dir import may_overwrite
 from energon_pack.dataset.check import check, reconcile
 from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
@@ -78,7 +79,7 @@ def publish(
     stored = destination.named if destination.is_stored else None
     seen = page.write(staging / PAGE, skipped, facts, named, LEDGER, None, staging, stored)
     with run.progress.timed("publish"):
-        destination.publish(staging, planned.identity, run.config.may_overwrite)
+        destination.publish(staging, planned.identity, may_overwrite(run.config))
     print_stages(run.progress)
     say_wrong(seen.wrong)
     load = f'load it with megatron.energon.get_train_dataset("{named}", ...)'
