@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError
 from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
@@ -28,7 +27,6 @@ from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.beginnings import beginnings
-from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
@@ -98,14 +96,9 @@ def measure(job: MeasureJob) -> pa.Table:
     """Measure a slice of samples into a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
-    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run itself says it
     with Reader() as reader, losing_no_fault():
         rows = measured(_read_all(reader, job), template, job.method)
         return lengths_table(rows, job.method.with_beginnings)
-
-
-class ShortcutWrong(PackError):
-    """The chat template looks at texts that it was believed to copy: measure everything without the shortcut."""
 
 
 def measured(
@@ -115,9 +108,6 @@ def measured(
 
     Args:
         samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
-
-    Raises:
-        ShortcutWrong: some samples have other lengths than they were measured with before.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
@@ -132,9 +122,6 @@ def measured(
             _count(template, waiting, method.engine)
             num_characters = 0
     _count(template, waiting, method.engine)
-    if template.is_misread:
-        begins = template.spec.chat_template[:60]
-        raise ShortcutWrong(f"the chat template that begins with {begins!r} looks at texts that it seemed to copy")
     return rows
 
 

@@ -22,7 +22,6 @@ from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.lengths.measure import without_wrong_shortcut
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.measure import measure_given
 from energon_pack.online.rows import MeasuredItem, Rows, write_measured
@@ -112,9 +111,7 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
         else:
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard, method = without_wrong_shortcut(
-                    lambda method: measure_given(given, known or "once", method, run, num_workers), method
-                )
+                shard = measure_given(given, known or "once", method, run, num_workers)
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
             measured = Measured(lengths, method, given.num_found, 0)

@@ -77,10 +77,10 @@ class Template(Preparation):
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         self._special = special
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
-        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
+        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date)
         self._tool_chat = self._chat
         if spec.tool_template:
-            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, False, needs_tools=True)
+            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, needs_tools=True)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
@@ -442,17 +442,6 @@ class Template(Preparation):
     def ends_answers(self) -> bool:
         """Whether the chat template writes a token that ends an answer."""
         return self._chat.ends_answers
-
-    @property
-    def is_misread(self) -> bool:
-        """Whether the chat template turned out to look at texts that it was believed to copy; earlier lengths are
-        wrong.
-        """
-        return self._chat.is_misread
-
-    def without_shortcut(self) -> "Template":
-        """Return the same template, which renders each conversation whole."""
-        return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
 
     def text(self, sample: Sample) -> str:
         """Return the text that the chat template writes for a conversation, before media are expanded.
