@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +41,6 @@ CHECKS = {
     "source tokens": "tokens are those that the source makes",
     "source samples": "every sample of the source is accounted for",
     "lengths": "tokens made again are the same",
-    "model": "the model keeps members of a pack apart",
 }
 
 
@@ -91,10 +90,6 @@ class Findings:
         elif len(kept) < self.max_defects:
             kept.append(defect)
 
-    def note(self, notes: Iterable[str]) -> None:
-        """Keep notes for the user, at most as many as defects of one check."""
-        self.notes += islice(notes, max(0, self.max_defects - len(self.notes)))
-
     def merge(self, other: "Findings") -> None:
         """Add the findings of another."""
         self.num_looked_at += other.num_looked_at
@@ -102,7 +97,6 @@ class Findings:
         self.more += other.more
         for defect in chain.from_iterable(other.defects.values()):
             self._keep(defect)
-        self.note(other.notes)
 
     def first(self, number: int) -> list[Defect]:
         """Return at most `number` defects, from as many checks as possible: one check with thousands hides no other."""

@@ -21,9 +21,9 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.template import Template
 from energon_pack.verify.findings import Findings
+from energon_pack.verify.members import made_otherwise
 from energon_pack.verify.shard import VerifiedShard, packs_of
 from energon_pack.verify.source import demo_of
-from energon_pack.verify.tokens import made_otherwise
 
 _SEED = 0
 

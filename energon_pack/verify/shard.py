@@ -27,6 +27,7 @@ from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.video import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -41,7 +42,6 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
-from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
@@ -59,7 +59,6 @@ class VerifyJob:
     packing: Mapping[str, Any]
     fingerprint: Any
     decode: bool
-    is_read_as_bytes: bool  # its dataset.yaml has Energon decode nothing
     source: dict[str, Shard] | None  # source shards by name; None: not compared
     read: ReadSettings
     media: DatasetMedia
@@ -299,17 +298,11 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         if job.decode:
             origin = pack.origin(part.name)
             where += f": {origin}" * (origin is not None)
-            beside: list[str] = []
-            findings.add("decode", where, _decoded(file, part, beside if job.is_read_as_bytes else None))
-            findings.note(f"not by its dataset.yaml, but by crude.yaml: {where}: {what}" for what in beside)
+            findings.add("decode", where, _decoded(file, part))
 
 
-def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]:
-    """Decode a medium, and yield what fails.
-
-    Args:
-        beside: collects what Energon's own decoder can't do, if that is no defect.
-    """
+def _decoded(file: Bytes, part: Part) -> Iterator[str]:
+    """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
     try:
         if part.name.endswith(".npy"):
             load_positions(file.read(part.offset, part.size), part.name)
@@ -319,14 +312,8 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
         if medium.kind != VIDEO.kind:
             if what := KINDS[medium.kind].defect(data, medium):
                 yield f"{part.name}: {what}"
-            return
-        times, ours = decoded_by_us(medium, data)
-        yield from (f"{part.name}: {what}" for what in ours)
-        theirs = [] if ours else [f"{part.name}: {what}" for what in decoded_by_energon(times, data)]
-        if beside is None:
-            yield from theirs
-        else:
-            beside += theirs
+        elif (number := len(frame_times(data))) < medium.num_frames:
+            yield f"{part.name}: {number} frames decode, its header says {medium.num_frames}"
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
     except Exception as error:  # damaged pixels make Pillow's plugins raise anything

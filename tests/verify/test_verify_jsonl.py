@@ -62,7 +62,7 @@ def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) ->
     """Files, arrays, times in the text or in fields, samples drawn twice: none is complained about."""
     clean = found(packed, decode=True, source=[], lengths=1000, processor=str(demo[1]))
     assert lines(clean) == ""
-    assert set(clean.num_looked_at) == set(CHECKS) - {"model", "own loader", "references", "shared"}
+    assert set(clean.num_looked_at) == set(CHECKS) - {"references", "shared"}
     assert clean.num_looked_at["source samples"] == 15 + 1 + 31
     num_arrays = 12 * (packed.name == "packed_captioning")
     assert clean.num_looked_at["source media"] == clean.num_looked_at["decode"] == 6 + 6 + 2 + 16 + 1 + num_arrays
