@@ -45,7 +45,7 @@ _HOMES = {
     "templates.member_tokens": "sample_of",
     "templates.sample": "Sample",
     "templates.template": "Template",
-    "templates.torchvision_shim": "prepare_torchvision",
+    "templates.full": "prepare_torchvision",
     "trainers.check": "check_trainer",
     "trainers.weighted": "weighted",
     "training.batch": "PackedBatch source_losses total_weight touch_vision weighted_loss",
@@ -100,10 +100,10 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.task_encoder import EncodedPack as EncodedPack
     from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
     from energon_pack.task_encoder import inputs_of as inputs_of
+    from energon_pack.templates.full import prepare_torchvision as prepare_torchvision
     from energon_pack.templates.member_tokens import sample_of as sample_of
     from energon_pack.templates.sample import Sample as Sample
     from energon_pack.templates.template import Template as Template
-    from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
     from energon_pack.trainers.check import check_trainer as check_trainer
     from energon_pack.trainers.weighted import weighted as weighted
     from energon_pack.training.batch import PackedBatch as PackedBatch

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -31,7 +30,6 @@ from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
-_FORESEEN = 64  # samples whose media the template is told at once
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 _MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
@@ -112,7 +110,7 @@ def measured(
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
     num_characters = 0
-    for row, sample in _with_foresight(samples, template):
+    for row, sample in samples:
         rows.append(row)
         if sample is None or (rendered := _render(row, sample, template, method.read)) is None:
             continue
@@ -164,15 +162,6 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
     row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
     row.nulls_dropped = sample.drops_nulls
-
-
-def _with_foresight(
-    samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template
-) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
-    """Yield the same pairs, after telling the template about the media of the next few samples."""
-    while some := list(islice(samples, _FORESEEN)):
-        template.foresee(medium for _, sample in some if sample is not None for medium in sample.media)
-        yield from some
 
 
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:

@@ -67,13 +67,7 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return a hash for each thing that a length depends on.
-
-    Args:
-        tokenizer: the tokenizer as JSON.
-        rules: everything that the text of a medium depends on.
-        kinds: the kinds of media that are measured.
-    """
+    """Return a hash for each thing that a length depends on."""
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]

@@ -14,7 +14,7 @@ from energon_pack.samples.tokens import LengthError, MemberTokens
 from energon_pack.templates.sample import Sample
 
 
-class Tokenizing(Protocol):
+class MemberTokenizer(Protocol):
     """What tokenizes samples: a `Template`."""
 
     @property
@@ -23,11 +23,8 @@ class Tokenizing(Protocol):
     def member_tokens(self, samples: Sequence[Sample], engine: str = ...) -> list[MemberTokens]: ...
 
 
-def tokens_of(template: Tokenizing, member: MemberInput, engine: str = "auto") -> MemberTokens:
+def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that was in no pack.
-
-    Args:
-        engine: as `measure.engine`.
 
     Raises:
         LengthError: it has another length than it was measured with.
@@ -39,11 +36,7 @@ def tokens_of(template: Tokenizing, member: MemberInput, engine: str = "auto") -
 
 
 def sample_of(member: MemberInput) -> Sample:
-    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
-
-    Raises:
-        OSError, Skip: a medium is missing, or its bytes are no medium.
-    """
+    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
     member.refuse_missing()
     files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
     media = {

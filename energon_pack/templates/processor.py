@@ -39,21 +39,13 @@ _CHOICE = "choice.json"
 
 
 def load_template(settings: TemplateSettings) -> Template:
-    """Build the template of a model with transformers from its processor.
-
-    Raises:
-        PackError: there is no such family, folder or hub id, or the family cannot use the processor.
-    """
+    """Build the template of a model with transformers from its processor."""
     folder = _folder(settings.model)
     return choose(settings, folder)[0] if settings.model.template in AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """Return the folder that `prepare_template` would return, if it exists already.
-
-    Raises:
-        PackError: there is no such folder or hub id.
-    """
+    """Return the folder that `prepare_template` would return, if it exists already."""
     saved = _saved(settings, cache_dir, _folder(settings.model))
     return os.fspath(saved) if is_as_made(saved) else None
 
@@ -63,9 +55,6 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
     and no worker ever does.
-
-    Raises:
-        PackError: as `load_template`.
     """
     folder = _folder(settings.model)
     saved = _saved(settings, cache_dir, folder)

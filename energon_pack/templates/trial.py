@@ -19,10 +19,9 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full import errors_only, full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.processor_inputs import full_ids
-from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -113,9 +112,6 @@ class Trial:
     @errors_only()
     def outcomes(self, template: Template) -> dict[str, Outcome]:
         """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
-
-        Args:
-            template: has the same processor and settings as earlier ones, except its family.
 
         Raises:
             ImportError: the full processor needs a package that is not here.

@@ -11,8 +11,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS
 from energon_pack.samples.media.prepared import media_inputs
-from energon_pack.templates.full import full_processor
-from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.full import errors_only, full_processor
 from energon_pack.training.joining import JoinError
 
 #: maps the token ids of texts to one value for each token

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.templates.served import said
+from energon_pack.templates.folder import said
 from energon_pack.training.own_rope import OwnRope
 from energon_pack.training.rope import ROPE_KINDS, Rope
 

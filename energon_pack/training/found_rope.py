@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.templates.served import models_of
+from energon_pack.templates.full import models_of
 from energon_pack.training.model_classes import small_config
 from energon_pack.training.own_rope import OwnRope
 from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions

@@ -2,7 +2,7 @@
 
 Workers read every shard's headers, JSON and names in parallel. They are compared with the index, the plan, the ledger,
 the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares bytes and tokens with the
-source, `--lengths` tokenizes. No defect hides another: whatever can be checked is checked, even if the rest is
+source. No defect hides another: whatever can be checked is checked, even if the rest is
 damaged. DIR may be an address.
 """
 
@@ -37,7 +37,6 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.lengths import measured_again, packed_with, saved_template
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
 from energon_pack.verify.source import (
@@ -45,6 +44,7 @@ from energon_pack.verify.source import (
     drawn_of,
     find_source,
     read_settings,
+    saved_template,
     source_samples,
     trusted_map,
     unaccounted,
@@ -60,8 +60,7 @@ class Options:
     source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
     media_root: str | None = None  # the media of a JSONL source now; None: where they were when packed
     map: str | None = None  # the step that may run on the records of the source, as `source.map` named it
-    lengths: int = 0  # how many members are measured again
-    processor: str | None = None  # for `source` and `lengths`; None: the one it was packed with
+    processor: str | None = None  # for `source`; None: the one it was packed with
     trust_remote_code: bool = False
     max_errors: int = 20  # defects of each check that are kept
     num_workers: int | None = None  # None: all cores
@@ -73,9 +72,6 @@ _DEFAULTS = Options()
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Return everything that is wrong with a packed dataset.
-
-    Args:
-        dataset: its folder, or its address.
 
     Raises:
         PackError: it is not a packed dataset, or the source is missing.
@@ -98,8 +94,6 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
     given = options.source
     if not has_messages(stated.manifest):
         why = "the packs hold no conversations (output.messages=false)"
-        if options.lengths:
-            raise PackError(f"--lengths {options.lengths}: {why}; --source compares their tokens")
         findings.notes += [f"{why}: only their tokens are compared with the source"] * (given is not None)
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
     how = options.processor, options.trust_remote_code
@@ -111,9 +105,6 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
         _check_accounts(stated, samples, shards, ledger, findings)
-    if options.lengths:
-        processor = options.processor or packed_with(folder, stated.report)
-        _check_lengths(stated, shards, processor, options, findings)
 
 
 @contextmanager
@@ -233,16 +224,6 @@ def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator
     return (sample for pack in packs for sample, _ in samples_of(pack, None))
 
 
-def _check_lengths(
-    stated: Stated, shards: list[VerifiedShard], processor: str | None, options: Options, findings: Findings
-) -> None:
-    number, how = options.lengths, (processor, options.trust_remote_code)
-    with Progress().stage("lengths", number, "members") as advance:
-        for member, defects in measured_again(stated.folder, stated.flavor, shards, number, *how):
-            findings.add("lengths", member, defects)
-            advance(1)
-
-
 # ----------------------------------------------------------------------------------------------- what a user sees
 
 
@@ -283,7 +264,7 @@ def _arguments() -> argparse.Namespace:
         "Check a packed dataset.",
         examples=(
             "packed/demo-qwen2_5_vl-neat-8192",
-            "packed/demo-qwen2_5_vl-neat-8192 --source --decode --lengths 100",
+            "packed/demo-qwen2_5_vl-neat-8192 --source --decode",
         ),
         codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
     )
@@ -293,8 +274,7 @@ def _arguments() -> argparse.Namespace:
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     more.add_argument("--map", metavar="MODULE:FUNCTION", help="with --source: run the step that source.map named")
-    more.add_argument("--lengths", type=count, default=0, metavar="N", help="tokenize N random members again")
-    processor = tool.add_argument_group("the processor of --source and --lengths")
+    processor = tool.add_argument_group("the processor of --source")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     how = tool.add_argument_group("how")

@@ -40,7 +40,6 @@ CHECKS = {
     "source text": "conversations are those of the source",
     "source tokens": "tokens are those that the source makes",
     "source samples": "every sample of the source is accounted for",
-    "lengths": "tokens made again are the same",
 }
 
 
@@ -73,11 +72,7 @@ class Findings:
     def add(
         self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1, file: str | None = None
     ) -> None:
-        """Record what a check found at one place.
-
-        Args:
-            file: see `Defect`.
-        """
+        """Record what a check found at one place."""
         self.num_looked_at[check] += num_looked_at
         for what in whats:
             self.num_defects[check] += 1

@@ -22,7 +22,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores import losing_no_fault
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import KINDS, VIDEO
@@ -36,7 +36,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, counted, read_ahead
+from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
 from energon_pack.verify import packs as checks
@@ -76,7 +76,7 @@ class VerifiedShard:
     name: str
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
-    members: "array[int]" = field(default_factory=lambda: array("Q"))  # how many are in each
+    num_members: int = 0
     ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each pack begins, and the last one ends
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
     parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
@@ -86,11 +86,7 @@ class VerifiedShard:
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Count a pack.
-
-        Args:
-            members: its rows of the plan; None: they are not known.
-        """
+        """Count a pack."""
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
         if job.shares:
@@ -101,7 +97,7 @@ class VerifiedShard:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
-        self.members.append(len(pack.ids))
+        self.num_members += len(pack.ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
@@ -117,7 +113,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            run.progress.add(sum(shard.members), num_bytes)
+            run.progress.add(shard.num_members, num_bytes)
             advance(1, size)
     return shards
 
@@ -207,26 +203,17 @@ def packs_of(
     folder: DatasetFolder,
     name: str,
     flavor: PackedFlavor = DEFAULT,
-    places: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """Yield the packs of a shard: the file to read them from, each pack, and the defects of its JSON.
 
     Args:
         flavor: need not be the packs' own where only `meta` is read.
-        places: where the wanted packs begin and end; None: read all.
     """
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
-        for some in [file] if places is None else (_alone(file, *place) for place in places):
-            for files in packs_in(TarScan(some)):
-                pack, defects = parse(files, _json(some, files), flavor)
-                yield with_media(some, pack, media), pack, defects
-
-
-def _alone(file: File, start: int, end: int) -> Bytes:
-    """Return a part of a file; of an object, no other part is read."""
-    read_ahead([(file, [(start, end - start)])])
-    return Range(file, start, end - start)
+        for files in packs_in(TarScan(file)):
+            pack, defects = parse(files, _json(file, files), flavor)
+            yield with_media(file, pack, media), pack, defects
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
