@@ -26,7 +26,6 @@ from energon_pack.lengths.table_cache import Chunk, in_chunks, key_of
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
-from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
@@ -99,16 +98,13 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
         return []
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-    return [
-        ({number: measured[number].shard for number in chunk.numbers}, chunk, _good(chunk)[mine - start].tolist())
-        for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False)
-        if len(mine)
-    ]
-
-
-def _good(chunk: Chunk) -> Ints:
-    """Return the rows whose samples have a length."""
-    return np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
+    drawn = []
+    for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False):
+        if len(mine):
+            with_length = np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
+            shards = {number: measured[number].shard for number in chunk.numbers}
+            drawn.append((shards, chunk, with_length[mine - start].tolist()))
+    return drawn
 
 
 def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:

@@ -125,7 +125,11 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
     replaced = () if model.template in ASKED else rules.media_tokens.values()
     for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
         if template.token_id(token) is None:
-            raise PackError(_no_token(token, model.template, class_of(Path(template.spec.processor.folder)), where))
+            name = class_of(Path(template.spec.processor.folder))
+            raise PackError(
+                f"{where}, a {name}, has no token {token}, which model.template={model.template} writes for media:"
+                " another family's processor, or another model's tokenizer?"
+            )
     if unread := [name for name in model.chat_template_kwargs if name not in variables]:
         named = ", ".join(sorted(variables)) or "none"
         raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
@@ -135,15 +139,6 @@ def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
 def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Copy a tokenizer, which takes 0.5 to 2 s: a full processor's call may leave it padding or cutting texts."""
     return Tokenizer.from_str(tokenizer.to_str())
-
-
-def _no_token(token: str, template: str, name: str, where: str) -> str:
-    if template in ASKED:
-        return f"{where} has no token {token}, which {name} writes for media: is the tokenizer another model's?"
-    return (
-        f"{where}, a {name}, has no token {token}, which model.template={template} writes for media: another family's"
-        " processor?"
-    )
 
 
 @dataclass(frozen=True)

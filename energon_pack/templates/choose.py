@@ -142,7 +142,9 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
                 raise PackError(f"{where}: its full processor can't be asked: {_line(error)}") from None
             return template, Choice(name, note=f"not compared with the full processor: {_line(error)}")
         full = full_processor(template.spec.processor)
-        kinds = _kinds(full) if name in AUTO else candidates[0].outcomes.keys() - {"text"}
+        kinds = candidates[0].outcomes.keys() - {"text"}
+        if name in AUTO:
+            kinds = kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
         if candidates[-1].exact >= kinds - candidates[-1].impossible:
             why_not = _by_chance(candidates[-1], settings, folder, trial) if name in AUTO else ""
             if not why_not:
@@ -222,10 +224,6 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
         f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
         " settings, and model.processor_kwargs, right? +model=text packs texts"
     )
-
-
-def _kinds(full: object) -> set[str]:
-    return kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
 
 
 def _line(error: ImportError) -> str:

@@ -31,7 +31,11 @@ def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "aut
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
     (made,) = template.member_tokens([sample_of(member)], engine)
-    _check_length(member, len(made), template.fingerprint)
+    if member.token_len is not None and len(made) != member.token_len:
+        raise LengthError(
+            f"{member.sample_id} has {len(made)} tokens in training, {member.token_len} when it was packed"
+            f" (fingerprint {template.fingerprint})"
+        )
     return made
 
 
@@ -52,14 +56,6 @@ def sample_of(member: MemberInput) -> Sample:
     found = [next(media[kind]) for kind in kinds]
     seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
     return Sample(member.messages, seen_media, member.tools, member.options)
-
-
-def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:
-    if member.token_len is not None and num_tokens != member.token_len:
-        raise LengthError(
-            f"{member.sample_id} has {num_tokens} tokens in training, {member.token_len} when it was packed"
-            f" (fingerprint {fingerprint})"
-        )
 
 
 def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -299,10 +299,6 @@ def told_apart(made: list[int] | str, truth: list[int] | str) -> str:
     """Say in a few words how the two results differ."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
     if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
-        first = next(_differing(made, truth))
+        first = next(index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])
         return f"token {made[first]} in place {first}, the full processor {truth[first]}"
     return f"{numbers[0]}, the full processor {numbers[1]}"
-
-
-def _differing(made: Sequence[int], truth: Sequence[int]) -> Iterator[int]:
-    return (index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])

@@ -8,8 +8,8 @@ damaged. DIR may be an address.
 
 import argparse
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -99,19 +99,14 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
     how = options.processor, options.trust_remote_code
     with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
         jobs = list(_jobs(stated, source, template_folder, options))
-        with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
+        num_jobs = max(len(jobs), len(source.shards) if source else 0)
+        with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
+            run = Run(executor, Progress())
             samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
             shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
         _check_accounts(stated, samples, shards, ledger, findings)
-
-
-@contextmanager
-def _working(num_jobs: int, options: Options) -> Iterator[Run]:
-    """Start processes for `num_jobs` jobs; a single job needs none."""
-    with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:
-        yield Run(executor, Progress())
 
 
 @dataclass(frozen=True)
@@ -214,14 +209,10 @@ def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: Ledger, 
 def _check_accounts(
     stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
-    names = chain(_samples(stated.folder, shards), ledger.names())
+    packs = (pack for shard in shards for _, pack, _ in packs_of(stated.folder, shard.name))
+    names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
     for number, defects, file in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
         findings.add("source samples", stated.folder.name, defects, number, file)
-
-
-def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator[str]:
-    packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
-    return (sample for pack in packs for sample, _ in samples_of(pack, None))
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees

@@ -23,7 +23,7 @@ from support.samples import chat, picture, write_tar
 
 Members = list[tuple[str, bytes]]
 #: what damages a dataset, the options of verify, and by check the words of its defects; empty: it may have some
-Corruption = tuple[Callable[[Path], None], dict[str, Any], dict[str, str]]
+Corruption = tuple[Callable[[Path], object], dict[str, Any], dict[str, str]]
 WORDS = "one two three four five six seven eight nine ten " * 8
 
 

@@ -192,7 +192,8 @@ class ChatTemplate:
         headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
         with suppress(Skip):
             head, _ = _around_first(self.render([question, calling], None), len(before))
-            headers.add(_up_to_line(shared_beginning(prompted, head), special))
+            header = shared_beginning(prompted, head)
+            headers.add(header[: max(header.rfind("\n") + 1, special.last_end(header))])
         longest_first = tuple(sorted(headers - {""}, key=len, reverse=True))
         ends = shared_beginning(last[1], older[1])
         ends = ends[: special.whole(older[1], len(ends))].strip()
@@ -225,11 +226,6 @@ def _around_first(output: str, start: int) -> tuple[str, str]:
         raise Skip(Reason.PROCESSOR_ERROR, "the chat template writes no text")
     first, last = written.marks[0].position, written.marks[-1].position
     return written.text[start:first], written.text[last:]
-
-
-def _up_to_line(text: str, special: SpecialTokens) -> str:
-    """Return a beginning, cut after its last line break or special token."""
-    return text[: max(text.rfind("\n") + 1, special.last_end(text))]
 
 
 def _holds_noncharacters(text: str) -> bool:

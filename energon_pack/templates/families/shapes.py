@@ -117,7 +117,10 @@ class Shapes(MediaRules):
                 return self._steps(media[0].num_samples)
             key = tuple(media), chosen
             if key not in self._known:
-                self._remember(key, self._ask(*key))
+                answers = self._ask(*key)
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = answers
             return self._known[key]
         except Exception as error:  # the processor refuses the sample
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
@@ -130,11 +133,6 @@ class Shapes(MediaRules):
             return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
 
         return Steps(ask, lambda answers: len(answers[0][0][0]))
-
-    def _remember(self, key: _Question, answers: _Answers) -> None:
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = answers
 
     def _are_independent(self, kind: str) -> bool:
         """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""

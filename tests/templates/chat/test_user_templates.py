@@ -85,8 +85,6 @@ COPYING = (
     "{{ m.content if m.content is defined and m.content is not none and m.content != none else '' }}",
     "{% if messages[loop.index0 - 1].role != 'tool' and messages | length > 0 %}{{ m.content }}{% endif %}",
     "{% if m.tool_calls and m.content %}{{ raise_exception('calls') }}{% endif %}{{ m.content }}",
-    "{% for k, v in m.items() %}{{ v if k == 'content' }}{% endfor %}",
-    "{{ (messages | selectattr('role', 'equalto', 'user') | list | length) }}{{ m.content | default('') | string }}",
 )
 
 
