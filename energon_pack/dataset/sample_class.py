@@ -10,9 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.samples.flavors import PACKED, packed_flavor
+from energon_pack.samples.flavors import PACKED, STACKS, packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.stacks import STACKS
 
 Taken = dict[str, bool]  # field → whether the class requires it
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.medium_settings import FRAMES, RATE_KEYS
+from energon_pack.samples.media.medium import FRAMES, RATE_KEYS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
-from energon_pack.samples.media.medium_settings import RATE_KEYS, SETTING_KEYS
+from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS

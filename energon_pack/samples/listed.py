@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part

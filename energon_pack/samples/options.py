@@ -7,7 +7,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.media.medium_settings import SHARED_KEYS
+from energon_pack.samples.media.medium import SHARED_KEYS
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.keys import hint, is_known, is_of_media, meant
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS

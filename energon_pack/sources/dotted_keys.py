@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS

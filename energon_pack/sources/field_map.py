@@ -19,7 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import NotPlain, yaml_value
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.formats import MEDIA_NAMES, kind_by_name
+from energon_pack.samples.media.kinds import MEDIA_NAMES, kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.find import LINES, Form, Leaf

@@ -16,7 +16,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 
 _NAMES = {"columns": Columns, "roles": Roles}
-_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes", "nulls")
+_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
 _PIXELS = ("min_pixels", "max_pixels")
 _HEARD = "use_audio_in_video"
 _OPTIONS = ("labels", "chat_template_kwargs", _HEARD, *_PIXELS)

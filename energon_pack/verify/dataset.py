@@ -18,9 +18,8 @@ from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
-from energon_pack.samples.flavors import packed_flavor, why_unknown
+from energon_pack.samples.flavors import STACKS, packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several

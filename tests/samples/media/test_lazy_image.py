@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops, ImageOps, ImageStat
 
-from energon_pack.samples.media.image import open_image
-from energon_pack.samples.media.lazy_image import LazyImage
+from energon_pack.samples.media.image import LazyImage, open_image
 from support.samples import picture
 
 ON_ITS_SIDE = Image.Exif()
