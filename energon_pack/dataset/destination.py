@@ -1,19 +1,24 @@
 """The place of a dataset: a folder, or an object store. A run uses only this interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.finished import published_report
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.energon import changed_keys
+from energon_pack.dataset.files import NEEDED, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
+
+_INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 
 
 class PlanMissing(PackError):
@@ -150,3 +155,70 @@ class Destination(ABC):
 def another_run(named: str) -> PackError:
     """Return the error for two runs with the same output."""
     return PackError(f"another run is writing {named}")
+
+
+def published_report(place: str) -> dict[str, Any] | None:
+    """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
+
+    An object store is asked once for the list of its objects; no shard is read.
+
+    Args:
+        place: its folder, or its address.
+    """
+    folder = DatasetFolder(place)
+    if not all(map(folder.has, NEEDED)):
+        return None
+    try:
+        report = folder.read_object(REPORT)
+        counts = at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
+        folder.read_object(f"{META_FOLDER}/{MANIFEST}")
+        PlanFile(folder).check()
+    except (OSError, ValueError):  # somebody else changed a file
+        return None
+    if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
+        return None
+    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY for name, packs in counts.items()):
+        return None
+    return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
+
+
+def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise PackError if Energon would not read a dataset as it was packed.
+
+    Args:
+        yamls: what `dataset_yamls` returns for the run.
+    """
+    folder = DatasetFolder(named)
+    for name, wanted in yamls.items():
+        try:
+            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), wanted))
+        except (OSError, ValueError):
+            is_changed = True
+        if is_changed:
+            raise PackError(
+                f"{named} exists, and its {META_FOLDER}/{name} is damaged or was changed: output.overwrite=true"
+                " replaces the dataset, output.name=NAME writes beside it"
+            )
+
+
+def _size(folder: DatasetFolder, name: str) -> int:
+    state = folder.state(name)
+    return -1 if state is None else state.size
+
+
+def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
+    """Refuse to replace a dataset that a run with the same settings would write differently.
+
+    Args:
+        report: report.json of the dataset.
+        identity: of the dataset that the run would write.
+        named: name of the dataset, for the error message.
+
+    Raises:
+        PackError: the dataset was made from another source.
+    """
+    if report["identity"] != identity:
+        raise PackError(
+            f"{named} exists, packed of another source or processor, or by another version:"
+            " output.overwrite=true replaces it, output.name=NAME writes beside it"
+        )

@@ -22,9 +22,8 @@ import pyarrow as pa
 
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, digest
 from energon_pack.dataset.manifest import MANIFEST, ORDER
-from energon_pack.dataset.order_parts import digest
 from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 
 
 class SampleType(str, Enum):

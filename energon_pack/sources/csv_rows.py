@@ -13,8 +13,8 @@ import pyarrow.csv
 
 from energon_pack.samples.bytes import as_file
 from energon_pack.sources.batches import read_all
+from energon_pack.sources.file_kinds import kind_of_table
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_names import kind_of_table
 
 _BUFFER = 1 << 20
 _MARK = b"\x1aend\x1a"

@@ -24,12 +24,11 @@ from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import MEDIA_NAMES, kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.find import LINES, Form, Leaf
+from energon_pack.sources.find import LINES, Form, Leaf, split_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Classes, Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard
-from energon_pack.sources.splits import split_of
 from energon_pack.sources.storage import File, InMemory, State, absolute, path_in, read_whole, real_path, walk
 
 MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")

@@ -6,8 +6,10 @@
 A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,20 +17,22 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import LINES, Form, find_files
-from energon_pack.sources.find_tars import TARS, Tars
+from energon_pack.sources.field_map import read_field_map
+from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
 from energon_pack.sources.folder_shard import MEDIA, Folders
 from energon_pack.sources.jsonl.find import BINARY_TABLES, LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.jsonl.meta import meta_entries
-from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.metadataset import metadataset_entries
 from energon_pack.sources.mixture import Entry, Mixture, checked, entries_by_name, mixture_entries, object_in
 from energon_pack.sources.own import Own, own_settings
+from energon_pack.sources.packs import with_members
+from energon_pack.sources.prepared import Selection
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.shard import JsonlShard, Source
-from energon_pack.sources.splits import with_samples
-from energon_pack.sources.storage import expand, walk
+from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.storage import expand, real_path, walk
 from energon_pack.sources.table_shard import TableShard
+
+TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -> Source:
@@ -74,8 +78,6 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
             return Tars(settings)
         case Format.folder:
             return Folders(settings)
-        case Format.lmdb:
-            return LineFiles(settings, LmdbShard, stems)
         case Format.table:
             return TableFiles(settings, TableShard, stems)
         case Format.jsonl:
@@ -175,7 +177,7 @@ def look(entry: str) -> Looked:
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
     if not forms:  # for *.json, finding lines gives advice
-        others = ((Format.lmdb, LmdbShard.names), (Format.folder, MEDIA), (Format.jsonl, LINES))
+        others = ((Format.folder, MEDIA), (Format.jsonl, LINES))
         there = (form for form, names in others if any(walk(folder, names) for folder in folders))
         forms |= {*islice(there, 1)}
     if not forms:
@@ -192,9 +194,51 @@ def format_of(source: Source) -> Format:
 def _form_of_file(file: str) -> Format:
     if TARS.search(file):
         return Format.wds
-    kinds = (TableShard, LmdbShard)
-    return next((kind.format for kind in kinds if kind.names.search(file)), Format.jsonl)
+    return Format.table if TableShard.names.search(file) else Format.jsonl
 
 
 def _stem(file: str) -> str:
     return stem(TARS.sub("", file))
+
+
+class Tars(Form):
+    """Tars of samples, or of packs, whose members then are the samples."""
+
+    def __init__(self, settings: SourceConfig):
+        self._settings, self._selection = settings, Selection(settings.split)
+        self._seen = set[str]()
+        self._field_map = cache(read_field_map)
+
+    def in_folder(self, folder: str) -> list[str]:
+        return walk(folder, TARS)
+
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+        if not files:
+            has_lines = any(walk(folder, LINES) for folder in folders)
+            other = "; source=jsonl reads JSONL" if has_lines else but_parquet(folders)
+            raise PackError(f"source.path={entry}: no *.tar there{other}")
+        if lines := next(filter(LINES.search, files), None):
+            raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
+        for tar, real in zip(files, map(real_path, files), strict=True):
+            if real not in self._seen:
+                self._seen.add(real)
+                left_out = self._selection.left_out(tar)
+                self.num_left_out += left_out.num_samples
+                if left_out.keys is not None:
+                    folder = self._selection.prepared_folder(tar)
+                    field_map = self._field_map(folder) if folder else None
+                    yield Leaf(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
+        for folder in folders:
+            self._selection.check_complete(folder, files)
+
+    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        if not shards:
+            named, split = ", ".join(path), self._settings.split
+            raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
+        shards = with_members(shards)
+        if self._settings.map is not None or self._settings.renames or self._settings.messages_key:
+            return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]
+        maps = (shard.field_map for shard in shards if isinstance(shard, TarShard))
+        if why := next((each.refusal for each in maps if each is not None and each.refusal), None):
+            raise PackError(why)
+        return shards

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import Content, Snappy, content_of
-from energon_pack.sources.parquet_footer import Chunk
-from energon_pack.sources.thrift import read_struct, varint
+from energon_pack.sources.parquet_footer import Chunk, read_struct, varint
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType

@@ -13,8 +13,7 @@ from energon_pack.run.address import is_address
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.references import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.inside import joined_name
-from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.inside import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK, member_of
 

@@ -18,7 +18,6 @@ class Format(str, Enum):
     wds = "wds"
     jsonl = "jsonl"
     table = "table"
-    lmdb = "lmdb"
     folder = "folder"
 
 
@@ -47,7 +46,7 @@ class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
     #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet, Arrow, CSV and TSV;
-    #: lmdb: images with labels; folder: images with texts; auto: any of these, as files are called; or what an
+    #: folder: images with texts; auto: any of these, as files are called; or what an
     #: installed package adds
     format: str = Format.auto.value
     #: a folder, a file, a glob, a mixture, or a list of these; entries of a mixture by name, each {path, weight, …};

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.sources.file_kinds import kind_of_table
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_names import kind_of_table
 from energon_pack.sources.tables import table_of, table_row
 
 _CALLED = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}

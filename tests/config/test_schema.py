@@ -14,7 +14,7 @@ from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf
 from energon_pack.config.theirs import THEIRS
 from energon_pack.config.validate import keys_of, to_config
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from support.running import ROOT
 
 

@@ -16,12 +16,12 @@ from energon_pack.errors import PackError
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import batches, compressed, tables, zip_file
+from energon_pack.sources import batches, compressed, inside, tables
 from energon_pack.sources.field_map import read_field_map
+from energon_pack.sources.inside import open_member
 from energon_pack.sources.prepared import read_prepared
 from energon_pack.sources.tables import table_of, table_row
 from energon_pack.sources.tar import _pax
-from energon_pack.sources.zip_file import open_member
 
 DEEP = "[" * 100_000
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
@@ -130,7 +130,7 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A medium in a zip is read whole; a copy of what a compressed file holds would fill the disk."""
-    monkeypatch.setattr(zip_file, "_BESIDE", 4 << 20)
+    monkeypatch.setattr(inside, "_BESIDE", 4 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)

@@ -170,13 +170,10 @@ def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
 
 
 def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
-    """Folders of classes, an LMDB of labels, a metadataset of Energon: "no *.tar there" was no help."""
+    """Folders of classes, a metadataset of Energon: "no *.tar there" was no help."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1.JPG").touch()
     with pytest.raises(PackError, match=r"images or videos, and nothing .*, or a metadata\.jsonl with lines as"):
-        find_source(AUTO, str(tmp_path))
-    (tmp_path / "data.mdb").touch()
-    with pytest.raises(PackError, match=r"data\.mdb: 'data\.mdb' is no LMDB"):
         find_source(AUTO, str(tmp_path))
     blend = tmp_path / "blend.yaml"
     blend.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\n")

@@ -23,6 +23,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
 from energon_pack.sources.described import read_as
+from energon_pack.sources.find import of_split
 from energon_pack.sources.forms import find_source, format_of, look
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
@@ -30,7 +31,6 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import InMemory, counted
 from support.packed import Make, packed, samples
 from support.running import command_here

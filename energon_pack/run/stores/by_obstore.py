@@ -13,8 +13,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, fault_of, said
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, fault_of, said
 
 #: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {

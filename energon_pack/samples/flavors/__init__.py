@@ -118,29 +118,3 @@ def flavor_of_sample(sample: Any) -> Flavor | None:
     """Find the flavour of an object by its sample class; None: its class is not in `energon_pack.flavors`."""
     names = [cls.__name__ for cls in type(sample).__mro__ if cls.__module__ == "energon_pack.flavors"]
     return next((flavor for name in names for flavor in FLAVORS.values() if flavor.sample_class == name), None)
-
-
-class LoongForgeChats(PackedMultiMixQA):
-    """Packs for LoongForge's PackedChatMixSample: conversations, with system turns and tools."""
-
-    rules = ("stacks", "formats")
-    gives = ("packed_messages", "packed_images", "packed_videos")
-
-
-class LoongForgeTurns(PackedMultiMixQA):
-    """Packs for LoongForge's PackedMultiMixQASample: the questions and the answers of each member."""
-
-    rules = ("turns", "stacks", "formats")
-    gives = ("images", "videos", "contexts", "answers")
-    loader = "sample_loader_of_turns"
-
-
-class LlavaCaptions(PackedCaptioning):
-    """Packs for LLaVA-OneVision-2's PackedCaptioningSample."""
-
-    rules = (*PackedCaptioning.rules, "stacks")
-    gives = ("images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal")
-
-
-#: The first whose fields a class takes is for it.
-STACKS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())

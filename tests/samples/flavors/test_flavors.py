@@ -9,7 +9,8 @@ import energon_pack.flavors
 from energon_pack.config import Flavor as FlavorConfig
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.samples.flavors import FLAVORS, PACKED, STACKS, flavor_of_sample, load_pack
+from energon_pack.dataset.sample_class import STACKS
+from energon_pack.samples.flavors import FLAVORS, PACKED, flavor_of_sample, load_pack
 from energon_pack.samples.flavors.base import Conversation, Flavor, PackedFlavor
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.media.medium import Media, MediumSettings

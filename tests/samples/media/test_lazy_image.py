@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops, ImageOps, ImageStat
 
-from energon_pack.samples.media.image import LazyImage, open_image
+from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.lazy_image import LazyImage
 from support.samples import picture
 
 ON_ITS_SIDE = Image.Exif()
