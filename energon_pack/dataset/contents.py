@@ -115,9 +115,6 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     """Return what a model is fed of each member of a pack.
 
-    Args:
-        file: the shard that the pack is in.
-
     Raises:
         TokensDamaged: they are missing, cut or contradict each other.
     """
@@ -130,11 +127,7 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     """Return the member at an index as a sample, for a template.
 
-    Args:
-        file: the shard that the pack is in.
-
     Raises:
-        Skip: the member can't be measured.
         KeyError, IndexError: the pack lacks a part of the member.
         TypeError, ValueError: its conversation is damaged.
     """
@@ -173,7 +166,6 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
 
     Args:
         raw: the bytes of its JSON; None: it has no JSON.
-        flavor: of the packs.
     """
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
@@ -224,11 +216,7 @@ def _unequal(pack: Pack) -> Iterator[str]:
 
 
 class Beside:
-    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to.
-
-    Args:
-        end: where the pack ends.
-    """
+    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to."""
 
     def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
         self._shard, self._references, self._media = shard, references, media

@@ -58,11 +58,7 @@ class Destination(ABC):
         """Say whether a file of the dataset is there."""
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Refuse to replace an existing dataset.
-
-        Raises:
-            PackError: there is a dataset and `overwrite` is off, or something that is no dataset, whatever `overwrite`.
-        """
+        """Refuse to replace an existing dataset."""
         if self.is_free():
             return
         if not overwrite:
@@ -88,9 +84,6 @@ class Destination(ABC):
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
             check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
-
-        Raises:
-            PackError: another run is at work on the same dataset.
         """
 
     @abstractmethod
@@ -103,7 +96,6 @@ class Destination(ABC):
 
         Raises:
             PlanMissing: there is none.
-            PackError: another run is at work on the same dataset.
         """
 
     @abstractmethod
@@ -113,9 +105,6 @@ class Destination(ABC):
         Args:
             num_bytes: approximate bytes of all shards; 0: not known.
             overwrite: whether an existing dataset, and shards of a run of another identity, may be removed now.
-
-        Raises:
-            PackError: there is less room, or another run writes there.
         """
 
     @abstractmethod
@@ -134,11 +123,7 @@ class Destination(ABC):
 
     @abstractmethod
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        """Make the dataset appear under its name.
-
-        Raises:
-            PackError: another run wrote or published there meanwhile.
-        """
+        """Make the dataset appear under its name."""
 
     @contextmanager
     def discarding(self, staging: Path, identity: str) -> Iterator[None]:
@@ -161,9 +146,6 @@ def published_report(place: str) -> dict[str, Any] | None:
     """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
 
     An object store is asked once for the list of its objects; no shard is read.
-
-    Args:
-        place: its folder, or its address.
     """
     folder = DatasetFolder(place)
     if not all(map(folder.has, NEEDED)):
@@ -183,11 +165,7 @@ def published_report(place: str) -> dict[str, Any] | None:
 
 
 def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise PackError if Energon would not read a dataset as it was packed.
-
-    Args:
-        yamls: what `dataset_yamls` returns for the run.
-    """
+    """Raise PackError if Energon would not read a dataset as it was packed."""
     folder = DatasetFolder(named)
     for name, wanted in yamls.items():
         try:
@@ -207,16 +185,7 @@ def _size(folder: DatasetFolder, name: str) -> int:
 
 
 def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
-    """Refuse to replace a dataset that a run with the same settings would write differently.
-
-    Args:
-        report: report.json of the dataset.
-        identity: of the dataset that the run would write.
-        named: name of the dataset, for the error message.
-
-    Raises:
-        PackError: the dataset was made from another source.
-    """
+    """Refuse to replace a dataset that a run with the same settings would write differently."""
     if report["identity"] != identity:
         raise PackError(
             f"{named} exists, packed of another source or processor, or by another version:"

@@ -28,7 +28,6 @@ class DatasetFolder:
     """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`.
 
     Args:
-        place: a folder, or an address.
         listed: the files in it, as `files_in` returns them; None: they are listed here.
     """
 

@@ -50,12 +50,8 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     """Return a flavour in the form that a sample class accepts.
 
     Args:
-        name: of the flavour.
         sample_type: `module:Class` of another stack; None: this package's own class.
         sample_fields: the fields of that class; None: the class is asked.
-
-    Raises:
-        PackError: there is no such flavour; the class accepts none of the forms, or can't be asked.
     """
     forms = [stack for stack in STACKS if stack.name == name]
     if sample_type is None or not forms:

@@ -29,9 +29,6 @@ def json_value(data: str | bytes) -> Any:
 def yaml_value(data: str | bytes, tags: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Parse the first document of a YAML file; empty: None.
 
-    Args:
-        tags: the loader that knows which tags are allowed.
-
     Raises:
         NotPlain: it is no YAML, or aliases of lists of aliases would stand for more than `_MOST_VALUES` values.
     """

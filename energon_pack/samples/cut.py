@@ -132,11 +132,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 
 def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
-    """Return the messages of a part: the system turn, if there is one, and a range of the others.
-
-    Args:
-        messages: those of the whole sample.
-    """
+    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
@@ -165,11 +161,7 @@ def first_question(messages: Sequence[Message]) -> int | None:
 
 
 def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
-    """Return which of the sample's media are in a part, in the order of their placeholders there.
-
-    Args:
-        messages: those of the whole sample.
-    """
+    """Return which of the sample's media are in a part, in the order of their placeholders there."""
     before = num_media_before(messages, cut.all_kinds)
     has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
     media = [*range(before[has_system])]
@@ -181,11 +173,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return for each image of some of a sample's media, or for each video, its number among all of that kind.
-
-    Args:
-        letter: of a kind (`kinds.Medium.letter`).
-    """
+    """Return for each image of some of a sample's media, or for each video, its number among all of that kind."""
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 
 
@@ -193,10 +181,6 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     What its form asks of a template is among its options.
-
-    Args:
-        fields: those of the whole sample.
-        media: as `media_of_part` returned them.
     """
     own = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
@@ -222,14 +206,9 @@ def turns_of(
     A trained turn that is no answer is trained in the part of the next one.
 
     Args:
-        messages: of the whole sample.
-        kinds: of its media.
         only_last: `labels.train_on=last`: of the answers, only the last is trained, and those whose keys say so.
         window: images that a part keeps, the last ones; None: all.
         window_text: in place of the others.
-
-    Raises:
-        Skip: as `turn_weight`.
     """
     answers = _answers(messages)
     if len(answers) < 2:
@@ -252,10 +231,6 @@ def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
     """Return a part for each question with its answer, with the media of the user's first turn.
 
     Empty: the conversation stays whole, as it has one question, or its first one has no media.
-
-    Args:
-        messages: of the whole sample.
-        kinds: of its media.
     """
     first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
     if first is None or before[first] == before[first + 1]:

@@ -15,14 +15,7 @@ from energon_pack.samples.skip import Reason, Skip
 
 
 def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
-    """Make the content parts of a video whose frames are files with these names.
-
-    Args:
-        said: the settings of the video.
-
-    Raises:
-        Skip: `missing_media` for an entry that is no name.
-    """
+    """Make the content parts of a video whose frames are files with these names."""
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
     first, *others = ({"type": IMAGE.kind, "name": name} for name in names)

@@ -161,14 +161,10 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
     A key of media in a part that is a text is unknown, too.
 
     Args:
-        value: the sample's JSON as its author wrote it.
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
         The values of each.
-
-    Raises:
-        Skip: a key that means something in another tool.
     """
     unknown: dict[str, list[Any]] = {}
 

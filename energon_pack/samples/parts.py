@@ -23,11 +23,7 @@ def medium_of(parts: Parts, name: str, kind: str) -> Any:
 
 
 def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, list[Any]]:
-    """Return the media of a sample by kind.
-
-    Args:
-        media: name and kind of each, in the order of their placeholders.
-    """
+    """Return the media of a sample by kind."""
     return {kind: [medium_of(parts, name, own) for name, own in media if own == kind] for kind in KINDS}
 
 

@@ -54,9 +54,6 @@ class _Marked(io.RawIOBase):
 def read_csv(path: str, file: File) -> CsvRows:
     """Read a file; its header names the columns.
 
-    Args:
-        path: its name tells its form.
-
     Raises:
         ArrowException, OSError, ValueError: it has no header, or is no whole gzip.
         Unbounded: it takes more memory than its bytes can need.

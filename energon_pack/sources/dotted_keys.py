@@ -51,12 +51,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is refused.
-
-    Args:
-        name: the name of a file in it that is a separate sample.
-        number: the number of such files.
-    """
+    """Say why a tar is refused."""
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
     if _SIDES.search(name):
         return (
@@ -86,8 +81,6 @@ class DottedKeys:
         """Check a sample.
 
         Args:
-            record: its JSON or text, wherever it is in the shard.
-            parts: its other parts.
             may_lack_record: its tar is damaged, and its record may be lost: then a single part proves nothing.
         """
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]

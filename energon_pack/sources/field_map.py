@@ -61,9 +61,6 @@ class FieldMap:
 
         Args:
             raw: the bytes of the part; for two texts, their JSON.
-
-        Raises:
-            Skip: `invalid_json`; `bad_message`: a field is missing.
         """
         if part in SIDES:
             return load_json(raw)
@@ -90,11 +87,7 @@ def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
 
 
 def read_field_map(folder: str) -> FieldMap | None:
-    """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar.
-
-    Raises:
-        PackError: its dataset.yaml can't be read.
-    """
+    """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
         value = yaml_value(read_whole(path) or b"", _Plain)

@@ -56,22 +56,10 @@ class Form(ABC):
 
     @abstractmethod
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
-        """Yield the files of an entry of `source.path` that are read.
-
-        Args:
-            folders: the folders that the entry stands for.
-            files: those that it names, and those in the folders.
-
-        Raises:
-            PackError: there are none, or they can't be read as the settings say.
-        """
+        """Yield the files of an entry of `source.path` that are read."""
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the files of all entries with what only the files themselves tell.
-
-        Raises:
-            PackError: the entries are not what the settings ask for.
-        """
+        """Return the files of all entries with what only the files themselves tell."""
         return shards
 
 
@@ -79,11 +67,7 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
     """Find the files of one form.
 
     Args:
-        path: folders (searched recursively), files and globs.
         copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-
-    Raises:
-        PackError: as `Form.leaves`; a file is compressed.
     """
     roots, folders = list[str](), list[str]()
     found = dict[str, Leaf]()  # by real path
@@ -175,11 +159,7 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
     """Return the files of a split that hold samples.
 
     Args:
-        folder: the folder of the files.
         split: its name; None: there is only one.
-
-    Raises:
-        PackError: there is no such split, or there are several and none is named.
     """
     found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
     counts = Counter(found.values())

@@ -39,11 +39,7 @@ def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -
     """Find the files of a source, in the form that the settings name, or that their names show.
 
     Args:
-        path: as `source.path`.
         copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-
-    Raises:
-        PackError: as `find_files`, and for an entry with files of two forms.
     """
     if entries := _read_entries(settings, path):
         return _mixed(settings, entries, copies)
@@ -69,9 +65,6 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
     Args:
         stems: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
             for.
-
-    Raises:
-        PackError: there is no such format, or the format of an installed package does not read lines.
     """
     match settings.format:
         case Format.wds:
@@ -155,11 +148,7 @@ class Looked(NamedTuple):
 
 
 def look(entry: str) -> Looked:
-    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines.
-
-    Raises:
-        PackError: there are no files; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
-    """
+    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:

@@ -50,7 +50,6 @@ def open_inside(file: str, key: str) -> File:
 
     Raises:
         FileNotFoundError, KeyError: nothing is there.
-        Skip: `unreadable_media`, `unsupported_media`.
     """
     if file.lower().endswith(TABLES):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
@@ -83,7 +82,6 @@ def open_member(archive: str, name: str) -> InMemory:
     Raises:
         FileNotFoundError: there is no such archive.
         KeyError: there is no such member.
-        Skip: `unreadable_media`: the archive or the member is damaged, encrypted, or too large.
     """
     state = state_of(archive)
     if state is None:
@@ -115,8 +113,6 @@ def open_value(database: str, key: str) -> InMemory:
     Raises:
         FileNotFoundError: there is no such LMDB.
         KeyError: there is no such key.
-        Skip: `unsupported_media` if lmdb is not installed; `unreadable_media` if the file is no LMDB, or the key is
-            impossible.
     """
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)

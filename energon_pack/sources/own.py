@@ -64,15 +64,7 @@ def _merged(given: Mapping[str, Any], said: Any) -> Any:
 
 
 def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
-    """Read the settings of an entry.
-
-    Args:
-        where: names the entry in errors.
-        run: the run's settings for reading.
-
-    Raises:
-        PackError: a value that makes no sense.
-    """
+    """Read the settings of an entry."""
     texts = {key: item[key] for key in _TEXTS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")

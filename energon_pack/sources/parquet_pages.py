@@ -75,11 +75,6 @@ def is_read_by_pages(chunk: Chunk) -> bool:
 def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
 
-    Args:
-        of: path and version of the file.
-        chunk: the chunk from the footer.
-        leaf: pyarrow's ColumnSchema.
-
     Raises:
         ArrowException, OSError, ValueError, LookupError, TypeError: it is damaged.
     """
@@ -171,12 +166,7 @@ def _levels(data: bytes, most: int, number: int) -> np.ndarray:
 
 
 def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
-    """Decode runs of one value, and groups of eight packed values.
-
-    Args:
-        width: bits of a value.
-        number: number of values.
-    """
+    """Decode runs of one value, and groups of eight packed values."""
     runs: list[np.ndarray] = []
     at = have = 0
     while have < number and width:

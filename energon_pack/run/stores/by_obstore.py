@@ -27,12 +27,7 @@ _CONFLICT = 409  # another write of the same object is under way
 
 
 class ObstoreObjects(Objects):
-    """The objects of a profile.
-
-    Args:
-        options: of the profile's storage provider.
-        credentials: of its credentials provider.
-    """
+    """The objects of a profile."""
 
     def __init__(self, options: Mapping[str, Any], credentials: Mapping[str, str]):
         bucket, _, prefix = str(options["base_path"]).strip("/").partition("/")

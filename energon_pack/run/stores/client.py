@@ -150,11 +150,7 @@ def _of(address: str) -> tuple[Objects, str]:
 
 @lru_cache(maxsize=64)
 def objects_of(profile: str) -> Objects:
-    """Return the client for the objects of a profile.
-
-    Raises:
-        PackError: there is no such profile, it has a wrong setting, or its client is not installed.
-    """
+    """Return the client for the objects of a profile."""
     try:
         return _objects_of(profile)
     except PackError:

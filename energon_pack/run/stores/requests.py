@@ -60,9 +60,6 @@ class Refused(Exception):
 def tried(kind: str, address: str, request: Callable[[], Result]) -> Result:
     """Send a request, repeat it after transient errors, and return its result.
 
-    Args:
-        request: raises FileNotFoundError, Transient or Refused.
-
     Raises:
         FileNotFoundError: there is no such object.
         StoreError: the request was refused, or failed every time.

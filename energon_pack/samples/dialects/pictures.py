@@ -28,16 +28,7 @@ def pictures_in(text: str) -> list[str]:
 
 
 def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
-    """Return messages with a content part for each `<img>a.png</img>` of a question.
-
-    Args:
-        messages: a conversation that has some.
-        lists_media: the sample lists media elsewhere.
-
-    Raises:
-        Skip: `unsupported_media` for an address, and for a sample that has other media, too: which stands where is not
-            known.
-    """
+    """Return messages with a content part for each `<img>a.png</img>` of a question."""
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
     if len(texts) < len(asked) or lists_media or num_placeholders(messages):
@@ -72,16 +63,7 @@ def name_in(named: Mapping[str, Any]) -> Any:
 
 
 def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
-    """Put media in the place of `<img>a.png</img>`; refuse marks that stand for boxes.
-
-    Args:
-        messages: as in `Record.messages`.
-        fields: the sample's other fields.
-        lists_media: the sample lists its media elsewhere than in `fields`.
-
-    Raises:
-        Skip: `bad_message`, `unsupported_media`.
-    """
+    """Put media in the place of `<img>a.png</img>`; refuse marks that stand for boxes."""
     if fields.get("objects"):
         whole = "".join(text for _, text in _texts(messages))
         # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`

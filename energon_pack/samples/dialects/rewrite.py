@@ -31,11 +31,7 @@ _LISTS = (*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS)
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Parse lists that are JSON text, rename what the settings name, and write an interleaved document as a message.
-
-    Raises:
-        Skip: `no_messages`, `bad_message`.
-    """
+    """Parse lists that are JSON text, rename what the settings name, and write an interleaved document as a message."""
     if isinstance(value, dict):
         value = _with_lists(value, settings)
     if settings.renames:
@@ -72,11 +68,7 @@ def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_document(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with its interleaved document as its messages; the same record if it holds none.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Return a record with its interleaved document as its messages; the same record if it holds none."""
     if _are_texts(value.get("texts")) and isinstance(value.get("images"), list):
         used, parts = ("texts", "images"), _obelics(value["texts"], value["images"])
     elif _are_texts(value.get("text_list")) and isinstance(value.get("image_info"), list):
@@ -143,11 +135,7 @@ def _image(named: Any) -> Message:
 
 
 def renamed(value: Any, settings: ReadSettings) -> Any:
-    """Return a record in which the fields that the settings name have our names.
-
-    Raises:
-        Skip: `no_messages` if a field of the conversation is not there.
-    """
+    """Return a record in which the fields that the settings name have our names."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):

@@ -152,11 +152,7 @@ _ALL_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, 
 
 
 def turns_of(value: Mapping[str, Any], only_vqa: bool) -> Written | None:
-    """Read the conversation of a record that has none of the fields that are read first; None: no dialect fits.
-
-    Raises:
-        Skip: `bad_message` for two dialects that fit, and for a value of another type.
-    """
+    """Read the conversation of a record that has none of the fields that are read first; None: no dialect fits."""
     fit = [
         dialect
         for dialect in DIALECTS

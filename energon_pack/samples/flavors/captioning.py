@@ -176,9 +176,6 @@ def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Me
 
     Args:
         positions: the array of each image, None for an image without an array; empty: write no times.
-
-    Raises:
-        Skip: the times can't be computed, or the placeholders do not match the images.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)

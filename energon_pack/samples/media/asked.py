@@ -35,13 +35,8 @@ def as_asked(
     """Return the media of a sample with the settings, frames and sounds that the sample asks for.
 
     Args:
-        media: in the order of their placeholders.
         video_frames: the sample's field `video_frames`: for each video the ascending indices of its frames, or null.
         opened: opens the medium with an index; needed if videos are to be heard.
-
-    Raises:
-        Skip: `bad_message` for a wrong form, and for settings that contradict each other; `unreadable_media` for a
-            frame that a video does not have, for frames of several sizes, and for a sound that can't be decoded.
     """
     if options.media and len(options.media) != len(media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings has {len(options.media)} entries for {len(media)} media")
@@ -68,11 +63,7 @@ def _heard(video: Media, file: BinaryIO) -> Media:
 
 
 def span_of(video: Media) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`.
-
-    Raises:
-        Skip: `unreadable_media`: fewer than two frames lie in the span.
-    """
+    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`."""
     settings, total = video.settings, video.num_frames
     if settings is None or not settings.is_range:
         return 0, total
@@ -189,11 +180,6 @@ def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind
 
     Args:
         value: the settings of this medium; a key whose value is None sets nothing.
-        of_all: the settings of all media of the sample; keys that do not apply to this kind are ignored.
-        kind: the kind of the medium.
-
-    Raises:
-        Skip: `bad_message` for a key of another kind of media, a value of a wrong form, and contradictions.
     """
     own = {key: item for key, item in (value or {}).items() if item is not None}
     if not own and not of_all:

@@ -21,11 +21,7 @@ _TAKEN = ("text", "mix")  # what a sample may be beside a kind
 
 
 def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
-    """Return our kinds, and those that installed packages add, in the order of their names.
-
-    Raises:
-        PackError: a package can't be imported, or its kind lacks something or has what another kind has.
-    """
+    """Return our kinds, and those that installed packages add, in the order of their names."""
     kinds = {medium.kind: medium for medium in OURS}
     for point in sorted(points, key=lambda point: point.name):
         try:

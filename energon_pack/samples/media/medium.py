@@ -217,7 +217,6 @@ class Medium(ABC):
 
         Args:
             value: the bytes or the decoded medium; None: the part is missing.
-            name: of the part, for messages.
         """
         return b"" if value is None else value
 

@@ -25,7 +25,6 @@ def prepared_media(rules: InputRules, media: Sequence[SeenMedium], own: Sequence
     """Return the media of a sample for its processor.
 
     Args:
-        media: the media of the sample, in the order of their placeholders.
         own: for each medium an image, or the bytes of another medium; for a list of frames, each image.
 
     Raises:
@@ -89,11 +88,7 @@ def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
 
 
 def stepped(image: Image.Image, steps: Sequence[Step], own: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Return an image after its steps.
-
-    Args:
-        own: the operation of another package's preprocessor.
-    """
+    """Return an image after its steps."""
     for step in steps:
         size = step.width, step.height
         if step.operation == OWN:

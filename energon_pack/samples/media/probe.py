@@ -35,11 +35,7 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
 
 
 def probe(file: BinaryIO) -> Media:
-    """Read kind and size of a medium from its first bytes; the content decides, not the name.
-
-    Raises:
-        Skip: `unreadable_media`.
-    """
+    """Read kind and size of a medium from its first bytes; the content decides, not the name."""
     head = file.read(16)
     container = format_of(head)
     try:

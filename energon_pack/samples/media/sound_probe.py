@@ -21,11 +21,7 @@ _NOT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmp
 
 
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
-    """Return how many samples a sound has in each channel, and how many there are in a second.
-
-    Raises:
-        Skip: `unreadable_media` if the file is cut short, too long or holds no sound, `unsupported_media` without PyAV.
-    """
+    """Return how many samples a sound has in each channel, and how many there are in a second."""
     if container.is_whole and not container.is_whole(file):
         raise _cut_short("its last part is missing")
     if container.extension in ("wav", "aiff") and (counted := _by_chunks(file, container.extension == "wav")):
@@ -41,12 +37,7 @@ def probe_track(file: BinaryIO) -> tuple[int, int] | None:
 
 
 def decoded_length(container: Any) -> tuple[int, int]:
-    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second.
-
-    Raises:
-        Skip: `unreadable_media` if it can't be decoded, no model would hear so many samples, or the header of an MP3 or
-            a FLAC promises more.
-    """
+    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second."""
     num_samples = rate = 0
     with probing("sound"):
         for piece, rate in pieces_in(container):
@@ -71,11 +62,7 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
 
 
 def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
-    """Return number of samples and rate of a WAV of integers; None: decode it.
-
-    Raises:
-        Skip: a WAV or an AIFF holds fewer bytes of samples than it says, and ends elsewhere than it says.
-    """
+    """Return number of samples and rate of a WAV of integers; None: decode it."""
     order: Any = "little" if is_wav else "big"
     end, block, rate = file.seek(0, os.SEEK_END), 0, 0
     file.seek(4)

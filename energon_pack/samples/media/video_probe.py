@@ -19,10 +19,6 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     """Return a video with its upright width and height, or the sound of a container that holds no pictures.
 
     No frame is decoded, but the first of a video that may be turned.
-
-    Raises:
-        Skip: `unreadable_media` if it is cut short or holds no film; `unsupported_media` without PyAV, or if players
-            turn it by another angle than a right one.
     """
     if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")

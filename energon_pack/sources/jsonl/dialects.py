@@ -61,9 +61,6 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     """Parse a line's JSON to a record with a list of the media it names.
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
-
-    Raises:
-        Skip: as `parse_record`, and `missing_media` for an entry that names no file.
     """
     value = in_our_words(value, settings)
     if isinstance(value, dict):

@@ -97,11 +97,7 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
 
 
 def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
-    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none.
-
-    Raises:
-        PackError: two places have equally many of them.
-    """
+    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none."""
     folder = folder_of(shard.path)
     most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
     names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]

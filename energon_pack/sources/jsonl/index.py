@@ -65,11 +65,7 @@ class _Bad:
 
 
 def index_lines(path: str) -> pa.Table:
-    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element.
-
-    Raises:
-        PackError: the file is compressed, holds something other than JSON in UTF-8, or can't be opened.
-    """
+    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad = _Bad()
     with _open(path) as file:
@@ -100,8 +96,6 @@ def index_of(
     """Make the table of `INDEX_SCHEMA`, damage in the schema's metadata.
 
     Args:
-        numbers, offsets, sizes: for each sample.
-        digest: identifies the content of the file.
         bad: why the last samples can't be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """
