@@ -147,7 +147,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles", "classes")
+_LATER = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
 
 
 def _is_unset(value: Any) -> bool:

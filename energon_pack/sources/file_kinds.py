@@ -13,12 +13,12 @@ _FORMATS = (
 
 
 #: extensions of tables
-TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (".parquet", ".arrow")
 
 
 def kind_of_table(path: str) -> str:
     """Return the extension of a table that decides how it is read."""
-    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
+    return os.path.splitext(path.lower())[1]
 
 
 def what_else(head: bytes) -> str | None:

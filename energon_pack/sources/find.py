@@ -17,7 +17,7 @@ from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error, plain_copies, plain_name
 from energon_pack.sources.file_kinds import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
-from energon_pack.sources.storage import State, absolute, expand, walk
+from energon_pack.sources.storage import absolute, expand, walk
 
 #: caches of `datasets`, and the plan of a packed dataset
 _NO_SAMPLES = re.compile(r"(?:^|/)(cache-|pack_plan\.)[^/]*$")
@@ -38,10 +38,6 @@ class Leaf(NamedTuple):
     kind: type[Shard]
     #: the fields of its class
     fields: Mapping[str, Any]
-    #: its size and version; None: they are looked up
-    state: State | None = None
-    #: the path that it is named after; None: its own
-    called: str | None = None
 
 
 class Form(ABC):
@@ -82,11 +78,11 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
     if compressed and copies is None:
         raise compressed_error(compressed[0], len(compressed))
     plain = plain_copies(compressed, copies) if copies else {}
-    called = [leaf.called or (plain_name(leaf.path) if leaf.path in plain else leaf.path) for leaf in leaves]
+    called = [plain_name(leaf.path) if leaf.path in plain else leaf.path for leaf in leaves]
     if twice := [file for file, times in Counter(called).items() if times > 1]:
         raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
     shards = [
-        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields, leaf.state)
+        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, called), leaves, strict=True)
     ]
     local = on_this_machine(folders)

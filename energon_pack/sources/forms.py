@@ -10,17 +10,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
+from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
-from energon_pack.sources.folder_shard import MEDIA, Folders
-from energon_pack.sources.jsonl.find import BINARY_TABLES, LineFiles, TableFiles, of_samples, stem
+from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.jsonl.meta import meta_entries
 from energon_pack.sources.metadataset import metadataset_entries
 from energon_pack.sources.mixture import Entry, Mixture, checked, entries_by_name, mixture_entries, object_in
@@ -32,6 +31,7 @@ from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
 from energon_pack.sources.storage import expand, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
+_MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
 TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
@@ -53,8 +53,6 @@ def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -
         stems |= looked.stems
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
-    if settings.classes is not None and Format.folder not in of_forms:
-        raise PackError(f"source.classes={settings.classes.value}: {path} has samples of another form")
     forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
     return _together([find_files(form, named, copies) for form, named in zip(forms, of_forms.values(), strict=True)])
 
@@ -69,8 +67,6 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
     match settings.format:
         case Format.wds:
             return Tars(settings)
-        case Format.folder:
-            return Folders(settings)
         case Format.table:
             return TableFiles(settings, TableShard, stems)
         case Format.jsonl:
@@ -161,16 +157,17 @@ def look(entry: str) -> Looked:
                 " source=jsonl the lines, a list of globs in source.path both"
             )
         tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
-        if tars or lines:  # if there are other samples, a CSV may be anything
-            tables = list(filter(BINARY_TABLES.search, tables))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms:  # for *.json, finding lines gives advice
-        others = ((Format.folder, MEDIA), (Format.jsonl, LINES))
-        there = (form for form, names in others if any(walk(folder, names) for folder in folders))
-        forms |= {*islice(there, 1)}
+    if not forms and any(walk(folder, LINES) for folder in folders):  # for *.json, finding lines gives advice
+        forms = {Format.jsonl}
+    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
+        raise PackError(
+            f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
+            ' does, with lines as {"file_name": "a.jpg", "text": …}'
+        )
     if not forms:
-        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv, *.tsv or media there")
+        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there")
     return Looked([form for form in Format if form in forms], stems)
 
 
@@ -183,6 +180,10 @@ def format_of(source: Source) -> Format:
 def _form_of_file(file: str) -> Format:
     if TARS.search(file):
         return Format.wds
+    if file.lower().endswith((".csv", ".tsv")):
+        raise PackError(
+            f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
+        )
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 

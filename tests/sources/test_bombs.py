@@ -74,15 +74,6 @@ def refusal(path: Path, number: int) -> str:
         return str(skip)
 
 
-@pytest.mark.usefixtures("small")
-def test_a_table_in_gzip_that_holds_more_than_it_can(tmp_path: Path) -> None:
-    """Files are read whole: 3 MB took all memory there was."""
-    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
-        file.write(b"text\n" + (b"x" * 999 + b"\n") * 250_000)
-    with pytest.raises(PackError, match=r"a\.csv\.gz can't be read: it takes more than .* of memory, and has"):
-        table_of(str(tmp_path / "a.csv.gz"))
-
-
 def test_a_table_of_nothing(tmp_path: Path) -> None:
     """Each row takes memory in the index, and none in the file."""
     pq.write_table(pa.table({"text": pa.nulls(10_000_000, pa.string())}), tmp_path / "a.parquet")

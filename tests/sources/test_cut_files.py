@@ -1,6 +1,5 @@
 """A file that a copy broke off, in every form of text: it is refused as a cut tar is, or its whole samples are kept."""
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -115,37 +114,6 @@ def test_coco_captions_that_break_off(tmp_path: Path, first: str) -> None:
     assert index(tmp_path / "x.json", data) == ([("1", None), ("2", None)], [])
     for at in range(1, len(data)):
         assert index(tmp_path / "x.json", data[:at])[1] != []
-
-
-@pytest.mark.parametrize(
-    ("data", "num", "said"),
-    [
-        (b"q,a\nx,y\nz,w\n", 2, None),
-        (b"q,a\nx,y\nz,w", 2, None),  # perhaps a longer w: nothing tells
-        (b'q,a\nx,"y ""s"""\n"z\n",""', 2, None),
-        (b"q,a\nx,y\nTotal: 1\n", 1, None),  # a line that ends
-        (b"q,a\nx,y\nz", 1, "it breaks off within a row"),
-        (b'q,a\nx,y\nz,"w', 1, "it breaks off within quotation marks"),
-        (b'q,a\nx,y\n"z', 1, "it breaks off within quotation marks"),
-        (b'q,a\nx,y\nz,"w\nx,y\nx,y\n', 1, "it breaks off within quotation marks"),
-        (b"q,a\nx,y\nz,\xe6\x97", 1, "it breaks off within a character"),
-        (b'q,a\r\nx,y\r\nz,"w"\r', 2, "it breaks off between CR and LF"),
-        (b"q,a\rx,y\rz,w\r", 2, None),  # lines of an old Mac
-        (b"q,a\nx,y\n\0\0\0\0", 1, "NUL bytes in place of text"),
-        (b"q\nx\ny\0\0", 1, "NUL bytes in place of text"),
-    ],
-)
-@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz"])
-def test_csv_that_breaks_off(tmp_path: Path, data: bytes, num: int, said: str | None, ending: str) -> None:
-    """A cell that was cut within its quotation marks was trained as it was, and nothing said so."""
-    data = data.replace(b",", b"\t") if ending == "tsv" else data
-    path = tmp_path / f"a.{ending}"
-    path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    table = table_of(str(path))
-    assert sum(table.group_lens) == num
-    assert [what.partition(",")[0].partition(" as a")[0] for _, what in table.damage] == [said] * (said is not None)
-    assert bool(table.bad) or said is None or said.endswith("LF") or num == 0
-    assert b"\x1a" not in json.dumps(table.read(0).to_pylist()).encode()
 
 
 def test_an_arrow_stream_that_breaks_off_behind_a_batch(tmp_path: Path) -> None:

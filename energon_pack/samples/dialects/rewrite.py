@@ -62,7 +62,7 @@ def _list_in(text: str) -> list[Any] | None:
 
 
 def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
-    """Rename the fields of ImageFolder's metadata.jsonl and metadata.csv: `{file_name, text}`."""
+    """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
     ours = {"file_name": "image", "text": "caption"}
     return {ours.get(name, name): item for name, item in value.items()}
 

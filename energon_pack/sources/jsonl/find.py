@@ -24,8 +24,6 @@ _MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in e
 _MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
-#: if there are such files, a CSV may be anything
-BINARY_TABLES = re.compile(r"(?i)\.(parquet|arrow)$")
 _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
@@ -72,10 +70,7 @@ class TableFiles(LineFiles):
     """Files of tables; those of a folder may be of several splits."""
 
     def in_folder(self, folder: str) -> list[str]:
-        files = super().in_folder(folder)
-        if self._stems is not None:  # beside Parquet and Arrow, a CSV may be anything
-            files = list(filter(BINARY_TABLES.search, files)) or files
-        return of_split(folder, files, self._settings.split)
+        return of_split(folder, super().in_folder(folder), self._settings.split)
 
 
 def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
