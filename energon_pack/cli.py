@@ -94,7 +94,7 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
         if sweep:
-            sweep.failed(refused)
+            sweep.failed(refused, composed.packing.max_dropped_tokens)
         if not refusals.are_here:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:

@@ -103,12 +103,13 @@ def test_a_sweep_measures_once_into_folders_of_their_own(tmp_path: Path, cache: 
 
 
 def test_a_failing_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path, shared: str) -> None:
-    """At 52 tokens every text sample is overlong: exit code 3."""
+    """At 52 tokens every text sample is overlong: exit code 3, and its figures are in the table, in grey."""
     code, _, errors = run_here("+model=qwen2_5_vl", shared, "-m", "packing.max_token_len=52,2048", cwd=tmp_path)
     assert code == 3
     assert "every text sample was skipped" in errors
     assert (tmp_path / "packed/demo-qwen2_5_vl-neat-2048").is_dir()
-    assert swept(tmp_path / "packed") == ([1], [0])
+    assert swept(tmp_path / "packed") == ([0, 1], [])
+    assert "1 job done, 1 refused" in next((tmp_path / "packed").glob(".runs/*/sweep.html")).read_text()
 
 
 def swept(folder: Path) -> tuple[list[int], list[int]]:
