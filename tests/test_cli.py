@@ -15,7 +15,7 @@ from energon_pack import cli
 from energon_pack.config import PackConfig, conf_dir
 from energon_pack.pack import pack
 from support.html_page import check_page
-from support.running import PIPELINE, ROOT, command, command_here, run_alone, run_here
+from support.running import PIPELINE, ROOT, command, run_alone, run_here
 from support.samples import chat, write_tar
 
 
@@ -269,45 +269,6 @@ def test_help_names_what_there_is(tmp_path: Path) -> None:
         "Exit codes",
     ):
         assert word in out
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("packing.overlong=", ["auto", "drop", "error", "own_pack", "split_text", "split_turns", "truncate_text"]),
-        ("packing.overlong=o", ["own_pack"]),
-        ("output.flavor=packed_c", ["packed_captioning"]),
-        ("stage=", ["all", "lengths", "plan", "publish", "write"]),
-        ("packing.max_token_len=", ["8192"]),
-        ("output.overwrite=", ["false", "true"]),
-        ("source.path=f", ["files/"]),
-        ("model.processor=", ["files/"]),
-        ("output.dir=", ["packed"]),
-    ],
-)
-def test_completion_offers_every_value(
-    tmp_path: Path, line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hydra alone offers the value that a field has already, and no file without a dot or a slash before it."""
-    (tmp_path / "files").mkdir()
-    offers = completed(f"energon-pack +model=qwen2_5_vl {line}", tmp_path, monkeypatch)
-    assert offers == [f"{line.partition('=')[0]}={value}" for value in offered]
-
-
-def completed(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a shell offers for a line that is half typed."""
-    monkeypatch.setenv("COMP_LINE", line)
-    monkeypatch.setenv("COMP_POINT", "100")
-    return command_here("energon_pack", "-sc", "query=bash", cwd=folder).stdout.split()
-
-
-def test_completion_offers_models_with_their_plus_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`model=` is refused, and +model= was not offered."""
-    lines = ("energon-pack ", "energon-pack +model=qwen2_5_vl ", "energon-pack +model=qwen2")
-    first, second, third = (completed(line, tmp_path, monkeypatch) for line in lines)
-    assert {"+model=", "packing=", "packing.", "stage="} <= {*first}
-    assert {"+model=", "model="}.isdisjoint(second)
-    assert third == ["+model=qwen2_5_omni", "+model=qwen2_5_vl", "+model=qwen2_audio", "+model=qwen2_vl"]
 
 
 def test_version(tmp_path: Path) -> None:
