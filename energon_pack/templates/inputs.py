@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
 from energon_pack.samples.media.image import Look

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
