@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 import os
-import random
 import re
 import subprocess
 import sys
@@ -392,39 +391,6 @@ def test_what_is_not_there_is_named(path: str) -> None:
 def test_a_folder_without_tars_is_named(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"no \*\.tar there"):
         find_shards(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "compress"),
-    [("a.tgz", gzip.compress), ("a.tar.gz", gzip.compress), ("a.tar.bz2", bz2.compress), ("a.txz", lzma.compress)],
-)
-def test_a_compressed_tar_may_be_packed_from_a_copy(
-    name: str, compress: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The copy is made once for each state of the file, and its samples are called as those of the unpacked tar."""
-    path, copies = tmp_path / "in" / name, tmp_path / "copies"
-    path.parent.mkdir()
-    path.write_bytes(compress(b"one" * 9999))
-    (tmp_path / "in" / "b.tar").write_bytes(b"")
-    [shard, other] = find_shards(str(path.parent), copies=copies).shards
-    assert (shard.name, other.name) == ("a.tar", "b.tar")
-    assert Path(shard.path).read_bytes() == b"one" * 9999
-    state = Path(shard.path).stat()
-    assert find_shards(str(path.parent), copies=copies).shards[0] == shard
-    assert Path(shard.path).stat() == state
-    assert capsys.readouterr().out.count("1 compressed file") == 2
-    path.write_bytes(compress(b"two" * 99))
-    [again, _] = find_shards(str(path.parent), copies=copies).shards
-    assert Path(again.path).read_bytes() == b"two" * 99
-    assert not Path(shard.path).exists()
-    path.write_bytes(compress(random.Random(1).randbytes(9999))[:-99])
-    with pytest.raises(PackError, match=rf"{re.escape(name)} is damaged: .*; get it again"):
-        find_shards(str(path), copies=copies)
-    assert [file for file in copies.rglob("*") if file.is_file()] == []
-    path.with_name("a.tar").write_bytes(b"")
-    path.write_bytes(compress(b"two"))
-    with pytest.raises(PackError, match=r"a\.tar is there compressed, too"):
-        find_shards(str(path.parent), copies=copies)
 
 
 @pytest.mark.parametrize(
