@@ -7,7 +7,6 @@ import lzma
 import os
 import re
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -217,24 +216,6 @@ def test_keys_with_a_dot_are_kept_out_of_what_energon_reads(config: Callable[...
     assert (figures["samples_packed"], figures["skipped_by_reason"]) == (9, {"dotted_key": 1})
     ledger = (Path(run.output.dir) / "packed" / "skipped.jsonl").read_text()
     assert json.loads(ledger)["sample_id"] == "x.tar/scene"
-
-
-def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:
-    members = {"./d.1/00.json": JSON}
-    members |= {f"./d.1/s.a{'b' * 100}.{i}.{end}": JSON for i in range(3) for end in ("jpg", "json")}
-    path = write_tar(tmp_path / "x y.tar", members)
-    with pytest.raises(PackError) as error:
-        index(path)
-    shell = str(error.value).partition("the last: ")[2]
-    subprocess.run(shell.replace("python ", f"{sys.executable} "), shell=True, check=True, cwd=tmp_path)
-    rows = index(tmp_path / "NEW.tar")
-    assert [row["reason"] for row in rows] == [None] * 4
-    assert rows[1] == {
-        "key": f"./d.1/s_a{'b' * 100}_0",
-        "record_part": "json",
-        "reason": None,
-        "parts": ["jpg"],
-    }
 
 
 @pytest.mark.parametrize(
