@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, MediaIn, PackConfig
-from energon_pack.config.cache_dir import cache_address, cache_folder
 from energon_pack.config.naming import are_same, content_of, content_settings
-from energon_pack.config.output_dir import destination_of, may_overwrite, publishes
+from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import refuse_unwritable_folder
 from energon_pack.dataset.in_store import refuse_unwritable_address

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.config.cache_dir import cache_folder
+from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT, when_packed
