@@ -197,7 +197,11 @@ def _write_processor(folder: Path, samples: list[DemoSample]) -> None:
     first, name = tokenizer.get_vocab_size(), "Qwen2_5_VLProcessor"
     off = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     specials = {str(first + i): {"content": token, **off, "special": True} for i, token in enumerate(_TOKENS)}
-    about = {"tokenizer_class": "Qwen2Tokenizer", "processor_class": name, "added_tokens_decoder": specials}
+    about: dict[str, Any] = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "processor_class": name,
+        "added_tokens_decoder": specials,
+    }
     about |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "model_max_length": 131072}
     sizes = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1003520}
     kinds = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": name}
