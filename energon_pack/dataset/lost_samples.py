@@ -66,9 +66,6 @@ def keeps_more(overlong: Overlong) -> str:
 def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
     """End a run that writes no dataset in the same way as one that lost too much.
 
-    Args:
-        page: the page of this run, which the error names.
-
     Raises:
         SamplesLost: `lost_too_much` or `bad_data` gave a reason.
     """
@@ -78,9 +75,6 @@ def foresee(why: str | None, page: Path, figures: Report | Choices | None = None
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
-
-    Args:
-        why: the reason that `lost_too_much` gave.
 
     Raises:
         SamplesLost: always; its line names the ledger and the page.

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:
