@@ -43,7 +43,7 @@ class PacksOfEpochs(Protocol):
 
     @property
     def config(self) -> Any:
-        """Its `seed`, and `packing.step_weights`."""
+        """With its `seed`."""
 
     def __len__(self) -> int:
         """Number of packs in every epoch."""
@@ -252,7 +252,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
+                order = lay_out(costs, trained, topology, seed, _JITTER)
             self._orders.put(epoch, order)
         return order
 

@@ -9,7 +9,7 @@ from energon_pack.config import PackConfig
 from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
-from energon_pack.plan.epochs import plan_of_epoch
+from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan
 from energon_pack.run.files import write_whole
 from energon_pack.run.recent import Recent

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from energon_pack.plan.bins.subset_sum import fullest_sum
+from energon_pack.plan.bins.base import fullest_sum
 
 Costs = Sequence[int]
 
