@@ -47,7 +47,7 @@ _HOMES = {
     "templates.template": "Template",
     "templates.torchvision_shim": "prepare_torchvision",
     "trainers.check": "check_trainer",
-    "trainers.weighted": "weighted",
+    "trainers.loss": "weighted",
     "training.batch": "PackedBatch source_losses total_weight touch_vision weighted_loss",
     "training.guards": "Guard guard",
     "training.inputs": "MixingError check_inputs",
@@ -105,7 +105,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.templates.template import Template as Template
     from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
     from energon_pack.trainers.check import check_trainer as check_trainer
-    from energon_pack.trainers.weighted import weighted as weighted
+    from energon_pack.trainers.loss import weighted as weighted
     from energon_pack.training.batch import PackedBatch as PackedBatch
     from energon_pack.training.batch import source_losses as source_losses
     from energon_pack.training.batch import total_weight as total_weight

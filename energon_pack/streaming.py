@@ -16,8 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
-from energon_pack.online.counted import Counted
-from energon_pack.online.packs import OnlinePacks
+from energon_pack.online.packs import Counted, OnlinePacks
 from energon_pack.online.ranks import ranks_here
 from energon_pack.pooling.draws import Draws
 from energon_pack.pooling.measuring import Measuring

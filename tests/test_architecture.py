@@ -71,11 +71,7 @@ ASKED_FOR = {
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "members", "model_classes", "noise", "pack_encoder", "pixels")} | {
-    "training.chosen_rope",
-    "training.found_rope",
-    "training.automodel_batch",
-}
+ENCODERS = {f"training.{name}" for name in ("calls", "found_rope", "members", "own_rope", "pack_encoder", "pixels")}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (90, 8_500), "guard": (27, 3_500)}
 

@@ -14,8 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.rows import IndexedRow, Rows, write_index
-from energon_pack.online.samples import IndexedInFiles, Samples
+from energon_pack.online.samples import IndexedInFiles, IndexedRow, Rows, Samples, write_index
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import silent
+from energon_pack.training.as_it_was import is_sharded, parameters_of, silent
 from energon_pack.training.comparison import Way, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.gradients import CheckpointError
-from energon_pack.training.probe import Probe
 from energon_pack.training.routing import is_routed
-from energon_pack.training.sharding import is_sharded, parameters_of
 from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending
-from energon_pack.training.trial_inputs import Run, Span, switches_of, without_loss
+from energon_pack.training.trial_inputs import Probe, Run, Span, switches_of, without_loss
 from energon_pack.training.watch import see
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import NOT_GUARDED, MixingError
+from energon_pack.training.inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import additive_masks, prefix_mask
-from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
 from energon_pack.training.wrapped import unwrapped
 

@@ -20,13 +20,20 @@ from energon_pack.training.batch_members import (
     read_members,
 )
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.hooks import Check
 from energon_pack.training.inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.probe import Placed, Probe, leaves_of
-from energon_pack.training.subject import Subject
-from energon_pack.training.trial import Pending
-from energon_pack.training.trial_inputs import Span, TrialInputs, inputs_with_changes, switches_of, without_loss
+from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.trial_inputs import (
+    Placed,
+    Probe,
+    Span,
+    TrialInputs,
+    inputs_with_changes,
+    leaves_of,
+    switches_of,
+    without_loss,
+)
+from energon_pack.training.watch import Check
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)

@@ -1,16 +1,20 @@
 """Call a model's processor with only the media of members."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS
-from energon_pack.samples.media.prepared import media_inputs
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import changed, clip, media_inputs
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.quiet import errors_only
 from energon_pack.training.joining import JoinError
@@ -145,3 +149,34 @@ def _tensor(value: Any) -> Tensor:
 
 def _is_of_tokens(value: Tensor, shape: torch.Size) -> bool:
     return value.shape == shape and not value.is_floating_point()
+
+
+def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
+    """Return random content of a medium for the processor's call."""
+    rng = np.random.default_rng(seed)
+    size = medium.width, medium.height
+    sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
+    if medium.kind == IMAGE.kind:
+        return changed(rules, medium, [IMAGE.noise(Media(IMAGE.kind, *size), rng)])[0]
+    if medium.kind == VIDEO.kind:
+        frames = VIDEO.noise(Media(VIDEO.kind, *size, num_frames=len(medium.frames)), rng)
+        heard = AUDIO.noise(sound, rng) if medium.num_samples else None
+        return clip(medium, changed(rules, medium, [*map(Image.fromarray, frames)]), heard)
+    if medium.kind == AUDIO.kind:
+        return AUDIO.noise(sound, rng)
+    return KINDS[medium.kind].noise(Media(medium.kind, *size, num_samples=medium.num_samples, rate=rules.rate), rng)
+
+
+def filled_with_noise(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
+    """Return the media of a member with random content."""
+    return Prepared([medium.kind for medium in member.media], [_noise(rules, one, seed) for one in member.media])
+
+
+def noisy_members(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
+    """Yield the media of the trial's members of a purpose and a kind."""
+    yield from (filled_with_noise(rules, one, seed) for seed, one in enumerate(members_of_trial(rules, purpose, kind)))
+
+
+def members_of_trial(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
+    """Return the trial's members of a purpose and a kind."""
+    return [one.tokens for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]

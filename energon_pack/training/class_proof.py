@@ -15,7 +15,7 @@ from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.inputs import MixingError, attention_of
 from energon_pack.training.makeup import code_of, kinds_of
-from energon_pack.training.probe_tree import ProbeTree, Samples, samples_of
+from energon_pack.training.probe import ProbeTree, Samples, samples_of
 from energon_pack.training.wrapped import class_of, parts
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _refuse_unshown(
     kind = class_of(model)
     said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        from energon_pack.training.way_out import way_out
+        from energon_pack.training.proof import way_out
 
         out = way_out(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")

@@ -11,16 +11,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.alone import Alone, try_alone
-from energon_pack.training.as_it_was import as_it_was, full_precision, silent
+from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
-from energon_pack.training.sharding import ended, is_sharded
 from energon_pack.training.trial import SUMS, Pending, Steps, Trial, changes
 from energon_pack.training.trial_inputs import TrialInputs
 from energon_pack.training.wrapped import class_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.subject import Subject
+    from energon_pack.training.trial import Subject
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import graph
 
 from energon_pack.training.finding import largest
-from energon_pack.training.probe import Placed
+from energon_pack.training.trial_inputs import Placed
 
 #: values kept of the gradient of each weight
 _NUM_VALUES = 4096

@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
-from energon_pack.training.hooks import Check, hook
 from energon_pack.training.inputs import (
+    MEDIA_KEYS,
     PROVEN,
     MixingError,
     attention_of,
@@ -25,9 +25,9 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
+from energon_pack.training.watch import Check, hook
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     PROVEN[model] = shown.proofs[-1].mask
     for_tower: frozenset[str] = frozenset()
     if encoder is not None:
-        from energon_pack.training.tower_trial import use_tower
+        from energon_pack.training.tower import use_tower
 
         for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
     tried = for_tower.union(name for member in shown.samples for name in member.media)

@@ -20,8 +20,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.training import noise
-from energon_pack.training.calls import TokenRow
+from energon_pack.training.calls import TokenRow, filled_with_noise
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
@@ -146,7 +145,7 @@ class MemberEncoder:
                 draft = _Draft(
                     MemberInput(f"{kind or 'text'} {seed}", []),
                     trial.tokens,
-                    noise.filled(self._rules, trial.tokens, seed),
+                    filled_with_noise(self._rules, trial.tokens, seed),
                 )
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], shares)

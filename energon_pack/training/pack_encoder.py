@@ -22,17 +22,15 @@ from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.chosen_rope import rope_of
-from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
+from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.members import Encoded, MemberEncoder, without
-from energon_pack.training.own_rope import RowsError
+from energon_pack.training.own_rope import RowsError, rope_of
 from energon_pack.training.worker_memory import keep_pages_in_worker
 
 if TYPE_CHECKING:
-    from energon_pack.training.probe_tree import ProbeTree
+    from energon_pack.training.probe import ProbeTree
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
@@ -300,7 +298,7 @@ class PackEncoder:
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none."""
-        from energon_pack.training.probe_tree import probe_tree
+        from energon_pack.training.probe import probe_tree
 
         return probe_tree(members, self.members.joined) if self.has_trees else None
 

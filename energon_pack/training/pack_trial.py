@@ -16,12 +16,10 @@ from torch import Tensor
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
 from energon_pack.training.layout import Form
-from energon_pack.training.made_probe import plain_inputs, probe_of, twins_of
-from energon_pack.training.probe import Probe
-from energon_pack.training.probe_tree import ProbeTree, tree_batch
-from energon_pack.training.subject import Subject
-from energon_pack.training.trial import Pending
+from energon_pack.training.probe import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
+from energon_pack.training.trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
+    Probe,
     TrialInputs,
     members_of,
     special_ids,

@@ -15,8 +15,7 @@ from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
 from energon_pack.templates.quiet import errors_only
-from energon_pack.training import noise
-from energon_pack.training.calls import Calls, TokenRow
+from energon_pack.training.calls import Calls, TokenRow, members_of_trial, noisy_members
 from energon_pack.training.joining import Join, JoinError, join, prove
 
 _log = logging.getLogger(__name__)
@@ -142,9 +141,9 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
-        given = list(noise.members(self._rules, SIZES, kind))
+        given = list(noisy_members(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, given, list(noise.members(self._rules, TWINS, kind)))
+            proven = prove(self._call, given, list(noisy_members(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             said = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {said}")
@@ -167,7 +166,7 @@ class Pixels:
     def _tokens_of_rows(self, kind: str, given: Sequence[Prepared]) -> dict[str, float]:
         """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
         found: dict[str, set[float]] = {}
-        for tokens, media in zip(noise.tokens_of(self._rules, SIZES, kind), given, strict=True):
+        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), given, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 made = self._call([media])
@@ -206,8 +205,8 @@ class Pixels:
     @cached_property
     def _mixes(self) -> bool:
         """Whether media of several kinds give the same in one call as in separate calls."""
-        each = [list(noise.members(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*noise.members(self._rules, HEARD, HEARD)]
+        each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
+        heard = [*noisy_members(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)

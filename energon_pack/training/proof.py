@@ -21,12 +21,13 @@ from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import Way, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.inputs import KINDS, attention_of, check_inputs
-from energon_pack.training.made_probe import probe_of, rows_of
+from energon_pack.training.inputs import KINDS, TREE, attention_of, check_inputs
 from energon_pack.training.makeup import kinds_of
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe_tree import ProbeTree, Samples, samples_of, tree_batch
+from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
+from energon_pack.training.trial_inputs import SOUNDS
+from energon_pack.training.wrapped import parts
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
@@ -197,3 +198,48 @@ def _as_users_do(model: Any) -> Iterator[None]:
         yield
     finally:
         text._attn_implementation = before
+
+
+#: attention implementations to try where another one fails, and those for trees
+_ATTENTIONS = ("sdpa", "eager")
+_OF_TREES = (TREE, *_ATTENTIONS)
+
+
+def way_out(
+    make: Any,
+    config: Any,
+    samples: Samples,
+    attention: str | None,
+    longest: int | None,
+    tried: Sequence[Proof],
+) -> str:
+    """Name a mask or an attention implementation that keeps members apart, after probing it."""
+    masks, seen = {proof.mask for proof in tried}, [*tried]
+    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
+    config = copy.deepcopy(config)
+    config._attn_implementation = None  # a name that is given reaches all parts
+    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+        for mask in masks_for(make, config, samples):
+            if name == attention and mask in masks and not is_partly_set:
+                continue
+            proof = prove(make, config, samples, mask, name, longest)[-1]
+            seen.append(proof)
+            if proof.is_exact:
+                settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
+                settings += [_setting(name)] if name != attention or is_partly_set else []
+                return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    if isinstance(samples, ProbeTree):
+        return "nothing tried here keeps them apart: pack with packing.share=none"
+    members = [*samples]
+    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
+    if len(sounds) > 1:
+        fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
+        if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
+            return f"packing.max_audios=1 and a pack a batch keep them apart: there is one sound ({proof.finding})"
+    if not any(proof.finding for proof in seen):
+        return "nothing could be tried here: does the encoder's processor go with this model?"
+    return "nothing tried here keeps them apart: train this class on unpacked samples"
+
+
+def _setting(attention: str | None) -> str:
+    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"

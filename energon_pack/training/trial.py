@@ -9,6 +9,7 @@ bit of the other members' outputs must stay, even in bfloat16. Experts are chose
 two would go to the other one; and once freely, for experts of a limited capacity.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from torch.nn import Module
 from energon_pack.training.comparison import BLOCK
 from energon_pack.training.finding import Finding, difference
 from energon_pack.training.routing import Routing, is_routed, routed
-from energon_pack.training.trial_inputs import TrialInputs
+from energon_pack.training.trial_inputs import Probe, TrialInputs
 from energon_pack.training.watch import tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
@@ -186,3 +187,38 @@ def _moved(what: str, asked: TrialInputs, as_is: Tensor, values: Tensor, toleran
 
 def _differences(asked: TrialInputs, some: Tensor, other: Tensor, block: int) -> list[float]:
     return [difference(member.of(some), member.of(other), block) for member in asked.members]
+
+
+class Subject(ABC):
+    """A guarded model, and how its batches are read."""
+
+    #: the model of transformers
+    model: Any
+    #: names of inputs that are media
+    media: frozenset[str]
+    #: what a batch is called
+    name: str
+    #: whether each batch is tried; else one of each kind
+    tries_all = False
+    #: how it is trained without a trial
+    all_the_same = ""
+
+    @abstractmethod
+    def longest_of(self, inputs: Mapping[str, Any]) -> int:
+        """Return the tokens of the longest member."""
+
+    def is_open(self, _: Mapping[str, Any]) -> bool:
+        """Say whether a mask of the batch itself lets members see each other; those of packs are made of members."""
+        return False
+
+    @abstractmethod
+    def changed(self, inputs: Mapping[str, Any]) -> TrialInputs | None:
+        """Return the inputs in which members are changed; None: there are no two members with words."""
+
+    @abstractmethod
+    def probe(self, pending: Pending) -> Probe:
+        """Return samples in a batch like the pending one, to be compared with each of them alone."""
+
+    @abstractmethod
+    def way_out(self, inputs: Mapping[str, Any]) -> str:
+        """Say what keeps members apart in place of these inputs, which do not."""

@@ -1,8 +1,8 @@
 """Find members in the inputs of a forward; make inputs in which the words of some, or one medium, are others."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import pairwise
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MixingError, forks_of, text_row
-from energon_pack.training.media_keys import MEDIA_KEYS
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import Encoded
+from energon_pack.training.inputs import MEDIA_KEYS, MixingError, forks_of, text_row
 from energon_pack.training.watch import tokens_of
 from energon_pack.training.wrapped import parts
 
@@ -44,6 +45,34 @@ class Span:
 
 #: inputs of a run, and the members to look at
 Run = tuple[Mapping[str, Any], Sequence[Span]]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A sample in a batch, which is compared with itself alone."""
+
+    sample: Encoded
+    row: int
+    #: the places of its tokens in the row, int64 [L]
+    places: Tensor
+    #: whether the batch's loss is of it
+    in_loss: bool = True
+    #: its pixels and sounds in the batch, from which gradients are followed
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch of samples to try a model with, and how it and each of them run."""
+
+    batch: PackedBatch
+    placed: Sequence[Placed]
+    #: the inputs of the batch, without labels
+    inputs: Mapping[str, Any]
+    #: makes the inputs of a sample alone
+    plain: Callable[[Encoded], dict[str, Any]]
+    #: a kind of `loss_weights`
+    weights: str = "token"
 
 
 @dataclass(frozen=True)
@@ -129,6 +158,15 @@ def is_content(name: str) -> bool:
     Inputs for kinds that packages add may have any name.
     """
     return name.startswith(_VALUES) or (name not in MEDIA_KEYS and _are_kinds_added())
+
+
+def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of pixels and sounds from which gradients can be followed."""
+    return {
+        name: value.detach().clone().requires_grad_()
+        for name, value in media.items()
+        if value.is_floating_point() and is_content(name)
+    }
 
 
 @cache

@@ -22,9 +22,8 @@ from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.training.finding import Proof
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
-from energon_pack.training.proof import prove
+from energon_pack.training.proof import prove, way_out
 from energon_pack.training.shrink import shrink
-from energon_pack.training.way_out import way_out
 
 _NUM_PACKS = 16  # packs that are searched for short members
 _MAX_LEN = 2048  # tokens of a member, where there are shorter ones

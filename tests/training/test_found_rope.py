@@ -24,12 +24,11 @@ from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
-from energon_pack.training.chosen_rope import rope_of
+from energon_pack.training.found_rope import small_config
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Form, Member, neat, thd
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.model_classes import small_config
-from energon_pack.training.own_rope import OwnRope, RowsError
+from energon_pack.training.own_rope import OwnRope, RowsError, rope_of
 from energon_pack.training.rope import Rope
 from energon_pack.training.shrink import shrink
 from support.models import of_model

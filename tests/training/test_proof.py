@@ -13,8 +13,7 @@ from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.shrink import shrink
-from energon_pack.training.small_model import small_model
-from energon_pack.training.token_sizes import SMALL
+from energon_pack.training.small_model import SMALL, small_model
 from support.tiny import TEXT, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {

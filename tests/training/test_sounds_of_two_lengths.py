@@ -8,8 +8,7 @@ import pytest
 from energon_pack.templates.build import build
 from energon_pack.training.class_proof import kept_proofs
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.proof import prove
-from energon_pack.training.way_out import way_out
+from energon_pack.training.proof import prove, way_out
 from support import processors
 from support.hearing import HEARING, text_config
 from support.models import of_model

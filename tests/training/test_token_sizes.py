@@ -10,8 +10,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.members import Encoded
 from energon_pack.training.proof import prove
-from energon_pack.training.small_model import small_model
-from energon_pack.training.token_sizes import SMALL
+from energon_pack.training.small_model import SMALL, small_model
 from support.tiny import TEXT, make_batch, text_members, tf
 
 #: a class, more of its config, and what counts tokens in it

@@ -12,7 +12,7 @@ from energon_pack.training.guards import Guard, MixingError, guard
 from energon_pack.training.layout import Form
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import Pack, PackEncoder
-from energon_pack.training.probe_tree import ProbeTree
+from energon_pack.training.probe import ProbeTree
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.trees import neat_trees
 from support.alone import demo_model
