@@ -83,8 +83,8 @@ def guard(
 
     A model that is guarded already is guarded anew.
 
-    The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
-    the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
+    The test runs a small model of the same class and config, which takes seconds. Then the model itself runs a few more
+    times with the first batch of each kind: outputs, loss and
     gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
     it refuses it of rows with several members.
 
@@ -119,7 +119,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
         MixingError: see `guard`.
     """
     from energon_pack.training.class_proof import prove_class
-    from energon_pack.training.makeup import replaced_in
+    from energon_pack.training.proof import replaced_in
 
     name = class_of(model).__name__
     if not first_batch and not is_trusted and (replaced := replaced_in(model)):

@@ -1,12 +1,13 @@
 """Prove that a model class keeps members apart, and find the mask with which it does.
 
-    guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
+    guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof
 
 A class is exact with `positions`, with masks (`dict4d`, `prefix4d`), or with its kernels (`hybrid`). Any other class is
 refused, and the error names a setting that was probed and works, if there is one. It is tried in eval() and in train().
 """
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
@@ -22,18 +24,21 @@ from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import Way, compare
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.inputs import KINDS, TREE, attention_of, check_inputs
-from energon_pack.training.makeup import kinds_of
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUNDS
-from energon_pack.training.wrapped import parts
+from energon_pack.training.wrapped import class_of, parts
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
 #: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.
 _TOLERANCE, _SHORT_TEXT, _SHORT_MEDIA = 1e-4, 2e-2, 5e-2
+
+
+#: attributes that are switched on and off while a model is trained
+_SWITCHES = frozenset(("training", "gradient_checkpointing"))
 
 
 def prove(
@@ -109,6 +114,48 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
+
+
+def kinds_of(model: Module) -> frozenset[str]:
+    """Return the kinds of a model's parts: each class, and each class with one of its bool, str or None attributes.
+
+    Parts from other packages (adapters, quantized weights) are left out.
+    """
+    homes = set(_homes(model))
+    found = set()
+    for part in model.modules():
+        kind = class_of(part)
+        if kind.__module__ in homes:
+            is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
+            values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
+            found.add(kind.__name__)
+            found |= {
+                f"{kind.__name__} with {name}={value}"
+                for name, value in values.items()
+                if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
+            }
+    return frozenset(found)
+
+
+def replaced_in(model: Module) -> list[str]:
+    """Return the names of parts whose `forward` was replaced; a decorated forward of the class does not count."""
+    return [
+        name or type(model).__name__
+        for name, part in model.named_modules()
+        if "forward" in vars(part) and _bare(vars(part)["forward"]) is not _bare(type(part).forward)
+    ]
+
+
+def _homes(model: Module) -> Iterator[str]:
+    """Yield the names of the Python modules that define the model and the models inside it."""
+    yield class_of(model).__module__
+    for kind in {class_of(part) for part in model.modules()}:
+        yield from (base.__module__ for base in kind.__mro__ if hasattr(base, "_from_config"))
+
+
+def _bare(function: Any) -> Any:
+    bare = inspect.unwrap(function)
+    return getattr(bare, "__func__", bare)
 
 
 def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
