@@ -38,12 +38,7 @@ MASKS = {
 
 
 def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metadata: bool) -> dict[str, Any]:
-    """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them.
-
-    Args:
-        lengths: tokens of each row's members.
-        mask: a key of `MASKS`.
-    """
+    """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them."""
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
     made = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
@@ -62,7 +57,6 @@ def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metada
 
 
 def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the index of each token and the starts of members; each row counts from 0."""
     most = max(map(len, lengths))
     ends = [pad_tensor(torch.tensor(row).cumsum(0), (1, most - len(row)), value=-1) for row in lengths]
     starts = torch.stack(ends).int()
@@ -234,11 +228,7 @@ def check_automodel(recipe: Any) -> None:
 
 
 def check_rows(models: Sequence[Any], rows: PackRows) -> None:
-    """Check one dataset: see `check_automodel`.
-
-    Args:
-        models: the model, or its pipeline stages on this rank.
-    """
+    """Check one dataset: see `check_automodel`."""
     theirs = import_module("nemo_automodel.components.models.common.packing")
     if not hasattr(theirs, "configure_packing_for_models"):
         raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")

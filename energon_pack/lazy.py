@@ -143,9 +143,6 @@ class EpochPlans:
     """The packs of each epoch, as many in every one.
 
     Args:
-        folder: the folder of the files.
-        num_packs: packs in every epoch.
-        config: with the settings of packing, and the seed.
         first: the first epoch, with the lengths by which others are planned; None in a pickled copy, for example in a
             DataLoader worker, whose size does not grow with the number of samples.
     """

@@ -106,11 +106,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
-    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
-
-    Raises:
-        Skip: packing would skip this sample.
-    """
+    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
     chosen = media_parts(record, key, files)

@@ -146,14 +146,12 @@ class _Dealer(Sampler[Item]):
         self._num_given = 0
 
     def _upcoming(self) -> Position:
-        """Return the position of the next item."""
         position = self._position
         while not self._left(position):
             position = self._next(position)
         return position
 
     def _end(self, position: Position) -> int:
-        """Return the number at which an iteration ends: that of the last whole step."""
         start, step = position.before.first, self._beginning.topology.unit
         return start + (self._size(position.epoch, position.topology) - start) // step * step
 
@@ -161,7 +159,6 @@ class _Dealer(Sampler[Item]):
         return (self._end(position) - position.before.first) // position.ranks - position.turns.first
 
     def _next(self, position: Position) -> Position:
-        """Return the beginning of the iteration that follows."""
         left_over = self._size(position.epoch, position.topology) - self._end(position)
         return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
 
@@ -340,6 +337,5 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         return samples
 
     def _next(self, position: Position) -> Position:
-        """Return the beginning of an iteration, in batches for these ranks unless others' are left over."""
         following = super()._next(position)
         return following if following.before.first else replace(following, topology=self._beginning.topology)

@@ -197,11 +197,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
 
 
 def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of a stream in that of a loader: one for each worker.
-
-    Raises:
-        PackError: the loader's state is older than its last batch.
-    """
+    """Yield the states of a stream in that of a loader: one for each worker."""
     if not isinstance(state, Mapping):
         return
     if state.get("_steps_since_snapshot"):

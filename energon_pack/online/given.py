@@ -47,14 +47,7 @@ class MapStyle(Sized, Protocol):
 
 
 class Given:
-    """Samples of a map-style dataset.
-
-    Args:
-        dataset: a dataset whose items are conversations.
-        settings: the settings by which they are read: `source.*`.
-        media_root: the folder that paths of media are relative to.
-        limit: read only the first so many items.
-    """
+    """Samples of a map-style dataset."""
 
     def __init__(
         self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
@@ -85,12 +78,7 @@ class Given:
         return read.member(self.sample_id(number), media, token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        """Return a sample, and its media in the order of their placeholders.
-
-        Raises:
-            Skip: it can't be packed.
-            PackError: the dataset raises an error.
-        """
+        """Return a sample, and its media in the order of their placeholders."""
         with _named(self.sample_id(number)):
             return self._read(self._dataset[number])
 

@@ -35,11 +35,7 @@ class Counted:
         self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
     def row(self, worker: int) -> "Row":
-        """Return the counters of a worker.
-
-        Raises:
-            ValueError: there are too many workers.
-        """
+        """Return the counters of a worker."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
         return Row(self._rows[worker])
@@ -80,11 +76,7 @@ class Row:
 
 
 class OnlinePacks(Iterator[Pack]):
-    """An iterator over packs; between two packs `state` holds everything that the next ones depend on.
-
-    Args:
-        name: the lane's name, for the keys of its packs.
-    """
+    """An iterator over packs; between two packs `state` holds everything that the next ones depend on."""
 
     def __init__(
         self,
@@ -102,11 +94,7 @@ class OnlinePacks(Iterator[Pack]):
         self._in_vain = 0
 
     def __next__(self) -> Pack:
-        """Return the next pack.
-
-        Raises:
-            PackError, BadPack: a sample can't be read and may not be left out; or no sample can be packed.
-        """
+        """Return the next pack."""
         while True:
             self._fill()
             waiting = self._pool.take()
@@ -136,7 +124,6 @@ class OnlinePacks(Iterator[Pack]):
         self._counted.load(state["counted"])
 
     def _fill(self) -> None:
-        """Draw until a pack can be made."""
         while not self._has_ended and (missing := self._pool.num_missing):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
             self._add(draws)
@@ -179,7 +166,6 @@ class OnlinePacks(Iterator[Pack]):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count(self, pack: Pack) -> None:
-        """Count a pack that is yielded."""
         self._counted.add("packs")
         self._counted.add("samples", len(pack.members))
         tokens = sum(len(member.tokens) for member in pack.members)

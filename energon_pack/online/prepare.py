@@ -168,12 +168,8 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
     If several processes of a machine call this, one of them works and the others wait for its result.
 
     Args:
-        settings: a config, or overrides as on the command line.
         conversations: a dataset in place of `source.path`.
         fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
-
-    Raises:
-        PackError: the errors of packing; no sample is left to pack; more samples are lost than `max_skipped`.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
@@ -223,12 +219,6 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
-    """Name the first skipped sample and the ledger, for an error.
-
-    Args:
-        is_given: whether the samples are conversations, not files.
-        known: the fingerprint of the conversations; None: the ledger is deleted when this process ends.
-    """
     with open(skipped, encoding="utf-8") as file:
         entry = json.loads(file.readline())
     first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
@@ -239,11 +229,7 @@ def _where(skipped: Path, is_given: bool, known: str | None) -> str:
 
 
 def in_memory(config: PackConfig, executor: Executor) -> PackRun:
-    """Begin a run without source files.
-
-    Raises:
-        PackError: a setting draws from files; the cache can't be written.
-    """
+    """Begin a run without source files."""
     for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")

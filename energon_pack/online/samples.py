@@ -52,11 +52,7 @@ class MeasuredItem(MeasuredRow):
     checksum: int  # checksum of its JSON and the ends of its media
 
     def in_plan(self, shard: str) -> PlanRow:
-        """Return this row as a row of a plan, in no pack.
-
-        Args:
-            shard: name of the source shard.
-        """
+        """Return this row as a row of a plan, in no pack."""
         common = {field.name: getattr(self, field.name) for field in fields(MeasuredRow)}
         return PlanRow(**common, pack="", shard=shard)
 
@@ -110,11 +106,7 @@ def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
 
 
 class Rows(Generic[Row]):
-    """The rows of a file, each read on access; every process opens the file itself.
-
-    Args:
-        form: the class of the rows; its fields are the columns.
-    """
+    """The rows of a file, each read on access; every process opens the file itself."""
 
     def __init__(self, path: Path, form: type[Row]):
         self._path, self._form = path, form
@@ -143,12 +135,7 @@ class Members(Protocol):
         """Return a sample's id, for packs, errors and the ledger."""
 
     def member(self, number: int) -> MemberInput:
-        """Return a sample with its media, which are decoded when they are used.
-
-        Raises:
-            Skip: it can't be packed.
-            PackError: its file changed.
-        """
+        """Return a sample with its media, which are decoded when they are used."""
 
 
 class Samples(Members, Protocol):
@@ -157,20 +144,11 @@ class Samples(Members, Protocol):
     def __len__(self) -> int: ...
 
     def look(self, number: int) -> Sample:
-        """Return a sample with only the headers of its media read.
-
-        Raises:
-            Skip: it can't be packed.
-        """
+        """Return a sample with only the headers of its media read."""
 
 
 class InFiles(Generic[Row]):
-    """Samples in the files of a source; each process opens its own files.
-
-    Args:
-        shards: the source's shards; rows have an index into this list.
-        settings: the settings by which samples are read.
-    """
+    """Samples in the files of a source; each process opens its own files."""
 
     def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: Rows[Row]):
         self._shards, self._settings, self._rows = list(shards), settings, rows

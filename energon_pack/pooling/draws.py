@@ -31,14 +31,9 @@ class Draws:
     """The draws of one lane.
 
     Args:
-        sizes: samples of each dataset.
         positions: this lane's position in each dataset. Each epoch has another order.
         weights: relative frequency of each dataset; by default its number of samples.
         replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
-        seed: the same in all lanes.
-
-    Raises:
-        ValueError: weights are negative, all 0 or too few; or an empty dataset has a weight.
     """
 
     def __init__(

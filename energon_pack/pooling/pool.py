@@ -107,11 +107,7 @@ class Waiting:
 
 
 def costs_of(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[int, ...]:
-    """Return a sample's cost for each limit that is set.
-
-    Args:
-        counts: a number for each of `caps.COLUMNS`.
-    """
+    """Return a sample's cost for each limit that is set."""
     return tuple(int(cap.cost(counts[cap.column], packing.pad_to_multiple_of)) for cap, _ in caps.limits(packing))
 
 
@@ -168,9 +164,6 @@ class Pool:
 
         Args:
             since: number of packs made before it came; by default all that were made so far.
-
-        Raises:
-            ValueError: the sample alone is over a limit of a pack.
         """
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
@@ -256,7 +249,6 @@ def _waiting(state: Mapping[str, Any], name: str) -> list[list[Waiting]]:
 
 
 def _total(samples: Iterable[Waiting]) -> list[int]:
-    """Return the samples' total cost for each limit."""
     return [sum(of) for of in zip(*(sample.costs for sample in samples), strict=True)]
 
 

@@ -45,11 +45,7 @@ class AudioCost(TypedDict):
 
 
 def language_of(config: Config) -> LanguageCost:
-    """Return the FLOPs of the language model.
-
-    Raises:
-        KeyError: a size is missing.
-    """
+    """Return the FLOPs of the language model."""
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
     kinds = [str(kind).partition("_")[0] for kind in text.get("layer_types") or ()]
@@ -68,11 +64,7 @@ def language_of(config: Config) -> LanguageCost:
 
 
 def vision_of(config: Config) -> VisionCost:
-    """Return the FLOPs of the vision encoder and the projector.
-
-    Raises:
-        KeyError: a size is missing.
-    """
+    """Return the FLOPs of the vision encoder and the projector."""
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
     if not vision:
@@ -102,9 +94,6 @@ def audio_of(config: Config) -> AudioCost:
     """Return the FLOPs of the audio encoder and the projector: per token, or per sound if all are padded alike.
 
     An encoder that is not in `_HEARING` counts as free.
-
-    Raises:
-        KeyError: a size is missing.
     """
     config = config.get("thinker_config") or config
     audio = config.get("audio_config") or {}
@@ -140,7 +129,6 @@ def positions_of(config: Config) -> int | None:
 
 
 def _text(config: Config) -> Config:
-    """Return the part of a config that describes the language model."""
     config = config.get("thinker_config") or config
     nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     return next((found for found in nested if found), config)
@@ -304,15 +292,7 @@ def most_positions(folder: Path) -> int | None:
 
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
-    """Return the costs by the sizes of a model.
-
-    Args:
-        config: the content of a Hugging Face config.json.
-
-    Raises:
-        KeyError: a size is missing under all its names.
-        ValueError: a size is not a positive number.
-    """
+    """Return the costs by the sizes of a model."""
     made = CostModel(source, **language_of(config), **vision_of(config), **audio_of(config))
     costs = [made.lm_token, made.lm_square, made.lm_window, made.window, made.vision_token, made.vision_square]
     costs += [made.audio_token, made.audio_sound]

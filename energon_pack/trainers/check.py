@@ -87,11 +87,6 @@ def _patch(trainer: Trainer) -> None:
 
 
 def _loader(trainer: Trainer) -> Any:
-    """Make the trainer's loader.
-
-    Raises:
-        PackError: it would lose the columns that name packs.
-    """
     try:
         return trainer.get_train_dataloader()
     except ValueError as error:
@@ -104,11 +99,7 @@ def _loader(trainer: Trainer) -> Any:
 
 
 def _collator(collate: Any) -> Collator:
-    """Find the collator of packs inside the wrappers of a trainer.
-
-    Raises:
-        PackError: there is none.
-    """
+    """Find the collator of packs inside the wrappers of a trainer."""
     inner = collate
     while inner is not None and not isinstance(inner, Collator):
         inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
@@ -131,11 +122,7 @@ class Step:
     trained: list[int]
 
     def compared(self, alone: Alone, trainer: Trainer) -> str:
-        """Say that the losses are equal.
-
-        Raises:
-            PackError: they are not.
-        """
+        """Say that the losses are equal."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
@@ -167,11 +154,7 @@ def _cure(trainer: Trainer) -> str:
 
 
 def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
-    """Choose two rows whose trained tokens differ most; each rank looks at other rows.
-
-    Raises:
-        PackError: the dataset gives no rows of packs, or too few.
-    """
+    """Choose two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -260,13 +243,11 @@ def _without_engine(accelerator: Any) -> Iterator[None]:
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
-    """Sum numbers over all ranks."""
     own = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
     total: list[float] = trainer.accelerator.reduce(own, "sum").tolist()
     return total
 
 
 def _tolerance(model: Any) -> float:
-    """Return the relative difference that counts as rounding."""
     is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
     return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

@@ -26,12 +26,8 @@ class Collator:
     """Builds batches. It holds a few facts about the model and no weights, so a loader's workers can have it.
 
     Args:
-        packs: the dataset.
         model: a model of transformers; guard it first. A batch has the inputs that its `forward` takes.
         weights: batches also have the weights of their tokens, for a trainer that is `weighted`.
-
-    Raises:
-        PackError: the layout of the packs is not `neat`.
     """
 
     def __init__(self, packs: Packs, model: Any, weights: bool = False):
@@ -48,11 +44,6 @@ class Collator:
 
         Args:
             rows: rows of `as_dataset`, or packs. Settings that trainers pass for their own padding are ignored.
-
-        Raises:
-            PackError: a row names no pack.
-            BadPack: a pack can't be encoded; a token has a weight other than 1, and this collator gives none;
-                samples share tokens.
         """
         return self.of_packs([self.pack(row) for row in rows])
 

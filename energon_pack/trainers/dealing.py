@@ -70,15 +70,7 @@ _CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals
 
 
 def dealing_of(trainer: Any, loader: Any) -> str:
-    """Say how packs are dealt.
-
-    Args:
-        trainer: a trainer of transformers.
-        loader: its loader, as `get_train_dataloader` returns it.
-
-    Raises:
-        PackError: packs are dealt twice, or packs reach no rank, or dispatching cuts batches.
-    """
+    """Say how packs are dealt."""
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
     if kind.__name__.endswith("Dispatcher"):
@@ -128,11 +120,7 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> s
 
     Args:
         dealt: the batches of rows of each rank.
-        num: rows of the dataset.
         in_order: the trainer's setting that keeps their order.
-
-    Raises:
-        PackError: more rows are dealt twice, or not at all, than the end of an epoch explains.
     """
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
@@ -156,7 +144,6 @@ def _knows_ranks(sampler: Any) -> bool:
 
 
 def _gathered(own: list[list[int]], ranks: int) -> list[list[list[int]]]:
-    """Return the batches of each rank."""
     if ranks == 1:
         return [own]
     every: list[Any] = [None] * ranks

@@ -30,9 +30,6 @@ class TokenMean:
             outputs: outputs of the model, with logits [B, S, vocabulary].
             labels: [B, S].
             num_items_in_batch: trained tokens of the whole step; None: count those of this batch, as in evaluation.
-
-        Raises:
-            PackError: the model gives no logits.
         """
         logits = outputs.logits
         if logits is None:

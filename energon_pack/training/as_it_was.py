@@ -87,11 +87,7 @@ def _restore(cache: Any, content: Any) -> None:
 
 
 def silence(model: Any) -> list[tuple[Any, str, float]]:
-    """Set every rate of randomness in train() to 0.
-
-    Returns:
-        The attributes that were set, and their values before.
-    """
+    """Set every rate of randomness in train() to 0."""
     configs = parts(model.config) if hasattr(getattr(model, "config", None), "get_text_config") else ()
     rates = [
         (part, name, value)
@@ -140,11 +136,7 @@ def is_sharded(model: Module) -> bool:
 
 @contextmanager
 def ended(part: Module) -> Iterator[Callable[..., Any]]:
-    """End the pending forward of FSDP2, which does not take another one with a backward within, and begin it again.
-
-    Yields:
-        A function that runs the part, with its parameters gathered.
-    """
+    """End the pending forward of FSDP2, which does not take another one with a backward within, and begin it again."""
     every = {id(state): state for one in part.modules() for state in _states(one)}
     pending = [state for state in every.values() if state._training_state.name == "FORWARD"]
     within = {*part.modules()}

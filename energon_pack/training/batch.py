@@ -91,17 +91,11 @@ class PackedBatch(dict[str, Any]):
         return self._with(together(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors and their names."""
         for name, value in self.items():
             inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with(self, others: Mapping[int, Tensor]) -> "PackedBatch":
-        """Replace tensors by others.
-
-        Args:
-            others: by the `id` of the tensor that they replace.
-        """
 
         def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):

@@ -42,10 +42,6 @@ class Calls:
 
         Args:
             as_rows: put each member in its own text.
-
-        Raises:
-            ImportError: there are videos or sounds, and torchvision is not installed.
-            Exception: any error of the processor.
         """
         every = merged(members)
         given = media_inputs(self._rules, every)
@@ -80,11 +76,7 @@ class Calls:
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Return functions that make, from a member's tokens, inputs that only this model has for each token.
-
-        Raises:
-            JoinError: no function makes one of these inputs.
-        """
+        """Return functions that make, from a member's tokens, inputs that only this model has for each token."""
         processor, _ = self._loaded
         made = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
         if lost := sorted(name for name, make in made.items() if make is None):
@@ -152,7 +144,6 @@ def _is_of_tokens(value: Tensor, shape: torch.Size) -> bool:
 
 
 def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
-    """Return random content of a medium for the processor's call."""
     rng = np.random.default_rng(seed)
     size = medium.width, medium.height
     sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)

@@ -58,14 +58,7 @@ class Shown:
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
-    """Prove that the class of a model keeps members of packs apart.
-
-    Args:
-        is_trusted: whether a class that does not is only warned of.
-
-    Raises:
-        MixingError: it was not shown to.
-    """
+    """Prove that the class of a model keeps members of packs apart."""
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
@@ -105,7 +98,6 @@ def _refuse_unshown(
     longest: int | None,
     is_trusted: bool,
 ) -> None:
-    """Raise MixingError with what the class lacks if it was not shown; warn if it is trusted."""
     if proofs[-1].is_exact:
         return
     kind = class_of(model)
@@ -117,7 +109,6 @@ def _refuse_unshown(
 
 
 def _texts(vocabulary: int) -> list[Encoded]:
-    """Return members of random words, for models that train on text."""
     generator = torch.Generator().manual_seed(0)
     first = min(10, vocabulary // 2)
     lengths = (19, 24, 16)

@@ -40,13 +40,6 @@ class FirstBatch:
         """Call this before each forward: it tries the model with a batch of a new kind, and if its code is new.
 
         If parameters are sharded, all ranks try it at the same forward, or none does.
-
-        Args:
-            part: the model, or the part of it that was called.
-            inputs: the call's inputs, by name.
-
-        Raises:
-            MixingError: members see each other, on this rank or another, or the model can't be tried.
         """
         steps = self._steps(part, inputs)
         if steps is None:
@@ -78,7 +71,6 @@ class FirstBatch:
         return None if is_tried and not is_better else self._try(part, inputs, kind)
 
     def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
-        """Try the model. Raises MixingError if members see each other, or if it can't be tried."""
         start, name = time.perf_counter(), class_of(self._model).__name__
         own = {k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()}
         asked = self._subject.changed(own)

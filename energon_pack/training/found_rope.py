@@ -22,15 +22,7 @@ _SAME = {"bos": "start", "eos": "end"}
 
 
 def small_config(make: Any, rules: InputRules) -> Any:
-    """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes.
-
-    Args:
-        make: a class that `models_of` returned.
-        rules: of the processor, whose folder may hold config.json.
-
-    Raises:
-        ValueError: config.json belongs to another class.
-    """
+    """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes."""
     folder = Path(rules.folder)
     if (folder / "config.json").is_file():
         from transformers import AutoConfig
@@ -73,11 +65,7 @@ _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
 
 
 def found_rope(folder: Path) -> str | None:
-    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules.
-
-    Args:
-        folder: a processor's folder, with or without a model's config.json: one processor may serve several models.
-    """
+    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules."""
     make = with_rows(folder)
     return "none" if make is None else _kind(make)
 

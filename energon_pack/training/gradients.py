@@ -36,10 +36,6 @@ def gradients_of(
 ) -> Gradients:
     """Return the gradients of a loss.
 
-    Args:
-        embedded: embeddings of the tokens.
-        is_frozen: whether weights need no gradients, so that `backward` leaves them alone.
-
     Raises:
         CheckpointError: weights need gradients, and a checkpoint would write them.
     """
@@ -80,12 +76,7 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
 
 
 def compare_gradients(packed: Gradients, pairs: Sequence[tuple[Placed, Gradients]]) -> tuple[float, float]:
-    """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest.
-
-    Args:
-        packed: of a batch.
-        pairs: its samples, and the gradients of each alone.
-    """
+    """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest."""
     assert packed.embedded is not None
     expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
     is_own = torch.zeros(expected.shape[:2], dtype=torch.bool, device=expected.device)

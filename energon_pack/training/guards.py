@@ -113,11 +113,7 @@ def guard(
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
-    """Prove a model's class now, and try the model itself with the first batch of each kind.
-
-    Raises:
-        MixingError: see `guard`.
-    """
+    """Prove a model's class now, and try the model itself with the first batch of each kind."""
     from energon_pack.training.class_proof import prove_class
     from energon_pack.training.proof import replaced_in
 
@@ -150,12 +146,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
-    """Try a model with batches of any collator now, and with each later one that is of another kind.
-
-    Raises:
-        ValueError: there are no batches, or other numbers of them and of their members.
-        MixingError: see `guard`.
-    """
+    """Try a model with batches of any collator now, and with each later one that is of another kind."""
     from energon_pack.training.batch_trial import Batches
 
     _end_earlier(model)
@@ -178,11 +169,6 @@ def _end_earlier(model: Module) -> None:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model of transformers inside its wrappers.
-
-    Raises:
-        MixingError: there is none, or it makes no logits.
-    """
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # code that is compiled already runs no hooks

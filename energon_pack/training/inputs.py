@@ -37,11 +37,7 @@ def missing_kernels() -> list[str]:
 
 
 def refuse_missing_kernels() -> None:
-    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed.
-
-    Raises:
-        MixingError: kernels are missing; without them the state runs on from member to member.
-    """
+    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed."""
     if missing := missing_kernels():
         raise MixingError(
             "a hybrid model carries its state from member to member without its kernels:"

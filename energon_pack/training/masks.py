@@ -36,12 +36,7 @@ def sight_of(model: Any) -> Sight:
 
 
 def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`.
-
-    Args:
-        make: the class.
-        config: the config of a model of this class.
-    """
+    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 

@@ -31,15 +31,7 @@ class OwnRope:
     """Makes M-RoPE rows as one model class does."""
 
     def __init__(self, make: Any, config: Any):
-        """Make a model of a class, without weights.
-
-        Args:
-            make: a class that has a module with `get_rope_index`.
-            config: the config of a small model of this class.
-
-        Raises:
-            Exception: any error of the class for the config.
-        """
+        """Make a model of a class, without weights."""
         self._make, self._config = make, config
         with torch.device("meta"):
             model = make._from_config(config)
@@ -60,9 +52,6 @@ class OwnRope:
 
         Returns:
             [3, L] int64.
-
-        Raises:
-            RowsError: the class raises an error, or its rows have another shape.
         """
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
@@ -88,11 +77,7 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that rows give images and videos other positions than text; sounds are numbered as text is.
-
-        Raises:
-            RowsError: images or videos are numbered as text: the class looks for other tokens.
-        """
+        """Check that rows give images and videos other positions than text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _SEEN).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
@@ -110,13 +95,8 @@ def rope_of(
     If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
 
     Args:
-        stated: `model.rope` of the dataset.
-        rules: of the dataset.
         tokens_per_second: of Qwen2.5-VL's vision config; None: as the processor's folder says.
         is_needed: whether batches hold the rows.
-
-    Raises:
-        ValueError: the dataset does not say; or its models need rows that none of the rules makes.
     """
     if stated is None:
         raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
@@ -136,11 +116,6 @@ def rope_of(
 
 
 def _own_rope_of(rules: InputRules) -> OwnRope:
-    """Return the rule that calls the model class itself.
-
-    Raises:
-        ValueError: the class can't be built here.
-    """
     from energon_pack.training.found_rope import small_config, with_rows
 
     folder = Path(rules.folder)

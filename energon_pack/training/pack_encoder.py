@@ -81,15 +81,7 @@ class Pack:
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
-    """Refuse wrong options of `PackEncoder` before there is anything to encode.
-
-    Args:
-        layout: the layout of the packs.
-
-    Raises:
-        TypeError: there is no such option.
-        ValueError: an option has no such value, or the layout does not support it.
-    """
+    """Refuse wrong options of `PackEncoder` before there is anything to encode."""
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
         raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
@@ -361,11 +353,7 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
 
 
 def refuse_trees(packs: Sequence[Pack], what: str) -> None:
-    """Raise BadPack if samples share tokens.
-
-    Args:
-        what: the layout, mask or trainer that has no place for trees, for the message.
-    """
+    """Raise BadPack if samples share tokens."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.shared_len:
@@ -376,11 +364,7 @@ def refuse_trees(packs: Sequence[Pack], what: str) -> None:
 
 
 def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
-    """Raise BadPack if a sample, or a turn of it, has a weight other than 1.
-
-    Args:
-        what: the layout or trainer that can't use weights, for the message.
-    """
+    """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.is_weighted:
@@ -406,6 +390,5 @@ def _multiple(given: int | None, planned: int) -> int:
 
 
 def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
-    """Count the media of each row (neat), or of each member (thd)."""
     counts = [[getattr(member, name) for member in pack.members] for pack in packs]
     return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

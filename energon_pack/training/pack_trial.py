@@ -116,12 +116,6 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     """Lay samples and their twins out at the end of the first row; texts fill the other places that the batch fills.
 
     Texts are as long as the members of the batch; the first and shortest is compared, too.
-
-    Args:
-        model: a guarded model of transformers.
-        inputs: of the batch.
-        members: at least two.
-        longest: tokens of a row up to which the model keeps members apart; None: any.
     """
     num_rows, width = tokens_of(inputs).shape[:2]
     spans = members_of(inputs)

@@ -53,12 +53,7 @@ class Pixels:
         self._tried: dict[str, _Tried] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
-        """Return the media inputs of some members.
-
-        Raises:
-            JoinError: they can't be joined, or the processor returns an input that it did not return when tried.
-            ImportError: there are videos, and torchvision is not installed.
-        """
+        """Return the media inputs of some members."""
         members = [member for member in members if member.order]
         if not members:
             return {}
@@ -84,15 +79,7 @@ class Pixels:
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media inputs equal its parts' media inputs, joined.
-
-        Args:
-            whole: all of its media.
-            last: the last of them.
-
-        Raises:
-            JoinError: they are not, so members can't share its first media.
-        """
+        """Check that a member's media inputs equal its parts' media inputs, joined."""
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known)
@@ -103,11 +90,7 @@ class Pixels:
             )
 
     def check(self) -> None:
-        """Try every kind of media now.
-
-        Raises:
-            JoinError: no kind can be trained on, or the model takes an input for each token that nothing here makes.
-        """
+        """Try every kind of media now."""
         tried = [self._of(kind) for kind in self._call.kinds]
         self._call.of_tokens()
         if tried and all(one.refused for one in tried):
@@ -177,15 +160,7 @@ class Pixels:
         return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
 
     def refuse_other_features(self, made: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
-        """Compare the features that a model will make of its inputs with the tokens that wait for them.
-
-        Args:
-            made: the media inputs.
-            media: what they were made of.
-
-        Raises:
-            ValueError: there are other numbers of them.
-        """
+        """Compare the features that a model will make of its inputs with the tokens that wait for them."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features

@@ -50,11 +50,9 @@ def probe_of(
     """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
 
     Args:
-        model: a model of transformers.
         mask: how members are kept apart: `model.mask`.
         compared: the samples that are compared; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
-        device: of the inputs; None: the model's own.
     """
     form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
@@ -111,11 +109,7 @@ def plain_logits(model: Any, member: Encoded) -> Tensor:
 
 
 def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the inputs of a member as a user of transformers has them, from a processor's output.
-
-    Args:
-        device: None: the model's own.
-    """
+    """Return the inputs of a member as a user of transformers has them, from a processor's output."""
     device = device or model.device
     ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -198,7 +192,6 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
 
 
 def _part(member: Encoded, start: int, end: int | None = None) -> Encoded:
-    """Return some tokens of a text."""
     tokens, cut = member.tokens, slice(start, end)
     return replace(
         member, tokens=replace(tokens, ids=tokens.ids[cut], labels=tokens.labels[cut], types=tokens.types[cut])
@@ -206,18 +199,13 @@ def _part(member: Encoded, start: int, end: int | None = None) -> Encoded:
 
 
 def _turned(member: Encoded) -> Encoded:
-    """Return the tokens behind the first in reverse."""
     tokens = member.tokens
     ids, labels = (torch.cat([row[:1], row[1:].flip(0)]) for row in (tokens.ids, tokens.labels))
     return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
 
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
-    """Lay the trees out in one row.
-
-    Args:
-        device: of the inputs; None: the model's own.
-    """
+    """Lay the trees out in one row."""
     from energon_pack.training.trees import neat_trees, paths
 
     tokens = [sample.tokens for sample in tree.samples]

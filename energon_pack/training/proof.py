@@ -57,14 +57,12 @@ def prove(
     effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
 
     Args:
-        make: the class.
         config: the config of the class, of any size; it is not changed.
         samples: at least two members, with each kind of media that packs have; or trees of them.
         mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact. Trees have no
             choice of masks.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
-        device: where its kernels run.
         kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
 
     Returns:
@@ -169,9 +167,6 @@ def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
         again in float64, if the class can run in it.
-
-    Raises:
-        MixingError: the inputs alone would mix members.
     """
     finding = _worst(model, samples, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:

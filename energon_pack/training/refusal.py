@@ -39,11 +39,6 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
     """Return name and class of the first part with equal inputs and other outputs for the same members in two runs.
 
     None: no such part is found; compiled code, a backward, and outputs without values for each token are not seen.
-
-    Args:
-        call: runs the part.
-        runs: two, in which the same members stand, maybe in other places.
-        tolerance: share of the outputs' variation that counts as rounding.
     """
     (first, second) = (_inputs_and_outputs(part, call, *run) for run in runs)
 

@@ -22,15 +22,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the widths that batches may have, the least first.
-
-    Args:
-        planned: `max_token_len` of the packing.
-        longest: tokens of the longest pack.
-
-    Raises:
-        ValueError: none of the widths has room for it.
-    """
+    """Return the widths that batches may have, the least first."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
@@ -40,11 +32,7 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
 
 
 def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
-    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's.
-
-    Raises:
-        ValueError: there are more segments.
-    """
+    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's."""
     width, filled = batch["input_ids"].shape[1], {}
     for name in _BOUNDARIES:
         if (ends := batch.get(name)) is not None:

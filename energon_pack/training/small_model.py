@@ -124,12 +124,9 @@ def small_model(
     """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding.
 
     Args:
-        make: its class.
         config: the full-size config; it is not changed.
-        attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; see `shrink`.
         members: members to try it with; sizes that count tokens are made smaller than these. Without any, they stay.
-        device: where its kernels run.
 
     Returns:
         The model in eval(); nothing in it is random in train().

@@ -31,12 +31,7 @@ _OF_A_KIND = re.compile(rf"[a-z]+_{_GRID}")
 
 
 class Tower:
-    """Makes the values for one tower.
-
-    Args:
-        make: its class.
-        config: its config, of full size.
-    """
+    """Makes the values for one tower."""
 
     def __init__(self, make: Any, config: Any):
         self._given = make, config
@@ -108,10 +103,6 @@ class TowerEncoder(Protocol):
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
     """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
-
-    Args:
-        samples: members with each kind of media.
-        mask: with which the class keeps them apart.
 
     Returns:
         The names of the values.

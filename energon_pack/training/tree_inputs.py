@@ -29,15 +29,7 @@ _WAY_OUT = "pack with packing.share=none"
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees.
-
-    Args:
-        batch: on the model's device.
-        model: a model of transformers, unwrapped.
-
-    Raises:
-        MixingError: the model or its attention implementation can't keep the branches of a tree apart.
-    """
+    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees."""
     refuse(model)
     attention = attention_of(model)
     if attention == TREE:
@@ -71,11 +63,7 @@ def plan_of(batch: Mapping[str, Any]) -> TreePlan:
 
 
 def refuse(model: Any) -> None:
-    """Refuse a model in which the branches of a tree would see each other, or have another loss.
-
-    Raises:
-        MixingError: it names the part, and what to do.
-    """
+    """Refuse a model in which the branches of a tree would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     if strange := sorted(kinds_of_layers(text) - _KINDS):
         raise MixingError(f"{name} has layers of {strange[0]}: a branch would go on from its sibling; {_WAY_OUT}")

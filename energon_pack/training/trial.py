@@ -132,14 +132,7 @@ class Trial:
 
 
 def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
-    """Run a batch as it is, and with changes.
-
-    Yields:
-        Runs to make.
-
-    Returns:
-        How far the members moved.
-    """
+    """Run a batch as it is, and with changes."""
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
     as_is = yield from run(asked.as_is, routing)

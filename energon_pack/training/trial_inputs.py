@@ -96,15 +96,7 @@ class TrialInputs:
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
-    """Make the inputs of the test runs from the inputs of one forward.
-
-    Args:
-        config: the model's config, which names special tokens.
-        media: names of inputs that are media.
-
-    Returns:
-        None if there are no two members with words.
-    """
+    """Make the inputs of the test runs from the inputs of one forward."""
     members, starts = members_of(inputs), text_row(inputs, inputs["position_ids"])
     rows = [[member for member in members if member.row == row] for row in sorted({one.row for one in members})]
     ends = [member for row in rows for member in _ends_of_branches(row, starts)]
@@ -142,11 +134,7 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
-    """Return the members of a row on which no other member builds; in a row without trees, return all members.
-
-    Args:
-        starts: [B, S], the positions, which start again with each member.
-    """
+    """Return the members of a row on which no other member builds; in a row without trees, return all members."""
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
     is_end = [later <= own for own, later in pairwise(begins)]
     return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
@@ -185,11 +173,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
-    """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding.
-
-    Raises:
-        MixingError: a stretch has holes.
-    """
+    """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding."""
     found = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
@@ -259,7 +243,6 @@ def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> li
 
 
 def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
-    """Return where the first or last medium is in an input of all media."""
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
     grid = media.get("video_grid_thw" if "_videos" in name else "image_grid_thw" if "pixel" in name else "")

@@ -44,11 +44,7 @@ def see(
     """Run a part of a model.
 
     Args:
-        call: runs it.
         follow: keep the embeddings of the tokens, with gradients, even if their table is frozen.
-
-    Raises:
-        ValueError: there are no outputs, or no embeddings, of each token.
     """
     seen, shape = Seen(), tokens_of(inputs).shape[:2]
 
@@ -119,9 +115,6 @@ def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check
 
     Returns:
         The hooks; and the check, for inputs without a call.
-
-    Raises:
-        MixingError: by the hooks: attention is another than now, or batch norm is trained.
     """
     calls = _Calls()
     attention = attention_of(model)
