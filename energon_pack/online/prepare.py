@@ -57,7 +57,7 @@ from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
 
 _SLICE = 500  # samples a job
-_VERSION = 2  # raised when `Given.read` gives other conversations
+_VERSION = 3  # raised when `Given.read` gives other conversations
 
 
 def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
