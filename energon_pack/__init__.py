@@ -28,9 +28,7 @@ _HOMES = {
     "dataset_encoder": "pack_encoder",
     "loading": "cookers make_part_filter make_sample_loader train_arguments",
     "on_disk": "PackedDataset",
-    "online.ranks": "ranks_here",
     "pack": "pack",
-    "packed_seq_params": "packed_seq_params",
     "packed_with": "load_template",
     "reading": "PackStream PacksInOrder positions_of",
     "samplers": "LengthGroupedSampler PackSampler",
@@ -40,6 +38,7 @@ _HOMES = {
     "samples.options": "options_of",
     "sources.shard": "JsonlShard",
     "steps.journal": "Consumed Journal",
+    "steps.topology": "ranks_here",
     "streaming": "StreamingPackedDataset",
     "task_encoder": "EncodedPack PackedTaskEncoder inputs_of",
     "templates.member_tokens": "sample_of",
@@ -52,6 +51,7 @@ _HOMES = {
     "training.guards": "Guard guard",
     "training.inputs": "MixingError check_inputs",
     "training.pack_encoder": "PackEncoder",
+    "training.shapes": "packed_seq_params",
     "training.tree_attention": "use_tree_attention",
     "training.trees": "magi_ranges",
     "webdataset": "Packs packs shard_urls",
@@ -78,9 +78,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.loading import make_sample_loader as make_sample_loader
     from energon_pack.loading import train_arguments as train_arguments
     from energon_pack.on_disk import PackedDataset as PackedDataset
-    from energon_pack.online.ranks import ranks_here as ranks_here
     from energon_pack.pack import pack as pack
-    from energon_pack.packed_seq_params import packed_seq_params as packed_seq_params
     from energon_pack.packed_with import load_template as load_template
     from energon_pack.reading import PacksInOrder as PacksInOrder
     from energon_pack.reading import PackStream as PackStream
@@ -96,6 +94,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.sources.shard import JsonlShard as JsonlShard
     from energon_pack.steps.journal import Consumed as Consumed
     from energon_pack.steps.journal import Journal as Journal
+    from energon_pack.steps.topology import ranks_here as ranks_here
     from energon_pack.streaming import StreamingPackedDataset as StreamingPackedDataset
     from energon_pack.task_encoder import EncodedPack as EncodedPack
     from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
@@ -116,6 +115,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; a test compa
     from energon_pack.training.inputs import MixingError as MixingError
     from energon_pack.training.inputs import check_inputs as check_inputs
     from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
+    from energon_pack.training.shapes import packed_seq_params as packed_seq_params
     from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
     from energon_pack.training.trees import magi_ranges as magi_ranges
     from energon_pack.webdataset import Packs as Packs

@@ -8,7 +8,7 @@ whatever decoder a task encoder sets.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from energon_pack.dataset.manifest import (
     is_metadataset,
@@ -167,13 +167,6 @@ def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[
 # ------------------------------------------------------------------------------------------------ order of the plan
 
 
-@runtime_checkable
-class GoesOn(Protocol):
-    """A task encoder that reads packs in order: `reading.PacksInOrder`."""
-
-    def going_on(self, states: Sequence[State], micro_batches: int | None = None) -> Any: ...
-
-
 def train_arguments(
     path: str | Path,
     task_encoder: Any,
@@ -200,7 +193,7 @@ def train_arguments(
     refuse_none(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
-    ours = isinstance(task_encoder, GoesOn)
+    ours = hasattr(task_encoder, "going_on")  # reading.PacksInOrder
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:

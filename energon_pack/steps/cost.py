@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,31 +20,7 @@ Config = Mapping[str, Any]
 _HEARING = ("qwen2_audio_encoder", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder")
 
 
-class LanguageCost(TypedDict):
-    """Costs of the language model, as fields of `CostModel`."""
-
-    lm_token: float
-    lm_square: float
-    lm_window: float
-    window: float
-
-
-class VisionCost(TypedDict):
-    """Costs of the vision encoder and the projector, as fields of `CostModel`."""
-
-    vision_token: float
-    vision_square: float
-    tile: float | None
-
-
-class AudioCost(TypedDict):
-    """Costs of the audio encoder and the projector, as fields of `CostModel`."""
-
-    audio_token: float
-    audio_sound: float
-
-
-def language_of(config: Config) -> LanguageCost:
+def language_of(config: Config) -> dict[str, Any]:
     """Return the FLOPs of the language model."""
     text = _text(config)
     layers, hidden = _size(text, "num_hidden_layers", "n_layer"), _hidden(text)
@@ -63,7 +39,7 @@ def language_of(config: Config) -> LanguageCost:
     }
 
 
-def vision_of(config: Config) -> VisionCost:
+def vision_of(config: Config) -> dict[str, Any]:
     """Return the FLOPs of the vision encoder and the projector."""
     config = config.get("thinker_config") or config
     vision = config.get("vision_config") or config.get("visual")
@@ -90,7 +66,7 @@ def vision_of(config: Config) -> VisionCost:
     }
 
 
-def audio_of(config: Config) -> AudioCost:
+def audio_of(config: Config) -> dict[str, Any]:
     """Return the FLOPs of the audio encoder and the projector: per token, or per sound if all are padded alike.
 
     An encoder that is not in `_HEARING` counts as free.

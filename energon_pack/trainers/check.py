@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,25 +31,7 @@ _LOOKED_AT = 8
 _SAME, _SAME_SHORT = 1e-4, 2e-2
 
 
-class Trainer(Protocol):
-    """The part of transformers' Trainer, or of a subclass, that the check uses."""
-
-    model: Any
-    args: Any
-    accelerator: Any
-    train_dataset: Any
-
-    def get_train_dataloader(self) -> Any:
-        """Return its loader."""
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and the number that divides their loss."""
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Return the loss of a batch after its backward."""
-
-
-def check_trainer(trainer: Trainer) -> str:
+def check_trainer(trainer: Any) -> str:
     """Compare a trainer's loss over two packs with the samples alone. Call it on all ranks, just before `train()`.
 
     Both packs go through the trainer's own loader, collator, denominator, attention and backward. Nothing is learned:
@@ -78,7 +60,7 @@ def check_trainer(trainer: Trainer) -> str:
     return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
 
 
-def _patch(trainer: Trainer) -> None:
+def _patch(trainer: Any) -> None:
     """Put Liger's kernels into the model, as `train()` does first; doing it twice changes nothing."""
     if getattr(trainer.args, "use_liger_kernel", False):
         from transformers.integrations.liger import apply_liger_kernel
@@ -86,7 +68,7 @@ def _patch(trainer: Trainer) -> None:
         apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
-def _loader(trainer: Trainer) -> Any:
+def _loader(trainer: Any) -> Any:
     try:
         return trainer.get_train_dataloader()
     except ValueError as error:
@@ -121,7 +103,7 @@ class Step:
     loss: float
     trained: list[int]
 
-    def compared(self, alone: Alone, trainer: Trainer) -> str:
+    def compared(self, alone: Alone, trainer: Any) -> str:
         """Say that the losses are equal."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
@@ -146,14 +128,14 @@ class Step:
         )
 
 
-def _cure(trainer: Trainer) -> str:
+def _cure(trainer: Any) -> str:
     """Return the line of code that makes the denominator right."""
     if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
-def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
+def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
     """Choose two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset

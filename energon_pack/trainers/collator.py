@@ -1,25 +1,17 @@
 """Build a trainer's batches from rows of `as_dataset`, in any process of the trainer's loader."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.training.batch import PackedBatch
 from energon_pack.training.outline import Outline, outline_of
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refuse_trees
+from energon_pack.training.pack_encoder import BadPack, Pack, refuse_trees
 
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
 #: keys of a batch with weights that make its loss; no model takes them
 OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
-
-
-class Packs(Protocol):
-    """A dataset of packs."""
-
-    encoder: PackEncoder
-
-    def __getitem__(self, index: tuple[int, int]) -> Pack:
-        """Read and encode a pack by its epoch and number."""
 
 
 class Collator:
@@ -30,7 +22,7 @@ class Collator:
         weights: batches also have the weights of their tokens, for a trainer that is `weighted`.
     """
 
-    def __init__(self, packs: Packs, model: Any, weights: bool = False):
+    def __init__(self, packs: Any, model: Any, weights: bool = False):
         if packs.encoder.layout != "neat":
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
@@ -63,7 +55,7 @@ class Collator:
     def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out; raises as `__call__` does."""
         refuse_trees(packs, "a trainer's own loss")
-        batch = self.packs.encoder.batch(packs)
+        batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:
             inputs = batch.model_inputs(self._outline, labels=False)
             return {**inputs, **{name: batch[name] for name in OF_LOSS if name in batch}}

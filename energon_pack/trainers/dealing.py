@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
-from energon_pack.online.ranks import ranks_here
 from energon_pack.samplers import PackSampler
+from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.collator import EPOCH
 
 _CUT = "members of a pack would be cut over ranks, and see each other"

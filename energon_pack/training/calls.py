@@ -1,5 +1,7 @@
 """Call a model's processor with only the media of members."""
 
+import ctypes
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
@@ -18,6 +21,30 @@ from energon_pack.samples.tokens import MemberTokens, SeenMedium
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.quiet import errors_only
 from energon_pack.training.joining import JoinError
+
+#: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
+#: heap's end above this
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
+_LARGE, _KEPT = 256 << 20, 512 << 20
+#: the process in which this was done
+_kept_in = [0]
+
+
+def keep_pages_in_worker() -> None:
+    """Keep pages from now on, if this process is a loader's worker; in a user's own process nothing changes.
+
+    Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
+    were. Another allocator than glibc's is left alone.
+    """
+    if _kept_in[0] == os.getpid() or get_worker_info() is None:
+        return
+    _kept_in[0] = os.getpid()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        if not mallopt(_MMAP_THRESHOLD, _LARGE):  # an older glibc takes 32 MB at most
+            mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
+
 
 #: maps the token ids of texts to one value for each token
 TokenRow = Callable[[list[list[int]]], Any]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -30,14 +30,6 @@ class Encoder(Protocol):
 
     def probe_members(self) -> list[Encoded]:
         """Return members with each kind of media that the encoder makes."""
-
-
-@runtime_checkable
-class TreeEncoder(Protocol):
-    """An encoder whose packs may have trees."""
-
-    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
-        """Return trees of such members; None: its packs have none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
     _refuse_unshown(
         model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
     )
-    tree = encoder.probe_tree(samples) if isinstance(encoder, TreeEncoder) else None
+    tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
         return Shown(proofs, samples)
     from energon_pack.training.tree_inputs import refuse

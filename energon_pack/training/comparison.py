@@ -23,8 +23,16 @@ from torch.nn.functional import pad as pad_tensor
 
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.finding import Finding, difference, largest, size_of, variation
-from energon_pack.training.gradients import Gradients, compare_gradients, gradients_of
+from energon_pack.training.finding import (
+    Finding,
+    Gradients,
+    compare_gradients,
+    difference,
+    gradients_of,
+    largest,
+    size_of,
+    variation,
+)
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.routing import Routing, routed
 from energon_pack.training.trial_inputs import Placed, Probe, leaves_of

@@ -22,12 +22,12 @@ from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.calls import keep_pages_in_worker
 from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
 from energon_pack.training.members import Encoded, MemberEncoder, without
 from energon_pack.training.own_rope import RowsError, rope_of
-from energon_pack.training.worker_memory import keep_pages_in_worker
 
 if TYPE_CHECKING:
     from energon_pack.training.probe import ProbeTree

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,14 +93,6 @@ _log = logging.getLogger(__name__)
 _SAME, _SAME_SHORT = 1e-6, 1e-2
 
 
-@runtime_checkable
-class TowerEncoder(Protocol):
-    """An encoder whose batches can bring the values."""
-
-    def use_tower(self, tower: Tower | None) -> None:
-        """Make them from now on."""
-
-
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
     """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
 
@@ -109,7 +101,7 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
     """
     TOWERS.pop(model, None)
     tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
-    if tower is None or not isinstance(encoder, TowerEncoder) or not any(one.media for one in samples):
+    if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
         return frozenset()
     try:
         with full_precision():
