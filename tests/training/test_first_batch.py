@@ -59,18 +59,6 @@ class Layer(nn.Module):
         return hidden_states + causal(self.attention, self.norm(hidden_states), position_embeddings)[0]
 
 
-class Convolution(nn.Module):
-    """An adapter around a projection."""
-
-    def __init__(self, part: Any):
-        super().__init__()
-        self.part = part
-        self.over = nn.Conv1d(part.in_features, part.out_features, 3, padding=2)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.part(x) + self.over(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
-
-
 class State(nn.Module):
     def __init__(self, norm: Any, width: int):
         super().__init__()
@@ -90,20 +78,8 @@ class RowNorm(nn.Module):
         return x / (x.square().mean((1, 2), keepdim=True) + 1e-6).sqrt() * self.weight
 
 
-def every_attention(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn = Mine(layer.self_attn)
-
-
 def attention_of_one_layer(model: Any) -> None:
     model.model.layers[1].self_attn = Mine(model.model.layers[1].self_attn)
-
-
-def a_derived_class(model: Any) -> None:
-    for number, layer in enumerate(model.model.layers):
-        other = Derived(model.config, number)
-        other.load_state_dict(layer.self_attn.state_dict())
-        layer.self_attn = other
 
 
 def another_class(model: Any) -> None:
@@ -113,11 +89,6 @@ def another_class(model: Any) -> None:
 
 def a_whole_layer(model: Any) -> None:
     model.model.layers[0] = Layer(model.model.layers[0])
-
-
-def a_convolution(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.q_proj = Convolution(layer.self_attn.q_proj)
 
 
 def a_state(model: Any) -> None:
@@ -136,28 +107,18 @@ def a_hook_without_mask(model: Any) -> None:
         )
 
 
-def a_hook_without_positions(model: Any) -> None:
-    model.model.register_forward_pre_hook(
-        lambda _, args, keywords: (args, {**keywords, "position_ids": None}), with_kwargs=True
-    )
-
-
 def forward_of_an_instance(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.forward = Mine(layer.self_attn).forward
 
 
 CHANGES: list[tuple[Change, str]] = [
-    (every_attention, r"model\.layers\.0\.self_attn \(Mine\)"),
     (attention_of_one_layer, r"model\.layers\.1\.self_attn \(Mine\)"),
-    (a_derived_class, r"model\.layers\.0\.self_attn \(Derived\)"),
     (another_class, r"model\.layers\.0\.self_attn \(Derived\)"),
     (a_whole_layer, r"model\.layers\.0 \(Layer\)"),
-    (a_convolution, r"model\.layers\.0\.self_attn\.q_proj \(Convolution\)"),
     (a_state, r"model\.norm\.state \(GRU\)"),
     (a_norm_of_the_row, r"model\.layers\.0\.input_layernorm \(RowNorm\)"),
     (a_hook_without_mask, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
-    (a_hook_without_positions, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
     (forward_of_an_instance, r"model\.layers\.0\.self_attn \(LlamaAttention\)"),
 ]
 
