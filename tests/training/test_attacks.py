@@ -17,7 +17,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.members import Encoded
-from support.tiny import TEXT, make_batch, make_members, make_model, tf
+from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf
 
 Attack = Callable[[Any], Any]
 Batches = Generator[dict[str, Any]]
@@ -428,18 +428,6 @@ def run_all(model: Any, batches: Batches) -> None:
 # ---------------------------------------------------------------------------------------------------- images, experts
 
 
-class Members:
-    """An encoder of made members."""
-
-    max_token_len = None
-
-    def __init__(self, members: list[Encoded], mask: str = "positions"):
-        self.members, self.mask = members, mask
-
-    def probe_members(self) -> list[Encoded]:
-        return self.members
-
-
 def on_images(model: Any, change: Callable[[Tensor], Tensor]) -> None:
     model.model.visual.merger.register_forward_hook(lambda _, __, out: change(out))
 
@@ -496,7 +484,7 @@ def test_an_attack_on_packs_of_images_is_refused(attack: Attack) -> None:
     """Each member has an image, as in packs that are grouped by media."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    guard(model, Members(members))
+    guard(model, MadeEncoder(members))
     attack(model)
     batch = make_batch("qwen2_5_vl", [[members[1]] * 4])
     with pytest.raises(MixingError, match="mixes the members"):
@@ -507,7 +495,7 @@ def test_packs_of_text_behind_packs_of_images_are_tried() -> None:
     """The model was marked as tried."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    guard(model, Members(members))
+    guard(model, MadeEncoder(members))
     seen = [False]
     model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
     model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))

@@ -17,7 +17,7 @@ from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_trial import in_place, made_rows
-from support.tiny import FAMILIES, TEXT, make_batch, make_members, make_model, text_members, tf
+from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 modeling: Any = tf.models.llama.modeling_llama
 Attention: Any = modeling.LlamaAttention
@@ -302,7 +302,7 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     """Packs with images and clips: other pixels move one member alone, and a text is as alone in the real model."""
     model = make_model(name, "eager" if name == "gpt_oss" else "sdpa")
     members = make_members(name, model)
-    held = guard(model, Members(members, FAMILIES[name].mask))
+    held = guard(model, MadeEncoder(members, FAMILIES[name].mask))
     model(**inputs_of(name, model, [members, members[::-1]]))
     (trial,) = held.trials
     print(name, trial, trial.seconds)
@@ -312,18 +312,6 @@ def test_classes_that_keep_members_apart_pass(name: str) -> None:
     assert max(one.others for one in trial.moved) == 0
     assert (trial.alone.gradients or 1.0) < 1e-4
     assert trial.alone.others == 0
-
-
-class Members:
-    """An encoder of these."""
-
-    max_token_len = None
-
-    def __init__(self, members: list[Encoded], mask: str):
-        self.members, self.mask = members, mask
-
-    def probe_members(self) -> list[Encoded]:
-        return self.members
 
 
 @pytest.mark.parametrize("in_training", [True, False])
@@ -336,7 +324,7 @@ def test_a_member_alone_has_the_prefix_that_it_has_in_its_pack(in_training: bool
     members = text_members(64)
     for member in members:
         member.tokens.labels[:6] = IGNORE
-    held = guard(model, Members(members, "auto"))
+    held = guard(model, MadeEncoder(members, "auto"))
     batch = make_batch("llama", [members])
     batch.mask = "auto"
     model(**batch.model_inputs(model))
@@ -348,7 +336,7 @@ def test_pixels_that_change_nothing_are_said_once(caplog: pytest.LogCaptureFixtu
     """Other pixels moved nothing, so nothing was shown of images; a gate may open, so they are tried once more."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    held = guard(model, Members(members, "positions"))
+    held = guard(model, MadeEncoder(members, "positions"))
     model.model.visual.merger.register_forward_hook(lambda _, __, features: features * 0)
     inputs = inputs_of("qwen2_5_vl", model, [members])
     for _ in range(18):
@@ -362,7 +350,7 @@ def test_images_that_see_each_other_are_refused() -> None:
     """Other words show nothing of it: only other pixels do."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    guard(model, Members(members, "positions"))
+    guard(model, MadeEncoder(members, "positions"))
     merger = model.model.visual.merger
     merger.register_forward_hook(lambda _, __, features: features + features.mean(0, keepdim=True))
     images = [members[1], members[0], members[1]]
@@ -374,7 +362,7 @@ def test_each_rank_compares_as_many_samples_alone() -> None:
     """Ranks of FSDP gather weights together: one with a short pack ran one sample less, and the training crashed."""
     model = make_model("llama")
     members = make_members("llama", model)
-    guard(model, Members(members, "positions"))
+    guard(model, MadeEncoder(members, "positions"))
     batches = [inputs_of("llama", model, [row]) for row in (members[:1], members * 4)]
     assert len({len(made_rows(model, batch, members, None).placed) for batch in batches}) == 1
 
@@ -383,7 +371,7 @@ def test_a_hook_that_embeds_ids_leaves_a_sample_its_positions() -> None:
     """ms-swift's: without ids a model takes an image alone for text, and a model that mixes nothing was refused."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    held = guard(model, Members(members, "positions"))
+    held = guard(model, MadeEncoder(members, "positions"))
 
     def embed(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
         ids, pixels = inputs.pop("input_ids"), inputs.pop("pixel_values", None)

@@ -11,7 +11,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.proof import kinds_of, prove, replaced_in
 from energon_pack.training.small_model import small_model
-from support.tiny import TEXT, make_batch, make_model, text_members, tf
+from support.tiny import TEXT, MadeEncoder, make_batch, make_model, text_members, tf
 
 masking_utils, modeling_qwen2 = tf.masking_utils, tf.models.qwen2.modeling_qwen2
 Replace = Callable[[pytest.MonkeyPatch], None]
@@ -41,20 +41,11 @@ def an_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("replaced", [a_decorator, a_helper_of_transformers, an_attention])
 def test_replaced_code_is_proved_as_it_runs(replaced: Replace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these makes members of Qwen2 see each other; an earlier proof of the class says nothing of it."""
-    text = Text()
+    text = MadeEncoder(text_members(64))
     guard(model := make_model("qwen2"), text).remove()
     replaced(monkeypatch)
     with pytest.raises(MixingError, match="is not shown to keep members of packs apart"):
         guard(model, text)
-
-
-class Text:
-    """An encoder of texts."""
-
-    mask, max_token_len = "positions", None
-
-    def probe_members(self) -> Any:
-        return text_members(64)
 
 
 def test_what_was_replaced_in_one_model_is_tried_with_its_first_batch() -> None:
