@@ -22,7 +22,7 @@ from classes import _quiet, _said
 from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
-from energon_pack.training.outline import BOUNDARIES, values_in
+from energon_pack.training.masks import BOUNDARIES, values_in
 from energon_pack.training.probe import probe_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.tower import run_of, tower_in, tried

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from energon_pack.training.inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
-from energon_pack.training.masks import additive_masks, prefix_mask
-from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
+from energon_pack.training.masks import (
+    BOUNDARIES,
+    PREFIX,
+    Outline,
+    TowerProof,
+    additive_masks,
+    outline_of,
+    prefix_mask,
+    values_in,
+)
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -177,14 +185,7 @@ class PackedBatch(dict[str, Any]):
         return positions.expand(4, *positions.shape)
 
     def _masks(self, outline: Outline) -> dict[str, Tensor]:
-        return additive_masks(
-            self["doc_ids"].to(outline.device),
-            self["mm_token_type_ids"].to(outline.device),
-            outline.sliding_window,
-            outline.attention_chunk_size,
-            outline.sight,
-            outline.dtype,
-        )
+        return additive_masks(*(self[name].to(outline.device) for name in ("doc_ids", "mm_token_type_ids")), outline)
 
     def _prefix_mask(self, outline: Outline) -> Tensor:
         labels = self["labels"]
