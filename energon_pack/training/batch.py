@@ -185,7 +185,8 @@ class PackedBatch(dict[str, Any]):
         return positions.expand(4, *positions.shape)
 
     def _masks(self, outline: Outline) -> dict[str, Tensor]:
-        return additive_masks(*(self[name].to(outline.device) for name in ("doc_ids", "mm_token_type_ids")), outline)
+        device = outline.device
+        return additive_masks(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
 
     def _prefix_mask(self, outline: Outline) -> Tensor:
         labels = self["labels"]
