@@ -173,11 +173,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
 
 
 def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
-    """Yield templates in the order in which they are tried.
-
-    Args:
-        tried: gets an entry if the full processor can't be asked.
-    """
+    """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
     name = settings.model.template
     if name not in AUTO:
         yield build(settings, folder)

@@ -38,9 +38,7 @@ class Frames:
         self._is_shown: dict[tuple[str, str], bool] = {}
 
     def in_question(self, kind: str) -> str:
-        """Return the text of a medium in a question: its token and the text around it; empty: the template refuses
-        it.
-        """
+        """Return the token of a medium in a question and the text around it; empty: the template refuses it."""
         if kind not in self._in_question:
             self._in_question[kind] = medium_in_question(self._chat.render, kind)
         return self._in_question[kind]
@@ -61,17 +59,6 @@ class Frames:
         """Say whether a text contains a token that stands for a medium, or stands around one."""
         for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
-                return True
-        return False
-
-    def are_near(self, text: str, spans: Iterable[Range], media: Sequence[Range]) -> bool:
-        """Say whether a span may contain a medium or text around one, so that `untrained` may change it."""
-        widest = self._widest
-        for start, end in spans:
-            for first, last in media:
-                if first - widest < end and start < last + widest:
-                    return True
-            if self.are_spelled(text[start:end]):
                 return True
         return False
 
@@ -114,11 +101,6 @@ class Frames:
         """Return the texts before and after a medium in a question, the longest first."""
         framed = (self.in_question(kind).partition(token) for kind, token in self._media_tokens.items())
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
-
-    @cached_property
-    def _widest(self) -> int:
-        """Return the number of characters of the longest text before or after a medium."""
-        return max((len(text) for pair in self._around for text in pair), default=0)
 
     @cached_property
     def _tokens(self) -> AddedTokens:

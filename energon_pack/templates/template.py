@@ -169,7 +169,7 @@ class Template(Preparation, Tokenizing):
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
-        if trains_whole_turns and not frames.are_near(text, spans, media):
+        if trains_whole_turns and not media and not frames.are_spelled(text):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
@@ -246,9 +246,7 @@ class Template(Preparation, Tokenizing):
         return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
 
     def shows(self, kind: str) -> bool:
-        """Say whether the chat template writes the token of a medium; a template that refuses the question counts as
-        yes.
-        """
+        """Say whether the chat template writes the token of a medium; a refusal counts as yes."""
         question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
         try:
             return self.rules.media_tokens[kind] in self._chat.render(question, None)

@@ -81,9 +81,7 @@ class Prefixes:
 
 
 def pattern_of(messages: Sequence[Message], i: int, last_question: int) -> Pattern:
-    """Describe what a turn's form may depend on besides its texts: the kinds of its content and neighbours, its
-    place.
-    """
+    """Describe what a turn's form may depend on besides its texts: its content, its neighbours and its place."""
     near = (messages[k] if 0 <= k < len(messages) else None for k in (i - 1, i, i + 1))
     return (*map(_holds, near), i > last_question, i + 1 == len(messages))
 

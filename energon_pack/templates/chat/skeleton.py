@@ -65,11 +65,7 @@ class Skeleton:
     """The output of a template with places for texts."""
 
     def __init__(self, output: str, num_texts: int):
-        """Find the places.
-
-        Raises:
-            ValueError: a text is written several times, or not at all.
-        """
+        """Find the places; raises ValueError if a text is written several times, or not at all."""
         self._pieces = _TEXT.split(output)
         self._order = list(map(int, self._pieces[1::2]))
         if sorted(self._order) != list(range(num_texts)):

@@ -72,11 +72,7 @@ class Spans:
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
     ) -> list[Span]:
-        """Return the trained spans of these turns, ascending.
-
-        Raises:
-            Skip: `processor_error` if a turn or a tool call can't be found.
-        """
+        """Return the trained spans of these turns, ascending; raises Skip if a turn or a tool call can't be found."""
         leaves_out_calls = False
         for level in Level:
             marked = self._marked(messages, tools, level)
@@ -214,9 +210,7 @@ class Spans:
     # ------------------------------------------------------------------------------------------------- tool calls
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans without tool calls: a call begins where the turn differs from the same turn without
-        calls.
-        """
+        """Return the spans without tool calls, which begin where a turn differs from the same turn without them."""
         left: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]

@@ -104,9 +104,7 @@ class ChatTemplate:
 
     @cached_property
     def _think(self) -> ThinkMarks:
-        """Return the marks that the template writes around a thought; if it has none, the marks of models' own
-        texts.
-        """
+        """Return the marks that the template writes around a thought, or those of models' own texts."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
         marked, _ = mark_leaves([question, answer], Level.ALL)
@@ -204,11 +202,7 @@ class ChatTemplate:
 
 
 def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the trained turns, and the weight of each.
-
-    Args:
-        with_zeros: include turns whose own keys say that they are not trained.
-    """
+    """Return the trained turns with their weights; `with_zeros`: also turns that say that they are not trained."""
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
     if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):

@@ -77,9 +77,7 @@ class TokenCounter:
             self.engine, self._counts = engine, _checked_gigatoken(tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
-        """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
-        reference.
-        """
+        """Count a text's tokens, and those that begin in its spans, without its first; None: ask the reference."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         cuts = self._all_cuts(texts)
@@ -223,11 +221,7 @@ def _gigatoken(tokenizer: Tokenizer) -> Count:
 
 
 def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
-    """Return gigatoken's counter, after it has counted the hostile texts like the reference.
-
-    Raises:
-        CountingError: it is not installed, or not right for this tokenizer.
-    """
+    """Return gigatoken's counter, or raise CountingError if it counts a hostile text wrong, or is missing."""
     try:
         count = _gigatoken(tokenizer)
         wrong = _first_wrong(tokenizer, count)

@@ -29,11 +29,7 @@ class Pieces:
         self._ends_words: bool | None = None  # whether words end at every seam; None: not checked yet
 
     def count(self, text: str, spans: Ranges) -> tuple[int, int] | None:
-        """Count the tokens of a text, and those that begin in its spans, except the text's first.
-
-        Returns:
-            The two counts; None: the text is not long, or can't be cut.
-        """
+        """Count as `TokenCounter.count`; None: the text is not long, or can't be cut."""
         if len(text) <= LONG or not self._may_cut():
             return None
         num_tokens = num_within = 0
