@@ -27,9 +27,6 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
 
     Args:
         processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
-
-    Raises:
-        ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
     """
     folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)

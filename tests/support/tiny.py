@@ -39,6 +39,18 @@ TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_
 
 
 @dataclass(frozen=True)
+class MadeEncoder:
+    """A stand-in with the encoder's attributes that `guard` reads: made members for a tiny model."""
+
+    members: list[Encoded]
+    mask: str = "positions"
+    max_token_len: int | None = None
+
+    def probe_members(self) -> list[Encoded]:
+        return self.members
+
+
+@dataclass(frozen=True)
 class Family:
     """How a tiny model is made, and what its media are."""
 
