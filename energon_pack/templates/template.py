@@ -42,8 +42,7 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
-from energon_pack.templates.inputs import input_rules_of
-from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.inputs import input_rules_of, tokens_of
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen

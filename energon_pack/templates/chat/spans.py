@@ -18,9 +18,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
-from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
+from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, Turn, pattern_of, shared_beginning
 
 _MOST_PATTERNS = 10_000
 

@@ -26,8 +26,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from energon_pack.templates.tokens.added import AddedTokens, Ids, Ranges
-from energon_pack.templates.tokens.pieces import Pieces
-from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
+from energon_pack.templates.tokens.words import HOSTILE, Pieces, WordTokens, word_pattern
 
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]
