@@ -28,12 +28,12 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import Trained
+from energon_pack.templates.chat.leaves import texts_of
 from energon_pack.templates.chat.left_out import refuse_left_out
-from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frames import Frames
+from energon_pack.templates.frames import Frames, RawTexts
 from energon_pack.templates.identity import (
     HEARD,
     MIXED,
@@ -44,7 +44,6 @@ from energon_pack.templates.identity import (
 )
 from energon_pack.templates.inputs import input_rules_of, tokens_of
 from energon_pack.templates.preparation import Preparation
-from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens

@@ -1,8 +1,8 @@
 """Find the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
 
     the output of the template's own `{% generation %}`, with the token that ends the turn
-    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by `prefixes`
-    else the result of `prefixes`
+    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by the next
+    else the result of prefix rendering (`turns`)
 
 If none of these works for a turn, the sample is left out: Skip.
 """

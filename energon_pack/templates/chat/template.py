@@ -15,9 +15,18 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.jinja import generates
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
-from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
+from energon_pack.templates.chat.leaves import (
+    NONCHARACTERS,
+    Level,
+    Shape,
+    Skeleton,
+    mark_leaves,
+    read_marks,
+    shape_of,
+    texts_of,
+    with_numbers,
+)
 from energon_pack.templates.chat.renderer import Renderer, is_watched
-from energon_pack.templates.chat.skeleton import Shape, Skeleton, shape_of, texts_of, with_numbers
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
