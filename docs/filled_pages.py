@@ -45,7 +45,7 @@ def entries(names: Sequence[str]) -> str:
 
 def entry(name: str) -> str:
     """The part of the page about a public name."""
-    home = energon_pack._HOME_OF[name]
+    home = energon_pack._HOME_OF[name].removeprefix("energon_pack.")
     tree = ast.parse((_PACKAGE / f"{home.replace('.', '/')}.py").read_text(encoding="utf-8"))
     node = next(node for node in tree.body if getattr(node, "name", None) == name)
     assert isinstance(node, ast.ClassDef | _Function)
