@@ -17,7 +17,8 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
+from energon_pack.training.members import Unread
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
