@@ -30,6 +30,10 @@ class ForTrainers:
 
     encoder: PackEncoder
 
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
+
     def collator(self, model: Any, weights: bool = False) -> "Collator":
         """Return the trainer's `data_collator`, which builds batches: the inputs of `model.forward`.
 
@@ -110,10 +114,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
     def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
         """Read the members of a pack, without encoding them."""
         yield from self._pack(epoch, number)[1]
-
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
-        return self.encoder.batch(packs)
 
     def have_epoch(self, epoch: int) -> None:
         """Plan an epoch before workers start that will read it."""

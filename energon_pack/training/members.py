@@ -91,7 +91,8 @@ class MemberEncoder:
         for number, member in enumerate(members):
             if number == 0 and member.shared.num_tokens:
                 raise ValueError(f"{member.sample_id} shares tokens with a member before it, and is the first")
-            member = member if lost is None else replace(member, shared=_without(lost, member.shared))
+            if lost is not None:  # what it shares with the member before the lost one
+                member = replace(member, shared=Shared(*map(min, lost, member.shared)))
             try:
                 if isinstance(member, Unread):
                     raise member.error
@@ -294,11 +295,6 @@ class _Draft:
     def added(self) -> Sequence[SeenMedium]:
         """The media of `given`, as they were measured."""
         return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
-
-
-def _without(lost: Shared, shared: Shared) -> Shared:
-    """Return what a member shares with the member before the lost one, from what either shares with the one before."""
-    return Shared(*map(min, lost, shared))
 
 
 def _weights(tokens: MemberTokens) -> Tensor | None:
