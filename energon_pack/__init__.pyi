@@ -38,10 +38,10 @@ from energon_pack.streaming import StreamingPackedDataset as StreamingPackedData
 from energon_pack.task_encoder import EncodedPack as EncodedPack
 from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
 from energon_pack.task_encoder import inputs_of as inputs_of
+from energon_pack.templates.full import prepare_torchvision as prepare_torchvision
 from energon_pack.templates.member_tokens import sample_of as sample_of
 from energon_pack.templates.sample import Sample as Sample
 from energon_pack.templates.template import Template as Template
-from energon_pack.templates.torchvision_shim import prepare_torchvision as prepare_torchvision
 from energon_pack.trainers.check import check_trainer as check_trainer
 from energon_pack.trainers.loss import weighted as weighted
 from energon_pack.training.batch import PackedBatch as PackedBatch

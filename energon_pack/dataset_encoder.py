@@ -11,7 +11,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.full import errors_only
 from energon_pack.training.pack_encoder import PackEncoder
 
 

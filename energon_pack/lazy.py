@@ -25,7 +25,7 @@ from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyle
 from energon_pack.online.prepare import prepare
-from energon_pack.plan.epochs import plan_of_epoch
+from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, split_of_packs, taken
 from energon_pack.plan.report import Report
 from energon_pack.plan.splits import SPLITS

@@ -225,7 +225,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
+                order = lay_out(costs, trained, topology, seed, _JITTER)
             self._orders.put(epoch, order)
         return order
 

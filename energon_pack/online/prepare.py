@@ -29,7 +29,7 @@ from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lengths.changed_media import Stale, stale_rows
 from energon_pack.lengths.index import IndexedShard
-from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache, without_wrong_shortcut
+from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
@@ -201,9 +201,7 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
         else:
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard, method = without_wrong_shortcut(
-                    lambda method: measure_given(given, known or "once", method, run, num_workers), method
-                )
+                shard = measure_given(given, known or "once", method, run, num_workers)
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
             measured = Measured(lengths, method, given.num_found, 0)

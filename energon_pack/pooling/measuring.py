@@ -63,7 +63,6 @@ class Measuring:
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
         """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
-        self._template.foresee(medium for sample in samples for medium in sample.media)
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
         return [

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.templates.full import full_processor
-from energon_pack.templates.served import models_of
+from energon_pack.templates.full import full_processor, models_of
 from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts

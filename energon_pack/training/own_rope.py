@@ -10,7 +10,7 @@ from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
-from energon_pack.templates.served import said
+from energon_pack.templates.folder import said
 from energon_pack.training.encoded import HEARD, are_heard
 from energon_pack.training.layout import Member
 from energon_pack.training.rope import ROPE_KINDS, Rope

@@ -14,7 +14,7 @@ from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.full import errors_only
 from energon_pack.training.calls import Calls, TokenRow, members_of_trial, noisy_members
 from energon_pack.training.joining import Join, JoinError, join, prove
 

@@ -18,10 +18,9 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full import full_processor, models_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
 from energon_pack.training.found_rope import small_config
 from energon_pack.training.guards import guard
