@@ -13,7 +13,6 @@ from energon_pack.config.hydra_start import beside_an_application
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
-from energon_pack.templates.models import packaged_models
 
 _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
@@ -36,7 +35,7 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
         with beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return to_config(compose("config", list(overrides)), packaged_models())
+            return to_config(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise PackError(one_line(error, overrides)) from None
 

@@ -16,6 +16,7 @@ from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
 from energon_pack.inspect.arguments import is_override, write_page
 from energon_pack.lengths.counts import counts_of
+from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
 from energon_pack.report.views.sampled import sample_view
@@ -32,7 +33,7 @@ from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.sample import ReadSample, read_again, read_sample
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
@@ -83,7 +84,12 @@ def show_sample(given: argparse.Namespace) -> int:
 
 
 def look(
-    config: PackConfig, reader: Reader, shard: Shard, row: IndexRow, template: Template | None, max_thumbnails: int = 0
+    config: PackConfig,
+    reader: Reader,
+    shard: Shard,
+    row: IndexRow | LengthsRow,
+    template: Template | None,
+    max_thumbnails: int = 0,
 ) -> Looked:
     """Read a sample as packing does; if it would be in no pack, say why.
 
@@ -98,7 +104,12 @@ def look(
             raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
-        sample = read_sample(reader, shard, row, config.source.reading)
+        reads = config.source.reading
+        sample = (
+            read_sample(reader, shard, row, reads)
+            if isinstance(row, IndexRow)
+            else read_again(reader, shard, row, reads)
+        )
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return Looked(view, Raw(_json(raw, most=None), _json(raw, most=None)))
