@@ -289,7 +289,7 @@ def test_a_sample_is_shown_before_it_is_packed(how: list[str], shown: Show, tmp_
 @pytest.mark.parametrize(
     ("name", "reason", "around"),
     [
-        ("two", "placeholder_mismatch: 2 image in the text for 1 image", '"<image> and <image>"'),
+        ("two", "placeholder_mismatch: 2 images in the text for 1 image", '"<image> and <image>"'),
         ("role", "bad_message: message 0 has the role 'robot'", "x" * 119),
         ("cut", "invalid_json", '{"messages": ['),
     ],

@@ -117,7 +117,8 @@ def look(
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    remarks += [f"its key {key!r} is not known: nothing reads it{hint(key)}" for key in sample.unknown]
+    unknown = ", ".join(f"{key}{hint(key)}" for key in sample.unknown)
+    remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
     remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
