@@ -319,7 +319,7 @@ def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, t
 
 def test_overrides_are_told_from_samples() -> None:
     """An id may hold a `=` after a slash."""
-    from energon_pack.inspect.arguments import is_override
+    from energon_pack.inspect import is_override
 
     assert all(map(is_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
     assert not any(map(is_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))

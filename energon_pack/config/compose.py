@@ -50,11 +50,7 @@ def meant_tool(word: str, given: Sequence[str]) -> str:
 
 
 def one_line(error: Exception, given: Sequence[str]) -> str:
-    """Write the error of Hydra or OmegaConf in one line that names the value and the fix.
-
-    Args:
-        given: all arguments; the overrides are among them.
-    """
+    """Write the error of Hydra or OmegaConf in one line that names the value and the fix."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"no {group} '{name}'; {nearest_name(name, error.options)}"

@@ -50,11 +50,7 @@ def to_config(composed: DictConfig) -> PackConfig:
 
 
 def _add_model(composed: DictConfig) -> None:
-    """Complete a model of which only the processor is named, as `+model=auto` does: its class says the rest.
-
-    Raises:
-        PackError: no processor is named, either.
-    """
+    """Complete a model of which only the processor is named, as `+model=auto` does: its class says the rest."""
     if not composed.model.processor:
         raise PackError(
             "no model: model.processor=FOLDER (or its hub id) is enough, or +model=NAME, as --help lists them; for the"

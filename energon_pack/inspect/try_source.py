@@ -37,7 +37,7 @@ from energon_pack.report.printed import part_lines, print_choices
 from energon_pack.report.remark import part
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
-from energon_pack.report.which_length import advice, lengths_to_try, recommended
+from energon_pack.report.which_length import advice, lengths_to_choose, recommended
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of
@@ -140,7 +140,7 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
     measured = measuring.measure_source(run, every(step, indexed) if step > 1 else indexed, method)
     folder = measured.method.template_folder
     lens, positions = config.report.lens, most_positions(folder_of(folder))
-    tried = lengths_to_try(lens, config.packing, int(measured.lengths.items.lens.max(initial=0)), positions)
+    tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
     choices = try_lengths(measured.lengths, config.packing, tried, positions)
     choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
@@ -278,11 +278,7 @@ class Gains:
 
 
 def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
-    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each.
-
-    Args:
-        lens: int[num_samples] tokens of each sample that is packed.
-    """
+    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each."""
     per_pack = len(lens) / chosen.packs
     size = max(1, round(per_pack))
     order = np.random.default_rng(seed).permutation(lens)

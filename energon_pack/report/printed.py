@@ -113,11 +113,7 @@ def part_lines(report: Report) -> Iterator[str]:
 
 
 def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Describe the result of `labels.expand` and its cost in one line.
-
-    Args:
-        is_shared: whether `packing.share` is set already.
-    """
+    """Describe the result of `labels.expand` and its cost in one line."""
     times = expanded["tokens"] / max(1, expanded["whole_tokens"])
     became = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
     shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
