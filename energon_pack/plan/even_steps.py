@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike
+from energon_pack.plan.mended import mended
 from energon_pack.plan.order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.spread import max_over_mean, off_the_mean
@@ -101,6 +102,8 @@ def _layouts(
         within = most_off
         for _ in range(_TRIES):
             read = _read(shares, trains, topology, seed, within, amounts)
+            if topology.micro_batches == 1:
+                read = mended(shares, trained, read, topology.data_parallel, most_off)
             yield read
             off = off_the_mean(trained[read], topology.data_parallel * topology.micro_batches)
             if off <= most_off or not within:

@@ -281,8 +281,6 @@ def test_what_packs_without_conversations_can_not_do_is_said(
     why = r"packs hold no conversations \(output\.messages=false\)"
     with pytest.raises(PackError, match=why):
         unpack(folder, tmp_path / "out/single")
-    with pytest.raises(PackError, match=rf"--lengths 3: the {why}; --source compares their tokens"):
-        found(folder, lengths=3)
     checked = found(folder, source=[], processor=str(demo[1]))
     assert lines(checked) == ""
     assert re.search(rf"{why}: only their tokens are compared", "\n".join(checked.notes))
