@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.alike import Floats, alike
-from energon_pack.plan.mended import mended
+from energon_pack.plan.alike import Floats, alike, mended
 from energon_pack.plan.order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.spread import max_over_mean, off_the_mean
@@ -131,11 +130,7 @@ def _read(
 
 
 def _middling(trains: Floats, num: int) -> slice:
-    """Choose `num` packs in a row from the middle half of packs sorted by cost: those nearest to the mean in `trains`.
-
-    Args:
-        trains: float64[num_packs] trained tokens relative to their mean.
-    """
+    """Choose `num` packs in a row, nearest to the mean in `trains`, from the middle half of packs sorted by cost."""
     quarter = (len(trains) - num) // 4
     upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
     first = quarter + int(np.abs(upto[num:] - upto[: len(upto) - num] - num).argmin())
