@@ -21,10 +21,10 @@ from energon_pack.samples.media.probe import probe
 from energon_pack.samples.options import options_of
 from energon_pack.samples.pack_reader import num_shared
 from energon_pack.samples.pack_tokens import members_of
+from energon_pack.samples.parts import Reference, has_references, references_of
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
-from energon_pack.samples.references import Reference, has_references, references_of
 from energon_pack.samples.sample import Message, Part, media_type
 from energon_pack.samples.settings import STORED
 from energon_pack.samples.skip import Skip

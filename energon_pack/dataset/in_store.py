@@ -25,8 +25,8 @@ from energon_pack.dataset.put_shard import is_put, put_shard
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run import stores
+from energon_pack.run.address import lies_in, parent
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.stores import lies_in, parent
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 

@@ -33,7 +33,7 @@ from energon_pack.report.views.screens import member_blocks, print_blocks, print
 from energon_pack.report.views.text import Line
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
-from energon_pack.run.executors.choose import executor_of
+from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.described import read_as

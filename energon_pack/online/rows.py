@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA
 from energon_pack.lengths.table_cache import in_chunks

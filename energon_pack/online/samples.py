@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Generic, Protocol
 
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.sources import Sources
 from energon_pack.online.given import Given
 from energon_pack.online.rows import IndexedRow, MeasuredItem, Row, Rows

@@ -15,7 +15,7 @@ from energon_pack.errors import short
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.video import frame_times
+from energon_pack.samples.media.streams import frame_times
 
 _NUM_ASKED = 8  # frames that Energon is asked for, from the first to the last
 
@@ -50,7 +50,7 @@ def decoded_by_energon(times: Sequence[float], data: bytes) -> Iterator[str]:
             what = f"gives the one at {clips[0][0]:.2f} s" if clips else "gives none"
         yield (
             f"Energon's AVDecoder, asked for frame {index} (at {times[index]:.2f} s), {what}; all {len(times)} frames"
-            " decode from the start, as energon_pack.samples.media.video.decode_frames does"
+            " decode from the start, as energon_pack.samples.media.streams.decode_frames does"
         )
         return
 

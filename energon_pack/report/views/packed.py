@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file

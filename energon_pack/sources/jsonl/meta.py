@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
+from energon_pack.run.address import bucket_of, is_address, joined
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value, yaml_value
-from energon_pack.run.stores import bucket_of, is_address, joined
 from energon_pack.sources.inside import media_in
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.mixture import LARGEST, Entry, object_in, stem_of, with_own_names
