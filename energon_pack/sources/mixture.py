@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import json_value, yaml_value
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
 
@@ -66,14 +66,12 @@ class Entry:
 
 
 def object_in(path: str) -> dict[str, Any] | None:
-    """Return the object in a YAML file, or in a JSON file that may be InternVL's meta file; None: there is none."""
-    if not path.endswith((".yaml", ".yml", ".json")):
+    """Return the object in a YAML file; None: there is none."""
+    if not path.endswith((".yaml", ".yml")):
         return None
     try:
         with open_file(path) as file:
-            raw = file.read(0, file.size) if file.size <= LARGEST else b""
-        is_yaml = not path.endswith(".json")
-        value = yaml_value(raw) if is_yaml else json_value(raw) if b'"annotation"' in raw else None
+            value = yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
     except (OSError, ValueError):
         return None  # finding lines reports what is wrong
     return value if isinstance(value, dict) else None
@@ -167,7 +165,7 @@ def stem_of(path: str) -> str:
     return fixed.partition(".")[0] or "source"
 
 
-def with_own_names(entries: list[Entry]) -> list[Entry]:
+def _with_own_names(entries: list[Entry]) -> list[Entry]:
     """Name entries with equal names by the folders above them; if these do not tell them apart, number them.
 
     a/part0/webdataset, a/part1/webdataset ──► part0, part1
@@ -206,7 +204,7 @@ def metadataset_entries(path: str, value: Mapping[str, Any], split: str | None) 
     Args:
         split: the split whose entries are taken; None: train.
     """
-    return with_own_names(list(_entries(path, value, split or "train", 0))) if _is_metadataset(value) else None
+    return _with_own_names(list(_entries(path, value, split or "train", 0))) if _is_metadataset(value) else None
 
 
 def _is_metadataset(value: Mapping[str, Any] | None) -> bool:
