@@ -57,7 +57,7 @@ What the cells say:
 - **media**: `yes`: with an image in two of the members, prepared by the class's own image processor. `words`: the class
   sees images, but was tried on words alone, with the reason below.
 
-A model of yours is not proven by this page: its config differs. `guard` and `verify --model` prove that one.
+A model of yours is not proven by this page: its config differs. `guard` proves that one.
 """
 
 

@@ -8,7 +8,7 @@ whatever decoder a task encoder sets.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from energon_pack.dataset.manifest import (
     is_metadataset,
@@ -21,12 +21,11 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED, flavor_written, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.flavors.parts import kind_of, media_by_kind, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.parts import Parts
+from energon_pack.samples.parts import Parts, kind_of, media_by_kind, positions_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.references import ReadMedia
@@ -106,11 +105,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
-    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
-
-    Raises:
-        Skip: packing would skip this sample.
-    """
+    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
     chosen = media_parts(record, key, files)
@@ -171,13 +166,6 @@ def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[
 # ------------------------------------------------------------------------------------------------ order of the plan
 
 
-@runtime_checkable
-class GoesOn(Protocol):
-    """A task encoder that reads packs in order: `reading.PacksInOrder`."""
-
-    def going_on(self, states: Sequence[State], micro_batches: int | None = None) -> Any: ...
-
-
 def train_arguments(
     path: str | Path,
     task_encoder: Any,
@@ -204,7 +192,7 @@ def train_arguments(
     refuse_none(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
-    ours = isinstance(task_encoder, GoesOn)
+    ours = hasattr(task_encoder, "going_on")  # reading.PacksInOrder
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:

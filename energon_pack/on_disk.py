@@ -22,11 +22,10 @@ from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
-from energon_pack.online.ranks import ranks_here
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.sources.prepared import read_prepared
-from energon_pack.steps.topology import topology_of
+from energon_pack.steps.topology import ranks_here, topology_of
 from energon_pack.trainers.doors import PacksByNumber
 
 __all__ = ["PackedDataset"]
@@ -84,7 +83,7 @@ class PackedDataset(PacksByNumber):
     def config(self) -> SimpleNamespace:
         """The `seed` and the `packing` settings of the run that packed them; samplers ask for them."""
         from energon_pack.plan.settings import PackingConfig
-        from energon_pack.run.json_nodes import node_of
+        from energon_pack.run.plain_data import node_of
 
         content = self.encoder.made["content"]
         return SimpleNamespace(seed=int(content.get("seed", 0)), packing=node_of(PackingConfig, content["packing"]))

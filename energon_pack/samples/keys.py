@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
-from energon_pack.samples.media.medium_settings import RATE_KEYS, SETTING_KEYS
+from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -69,9 +69,6 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("question_id", "image_id", "video_id", "conversation_id", "file_name"), "a name"),
         **dict.fromkeys(("source", "dataset", "dataset_name", "data_source", "origin", "url", "link"), "an origin"),
         **dict.fromkeys(("license", "copyright", "author", "authors"), "whose it is"),
-        **dict.fromkeys(
-            ("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "of a document's images"
-        ),
         **dict.fromkeys(("metadata", "meta", "extra", "extra_info", "info", "tags", "_meta"), "remarks"),
         **dict.fromkeys(("category", "task", "task_type", "type", "domain", "subject", "topic", "subset"), "a kind"),
         **dict.fromkeys(("split", "fold", "version", "created", "created_at", "timestamp", "date"), "a state"),
@@ -161,14 +158,10 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
     A key of media in a part that is a text is unknown, too.
 
     Args:
-        value: the sample's JSON as its author wrote it.
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
         The values of each.
-
-    Raises:
-        Skip: a key that means something in another tool.
     """
     unknown: dict[str, list[Any]] = {}
 

@@ -10,12 +10,11 @@ To tell the two apart, this module looks at the data of each part whose name end
 """
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -27,12 +26,6 @@ Member = tuple[str, int, int]  # part, offset, size
 _ENDINGS = (".json", ".txt")
 _SIDES = re.compile(r"\.(question|answer|context|prompt|query|response)s?\.txt$")
 _MOST_ASKED = 16  # parts of one name that are compared; the others are assumed to be like them
-
-#: command that writes a tar in which names have only their last dot
-_RENAME = (
-    'import re,sys,tarfile as t;a=t.open(sys.argv[1]);b=t.open(sys.argv[2],"w",format=t.GNU_FORMAT);'
-    '[(setattr(m,"name",re.sub("[.](?=[^/]*[.])","_",m.name)),b.addfile(m,a.extractfile(m))) for m in a];b.close()'
-)
 
 
 class DottedFile(NamedTuple):
@@ -51,12 +44,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is refused.
-
-    Args:
-        name: the name of a file in it that is a separate sample.
-        number: the number of such files.
-    """
+    """Say why a tar is refused."""
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
     if _SIDES.search(name):
         return (
@@ -69,7 +57,7 @@ def refusal(path: str, name: str, number: int) -> str:
         f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
         f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
         " If it is none, leave it out, or source.on_damaged=keep does; else write the tar anew, with no dot in its"
-        f" names but the last: python -c {shlex.quote(_RENAME)} {shlex.quote(path)} NEW.tar"
+        " names but the last"
     )
 
 
@@ -86,8 +74,6 @@ class DottedKeys:
         """Check a sample.
 
         Args:
-            record: its JSON or text, wherever it is in the shard.
-            parts: its other parts.
             may_lack_record: its tar is damaged, and its record may be lost: then a single part proves nothing.
         """
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]

@@ -15,9 +15,8 @@ from energon_pack.samples.media.asked import lists_of_frames, num_in_source, spa
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.medium_settings import MediumSettings
-from energon_pack.samples.media.steps import stepped
+from energon_pack.samples.media.medium import Media, MediumSettings
+from energon_pack.samples.media.prepared import stepped
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import OWN, RESIZE, RESIZE_FRAME, SeenMedium, Step
 from energon_pack.templates.families.rules import MediaRules
@@ -46,11 +45,7 @@ class Preparation:
         self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Choose the frames of a video that the model sees; measuring and decoding both call this.
-
-        Raises:
-            Skip: `unreadable_media` for a video with too few frames.
-        """
+        """Choose the frames of a video that the model sees; measuring and decoding both call this."""
         if video.frames:
             return list(video.frames)
         if video.settings is None:
@@ -104,9 +99,6 @@ class Preparation:
 
         Args:
             features: for each, the tokens that hold its features; empty: nobody needs their number.
-
-        Raises:
-            Skip: as `choose_frames`, and for sizes that a rule refuses.
         """
         lists = [*lists_of_frames(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)

@@ -3,40 +3,31 @@
 JSON ──in_our_words──► fields as `parse_record` knows them      messages ──with_marks_replaced──► messages
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.dialects.columns import renamed
-from energon_pack.samples.dialects.interleaved import INTERLEAVED_KEYS, as_document
+from energon_pack.samples.dialects.pairs import asked_and_answered
 from energon_pack.samples.dialects.table import TURN_FIELDS
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import MEDIA_KEYS
+from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import MESSAGE_KEYS
-from energon_pack.samples.settings import ReadSettings, SampleType
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.sample import MESSAGE_KEYS, Message
+from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.skip import Reason, Skip
 
+_FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
+_ROLES = ("user", "assistant", "system", "tool")
 #: fields whose list may be written as JSON text, as a cell of a table has it
 _LISTS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Parse lists that are JSON text, rename what the settings name, and write an interleaved document as a message.
-
-    Raises:
-        Skip: `no_messages`, `bad_message`.
-    """
+    """Parse lists that are JSON text, and rename what the settings name."""
     if isinstance(value, dict):
         value = _with_lists(value, settings)
     if settings.renames:
         value = renamed(value, settings)
-    if not isinstance(value, dict):
-        return value
-    if "file_name" in value and kind_by_name(str(value["file_name"])) and value.keys().isdisjoint(MEDIA_KEYS):
-        value = _of_image_folder(value)
-    if not INTERLEAVED_KEYS.isdisjoint(value):
-        is_wanted = settings.sample_type in (SampleType.auto, SampleType.document) and not settings.messages_key
-        return as_document(value) if is_wanted else value
-    return value
+    is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
+    return _of_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 
 
 def _with_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
@@ -57,6 +48,58 @@ def _list_in(text: str) -> list[Any] | None:
 
 
 def _of_image_folder(value: dict[str, Any]) -> dict[str, Any]:
-    """Rename the fields of ImageFolder's metadata.jsonl and metadata.csv: `{file_name, text}`."""
+    """Rename the fields of ImageFolder's metadata.jsonl: `{file_name, text}`."""
     ours = {"file_name": "image", "text": "caption"}
     return {ours.get(name, name): item for name, item in value.items()}
+
+
+def renamed(value: Any, settings: ReadSettings) -> Any:
+    """Return a record in which the fields that the settings name have our names."""
+    if isinstance(value, list):
+        value = {settings.messages_key or "messages": value}
+    if not isinstance(value, dict):
+        return value
+    columns = {ours: theirs for ours in _FIELDS if (theirs := getattr(settings.columns, ours)) is not None}
+    for ours in ("messages", "prompt", "response"):
+        if ours in columns and columns[ours] not in value:
+            what = f"source.columns.{ours}={columns[ours]} names no field of it; there are {sorted(value)[:8]}"
+            raise Skip(Reason.NO_MESSAGES, what)
+    rest = {key: item for key, item in value.items() if key not in columns.values()}
+    value = rest | {ours: value[theirs] for ours, theirs in columns.items() if theirs in value}
+    if {"prompt", "response"} <= columns.keys():
+        sides = value.pop("prompt"), value.pop("response")
+        if not all(sides):
+            ours = "prompt" if sides[1] else "response"
+            raise Skip(Reason.BAD_MESSAGE, f"source.columns.{ours}={columns[ours]}: the field is empty")
+        return {**value, "messages": asked_and_answered(*sides)}
+    fields = (settings.messages_key,) if settings.messages_key else (*MESSAGE_KEYS, *TURN_FIELDS)
+    turns = {
+        key: [_our_turn(each, settings) for each in value[key]] for key in fields if isinstance(value.get(key), list)
+    }
+    return value | turns
+
+
+def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
+    """Return a turn with our keys and role; what is no object stays unchanged.
+
+    Args:
+        roles: their role → ours.
+    """
+    if not isinstance(message, dict):
+        return message
+    rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}
+    spelled = message.get(role_key)
+    role = roles.get(spelled, spelled) if isinstance(spelled, str) else spelled
+    return {"role": role, "content": message.get(content_key), **rest}
+
+
+def _our_turn(message: Any, settings: ReadSettings) -> Any:
+    if not isinstance(message, dict):
+        return message
+    role_key = settings.columns.role or ("role" if "role" in message else "from")
+    content_key = settings.columns.content or ("content" if "content" in message else "value")
+    if role_key not in message:
+        return message
+    roles = {theirs: ours for ours in _ROLES if (theirs := getattr(settings.roles, ours)) is not None}
+    turn: Message = our_turn(message, role_key, content_key, roles)
+    return turn if content_key in message else {key: item for key, item in turn.items() if key != "content"}
