@@ -200,7 +200,8 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
         for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
             samples = sources.read_with_headers([row for row, _ in members], job.settings)
             tokens = tokens_of(members, samples, sources, job.template_folder, job.engine)
-            whole = (_Member(*member, *read) for member, *read in zip(members, samples, tokens, strict=True))
+            each = zip(members, samples, tokens, strict=True)
+            whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
             for pack in [_content(key, list(own), job) for key, own in packs]:
                 starts.append(tar.position)

@@ -89,7 +89,8 @@ class PackTokens:
         columns = [self.columns.get(name, ()) for name in COLUMNS]
         counts = np.array([*map(len, columns)], "<u4")
         named = zip(columns, COLUMNS.values(), strict=True)
-        return b"".join([MAGIC, counts, *(np.ascontiguousarray(own, f"<{kind}") for own, kind in named if len(own))])
+        data = [np.ascontiguousarray(column, f"<{kind}").tobytes() for column, kind in named if len(column)]
+        return b"".join([MAGIC, counts.tobytes(), *data])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackTokens":

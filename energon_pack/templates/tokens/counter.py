@@ -16,7 +16,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate, pairwise
 from operator import add
@@ -31,6 +31,7 @@ from energon_pack.templates.tokens.pieces import Pieces
 from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
 
 Spans = Sequence[tuple[int, int]]
+Count = Callable[[list[str]], list[int]]
 #: makes the ids of several texts, one behind the other, and counts those of each
 Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
@@ -71,11 +72,11 @@ class TokenCounter:
         self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
         self.engine, self._characters_to_engine = "words", math.inf
         if engine == "gigatoken":
-            self.engine, self._encode = engine, _checked_gigatoken(tokenizer)
-            self._counts = partial(_counts_by, self._encode)
+            self._use_gigatoken(tokenizer)
             return
         words = WordTokens(tokenizer, pattern, self._added)
-        self._counts, self._encode = words.count, words.encode
+        self._counts: Count = words.count
+        self._encode: Encode = words.encode
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
 
@@ -106,7 +107,7 @@ class TokenCounter:
             times = np.ones(len(ids), np.int64)
             times[np.cumsum(lens)[repeated] - 1] += np.take(more, repeated)
             ids = np.repeat(ids, times)
-        ends, ids = [0, *accumulate(map(add, lens, more))], ids.astype(np.int64)
+        ends, each = [0, *accumulate(map(add, lens, more))], ids.astype(np.int64)
         results: list[tuple[Ids, Ranges] | None] = []
         for bound in bounds:
             if bound is None:
@@ -114,7 +115,7 @@ class TokenCounter:
                 continue
             start, *edges, end = [ends[piece] for piece in bound]
             ranges = [(first - start, last - start) for first, last in zip(edges[::2], edges[1::2], strict=True)]
-            results.append((ids[start:end], ranges))
+            results.append((each[start:end], ranges))
         return results
 
     def _cut(self, texts: Sequence[tuple[str, Spans]]) -> tuple[list[str], list[int], list[list[int] | None]]:
@@ -133,13 +134,14 @@ class TokenCounter:
         unsure = self._unsure([text for text, _ in texts])
         for number, (text, spans) in enumerate(texts):
             cuts = None if number in unsure else self._cuts(text, spans)
-            bounds.append(None if cuts is None else [len(pieces)])
+            bound = [len(pieces)]
             has_runs = "><" in text or "][" in text
             for start, end in pairwise(cuts or ()):
                 for piece, _, num_more in self._added.runs(text[start:end]) if has_runs else [(text[start:end], "", 0)]:
                     pieces.append(piece)
                     more.append(num_more)
-                bounds[-1].append(len(pieces))
+                bound.append(len(pieces))
+            bounds.append(None if cuts is None else bound)
         self._characters_to_engine -= sum(map(len, pieces))
         if self._characters_to_engine < 0:
             self._try_gigatoken()
@@ -149,8 +151,11 @@ class TokenCounter:
         """Go on with gigatoken if it is installed and right for this tokenizer, else by words."""
         self._characters_to_engine = math.inf
         with suppress(CountingError):
-            self._encode = _checked_gigatoken(self._tokenizer)
-            self._counts, self.engine = partial(_counts_by, self._encode), "gigatoken"
+            self._use_gigatoken(self._tokenizer)
+
+    def _use_gigatoken(self, tokenizer: Tokenizer) -> None:
+        self._encode = encode = _checked_gigatoken(tokenizer)
+        self._counts, self.engine = lambda texts: encode(texts)[1], "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the reference can count."""
@@ -241,10 +246,6 @@ def _gigatoken(tokenizer: Tokenizer) -> Encode:
         return layout.content.data, np.diff(layout.offsets.data).tolist()
 
     return encode
-
-
-def _counts_by(encode: Encode, texts: list[str]) -> list[int]:
-    return encode(texts)[1]
 
 
 def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
