@@ -1,11 +1,10 @@
-"""Tokenize the members of a pack that is written, and compare them with their measured lengths."""
+"""Tokenize the members of packs that are written, and compare them with their measured lengths."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from energon_pack.dataset.sources import Pack, Sources
+from energon_pack.dataset.sources import Members, Sources
 from energon_pack.lengths.measure import LengthsWrong
-from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.sample import ReadSample
@@ -14,11 +13,12 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 
-def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, template_folder: str, engine: str) -> bytes:
-    """Return the tokens of a pack: its part `tokens`.
+def tokens_of(
+    members: Members, samples: Sequence[ReadSample], sources: Sources, template_folder: str, engine: str
+) -> list[MemberTokens]:
+    """Return the tokens of members of packs.
 
     Args:
-        rows: its members.
         template_folder, engine: see `Method`.
 
     Raises:
@@ -31,7 +31,9 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
         made = template.member_tokens(as_seen, engine)
     except Skip:  # each alone, to name the one
         made = []
-    for number, (member, checksum) in enumerate(rows):
+    for number, (member, checksum) in enumerate(members):
+        if made and (len(made[number]), made[number].num_supervised) == (member.token_len, member.num_supervised):
+            continue
         found = _counted(made[number]) if made else _alone(template, as_seen[number], engine)
         if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
@@ -41,8 +43,8 @@ def tokens_of(rows: Pack, samples: Sequence[ReadSample], sources: Sources, templ
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
                 " command measures anew, by the tokenizer alone"
             )
-    members = zip(made, rows, strict=True)
-    return pack_tokens([replace(its, shared_len=member.shared_len) for its, (member, _) in members]).to_bytes()
+    each = zip(made, members, strict=True)
+    return [replace(its, shared_len=row.shared_len) if row.shared_len else its for its, (row, _) in each]
 
 
 def _alone(template: Template, sample: Sample, engine: str) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,14 +25,16 @@ import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_tokens import tokens_of
-from energon_pack.dataset.sources import Pack, Sources
+from energon_pack.dataset.sources import Members, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
 from energon_pack.samples.flavors.schema import MESSAGES
+from energon_pack.samples.pack_tokens import pack_tokens
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, FORMAT, TOKENS
 from energon_pack.sources.referenced import END
 from energon_pack.sources.rows import rows_of
@@ -41,6 +44,7 @@ from energon_pack.sources.tar import tar_len
 
 #: extension of the file that marks a finished shard
 DONE = ".done"
+_AT_ONCE, _BYTES_AT_ONCE = 256, 32 << 20  # members, and bytes of their sources, that are read and tokenized at once
 
 
 def shard_name(prefix: str, number: int) -> str:
@@ -192,16 +196,48 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     starts: list[int] = []
     with Sources(job.source) as sources:
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
-        packs = (list(members) for _, members in groupby(rows, key=lambda row: row[0].pack))
-        for pack in sources.ahead(packs, are_copied=job.root is None):
-            starts.append(tar.position)
-            _write_pack(tar, pack, sources, job)
+        put = _copied if job.root is None else _referred
+        for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
+            samples = sources.read_with_headers([row for row, _ in members], job.settings)
+            tokens = tokens_of(members, samples, sources, job.template_folder, job.engine)
+            each = zip(members, samples, tokens, strict=True)
+            whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
+            packs = groupby(whole, key=lambda member: member.row.pack)
+            for pack in [_content(key, list(own), job) for key, own in packs]:
+                starts.append(tar.position)
+                for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
+                    row = member.row
+                    sources.refuse_changed(row, member.sample, ends[: len(row.parts)], member.checksum)
         starts.append(tar.position)
         tar.end()
     return np.array(starts, dtype="<u8").tobytes()
 
 
+def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
+    """Yield the members of whole packs, some packs at once: a tokenizer is faster with many texts."""
+    some: Members = []
+    bytes_left = _BYTES_AT_ONCE
+    for _, pack in groupby(rows, key=lambda row: row[0].pack):
+        members = list(pack)
+        num_bytes = sum(row.record_size + sum(part.size for part in row.parts) for row, _ in members)
+        if some and (len(some) >= _AT_ONCE or num_bytes > bytes_left):
+            yield some
+            some, bytes_left = [], _BYTES_AT_ONCE
+        some, bytes_left = some + members, bytes_left - num_bytes
+    if some:
+        yield some
+
+
 # ------------------------------------------------------------------------------------------------------- a pack
+
+
+class _Member(NamedTuple):
+    """A member of a pack."""
+
+    row: PlanRow
+    checksum: int  # of its sample, as measured
+    sample: ReadSample
+    tokens: MemberTokens
 
 
 class _Content(NamedTuple):
@@ -211,15 +247,13 @@ class _Content(NamedTuple):
     flavor: PackedFlavor
     value: Fields  # its JSON
     tokens: bytes
-    members: list[PlanRow]
+    members: Sequence[_Member]
     parts: list[list[tuple[str, AnyPart]]]  # for each member, the name and place of each part
 
 
-def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> None:
-    members = [member for member, _ in rows]
-    key = members[0].pack
-    samples = [sources.read_with_headers(member, job.settings) for member in members]
-    tokens = tokens_of(rows, samples, sources, job.template_folder, job.engine)
+def _content(key: str, pack: Sequence[_Member], job: ShardJob) -> _Content:
+    members, samples = [member.row for member in pack], [member.sample for member in pack]
+    tokens = pack_tokens([member.tokens for member in pack]).to_bytes()
     conversations = [
         conversation(sample, job.flavor, member.num_shared_media)
         for sample, member in zip(samples, members, strict=True)
@@ -243,10 +277,7 @@ def _write_pack(tar: TarWriter, rows: Pack, sources: Sources, job: ShardJob) -> 
         del value[MESSAGES]
     parts = map(parts_beside, samples, conversations)
     named = [list(zip(*both, strict=True)) for both in zip(job.flavor.parts(value), parts, strict=True)]
-    put = _copied if job.root is None else _referred
-    written = put(tar, _Content(key, job.flavor, value, tokens, members, named), sources, job.root)
-    for (member, checksum), sample, ends in zip(rows, samples, written, strict=True):
-        sources.refuse_changed(member, sample, ends[: len(member.parts)], checksum)
+    return _Content(key, job.flavor, value, tokens, pack, named)
 
 
 def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
@@ -254,9 +285,9 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
     _add_texts(tar, pack, pack.value)
     return [
         [
-            sources.ends(member, part)
-            if number < member.num_shared_media
-            else sources.copy(tar, f"{pack.key}.{name}", member, part)
+            sources.ends(member.row, part)
+            if number < member.row.num_shared_media
+            else sources.copy(tar, f"{pack.key}.{name}", member.row, part)
             for number, (name, part) in enumerate(its)
         ]
         for member, its in zip(pack.members, pack.parts, strict=True)
@@ -266,7 +297,7 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
 def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
     found = [
-        [(name, *sources.refer(name, member, part, root or "")) for name, part in its]
+        [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
     ]
     first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media

@@ -17,8 +17,8 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
 
-#: The rows of a pack, each with the checksum of its sample as measured.
-Pack = list[tuple[PlanRow, int]]
+#: The rows of one or more packs, each with the checksum of its sample as measured.
+Members = list[tuple[PlanRow, int]]
 
 
 class Sources:
@@ -28,14 +28,14 @@ class Sources:
         self._shards = shards
         self._reader = Reader()
 
-    def ahead(self, packs: Iterable[Pack], are_copied: bool) -> Iterator[Pack]:
+    def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
         """Yield the same packs, while reading ahead as `Reader.ahead` does.
 
         Args:
             are_copied: read media in full; if False, only their ends.
         """
 
-        def samples(pack: Pack) -> Iterator[tuple[Shard, PlanRow]]:
+        def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
 
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
@@ -50,9 +50,11 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
-    def read_with_headers(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """Read a sample, of its media the headers; raises as `read`."""
-        sample = self.read(row, settings)
+    def read_with_headers(self, rows: Iterable[PlanRow], settings: ReadSettings) -> list[ReadSample]:
+        """Read samples, of their media the headers; raises as `read`."""
+        return [self._with_headers(row, sample) for row, sample in [(row, self.read(row, settings)) for row in rows]]
+
+    def _with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured
@@ -99,8 +101,10 @@ class Sources:
 
     def _check_header(self, header: bytes, row: PlanRow, part: str, size: int) -> None:
         """Compare the header before a part with the one it had when it was measured."""
-        names = (f"{key}.{part}" for key in (row.key, self._shards[row.shard].key_in_tar(row.key)))
-        if self._lead(row) and not any(is_header_of(header, name, size) for name in names):
+        shard = self._shards[row.shard]
+        if not shard.lead or is_header_of(header, f"{row.key}.{part}", size):
+            return
+        if not is_header_of(header, f"{shard.key_in_tar(row.key)}.{part}", size):
             raise self.changed(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:

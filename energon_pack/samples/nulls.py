@@ -66,12 +66,12 @@ def _calls_of(item: dict[str, Any]) -> dict[str, Any]:
 def _holds_null(value: list[Any]) -> bool:
     """Say whether a key of an object is null, at any depth."""
     waiting: list[Any] = [value]
-    while waiting:
-        one = waiting.pop()
-        items = one.values() if isinstance(one, dict) else one
-        if isinstance(one, dict) and None in items:
-            return True
-        waiting += [item for item in items if isinstance(item, (dict, list))]
+    for one in waiting:
+        if isinstance(one, dict):
+            one = one.values()
+            if None in one:
+                return True
+        waiting += [item for item in one if isinstance(item, (dict, list))]
     return False
 
 

@@ -46,7 +46,7 @@ def pack_tokens(members: Sequence[MemberTokens]) -> PackTokens:
         "frame": [frame for medium in videos for frame in medium.frames],
     }
     ids = np.concatenate([np.zeros(0, np.int64), *(member.ids for member in members)])
-    return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in lists.items()} | id_columns(ids))
+    return PackTokens({name: np.array(own, COLUMNS[name]) for name, own in lists.items() if own} | id_columns(ids))
 
 
 def _weighted(member: MemberTokens) -> Iterator[tuple[tuple[int, int], float]]:

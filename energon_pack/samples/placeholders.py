@@ -27,7 +27,7 @@ def spells_placeholder(text: str) -> bool:
 
 def num_placeholders(messages: Sequence[Message]) -> int:
     """Count the placeholders in the texts of a conversation."""
-    texts = (m["content"] for m in messages if isinstance(m["content"], str))
+    texts = [text for message in messages if isinstance(text := message["content"], str) and "<" in text]
     return sum(len(_PLACEHOLDER.findall(text)) for text in texts)
 
 
@@ -61,6 +61,8 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
             raise Skip(Reason.PLACEHOLDER_MISMATCH, f"{_count(spelled)} in the text for {_count(kinds)}")
         else:
             messages, inserted, found = _put_in(messages, kinds), True, list(kinds)
+    if found == [*kinds]:
+        return messages, [*range(len(kinds))], inserted
     waiting = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in PLACEHOLDERS}
     return messages, [waiting[kind].pop(0) for kind in found], inserted
 
@@ -90,8 +92,8 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
         literal = message["role"] == "assistant" and in_all != len(kinds)
         content = message["content"]
         if here and not literal and isinstance(content, str):
-            content = _parts(content, kinds)
-        result.append({**message, "content": content})
+            message = {**message, "content": _parts(content, kinds)}
+        result.append(message)
     return result
 
 
@@ -192,7 +194,7 @@ def _parts(content: str, kinds: Sequence[str]) -> list[Message]:
 def _placeholders(message: Message, kinds: Sequence[str]) -> list[str]:
     content = message["content"]
     if isinstance(content, str):
-        return [kind for kind in _PLACEHOLDER.findall(content) if kind in kinds]
+        return [kind for kind in _PLACEHOLDER.findall(content) if kind in kinds] if "<" in content else []
     return [part["type"] for part in content if part["type"] != "text"]
 
 

@@ -43,8 +43,8 @@ _ROLES = {
     **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
 _MEDIA_KEYS = ("name", "media_files")
-_SYSTEM_KEYS = ("system", "system_prompt")  # the second is ms-swift's
 _KIND_KEYS = ("media", "media_type")
+_NOT_FIELDS = (*_KIND_KEYS, "tools", "functions")
 
 
 @dataclass
@@ -106,7 +106,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
-    system_key = next((key for key in _SYSTEM_KEYS if value.get(key)), "system")
+    system_key = "system" if value.get("system") else "system_prompt"  # ms-swift's
     system = value.get(system_key)
     if system and not isinstance(system, (str, list)):
         raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
@@ -137,11 +137,12 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
     messages = with_marks_replaced(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
-    used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools", "functions"}
+    listings = [key for key in _MEDIA_KEYS if key in value and _is_listing(value[key])]
+    used.update(listings, _NOT_FIELDS)
     return Record(
         messages=messages,
         tools=None if is_as_text else tools,
-        listed_media=_listed_media(value, messages),
+        listed_media=_listed_media(value, listings, messages),
         declared=spelled or next((kind for key in _KIND_KEYS if (kind := _kind(value.get(key)))), None),
         fields={key: item for key, item in value.items() if key not in used},
         unknown=unknown,
@@ -305,13 +306,12 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
     return flat_content(parts)
 
 
-def _listed_media(value: Mapping[str, Any], messages: list[Message]) -> list[str] | None:
-    for key in _MEDIA_KEYS:
-        if _is_listing(value.get(key)):
-            names = list(_flatten(value[key]))
-            if not all(isinstance(name, str) for name in names):
-                raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
-            return names
+def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: list[Message]) -> list[str] | None:
+    for key in listings:
+        names = list(_flatten(value[key]))
+        if not all(isinstance(name, str) for name in names):
+            raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is not a name: {value[key]!r}")
+        return names
     items = [p for m in messages if isinstance(m["content"], list) for p in m["content"] if p["type"] != "text"]
     names = [item["name"] for item in items if "name" in item]
     if names and len(names) < len(items):

@@ -86,9 +86,11 @@ class PackTokens:
 
     def to_bytes(self) -> bytes:
         """Return the part."""
-        columns = [np.ascontiguousarray(self[name], np.dtype(kind).newbyteorder("<")) for name, kind in COLUMNS.items()]
-        counts = np.array([len(column) for column in columns], "<u4")
-        return b"".join([MAGIC, counts.tobytes(), *(column.tobytes() for column in columns)])
+        columns = [self.columns.get(name, ()) for name in COLUMNS]
+        counts = np.array([*map(len, columns)], "<u4")
+        named = zip(columns, COLUMNS.values(), strict=True)
+        data = [np.ascontiguousarray(column, f"<{kind}").tobytes() for column, kind in named if len(column)]
+        return b"".join([MAGIC, counts.tobytes(), *data])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "PackTokens":
@@ -130,19 +132,22 @@ def read_tokens(data: bytes, meta: Mapping[str, Any]) -> PackTokens:
 
 def id_columns(ids: npt.NDArray[np.int64]) -> dict[str, Array]:
     """Return the columns that hold some ids, all of them below 2³¹."""
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1]) if len(ids) else np.zeros(0, np.int64)
-    times = np.diff(np.append(starts, len(ids)))
+    starts = np.flatnonzero(np.diff(ids, prepend=-1))
+    times = np.diff(starts, append=len(ids))
     is_run = times >= _LEAST_RUN
-    kept = np.repeat(~is_run, times)
-    kept[starts] = True
-    once = ids[kept]
+    places, num_more = starts[is_run], times[is_run] - 1
+    kept = np.ones(len(ids), bool)
+    for place, more in zip(places.tolist(), num_more.tolist(), strict=True):
+        kept[place + 1 : place + 1 + more] = False
+    once = ids[kept] if len(places) else ids
     num_planes = max(0, int(once.max(initial=0)).bit_length() - 16)
-    planes = [np.packbits((once >> bit & 1).astype(np.uint8)) for bit in range(16, 16 + num_planes)]
+    high = (once >> 16).astype(np.uint16)
+    planes = [np.packbits((high >> bit & 1).astype(bool)) for bit in range(num_planes)]
     return {
-        "low": (once & 0xFFFF).astype(np.uint16),
+        "low": once.astype(np.uint16),
         "high": np.concatenate([np.zeros(0, np.uint8), *planes]),
-        "repeated": (np.cumsum(kept) - 1)[starts[is_run]],
-        "num_more": times[is_run] - 1,
+        "repeated": places - (np.cumsum(num_more) - num_more),
+        "num_more": num_more,
     }
 
 

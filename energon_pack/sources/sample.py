@@ -32,6 +32,9 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow
 from energon_pack.sources.shard import Shard, TarShard
 
+#: fields that give images times; without them, no file of patch positions is read
+_OF_TIMES = frozenset(("fps", "patch_positions"))
+
 
 class ReadSample(NamedTuple):
     """A sample, or a part of one that was cut."""
@@ -109,14 +112,13 @@ def read_sample(reader: Reader, shard: Shard, row: IndexRow, settings: ReadSetti
         opened = [listed[i] for i in placed.order]
         media = _as_asked(reader, shard, opened, [found[i] for i in placed.order], fields)
         positions, marks = _times(reader, shard, placed, row.key, row.parts)
-        timed = stamped(placed.messages, marks)
+        timed = stamped(placed.messages, marks) if marks else placed.messages
     except Skip as skip:
         skip.media_type = skip.media_type or seems or _seems(raw)
         raise
     parts = [MediaPart(*listed[i], found[i].kind, found[i].extension) for i in placed.order]
-    is_timed = timed != placed.messages
     return ReadSample(
-        raw, placed.messages, timed, record.tools, fields, parts, positions, marks, is_timed, media,
+        raw, placed.messages, timed, record.tools, fields, parts, positions, marks, bool(marks), media,
         placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
     )  # fmt: skip
 
@@ -192,11 +194,12 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
     positions, marks = _times(reader, shard, placed, source_key(row.key), row.positions)
-    timed = stamped(placed.messages, marks)
-    is_timed = timed != placed.messages
-    fields = placed.record.fields
-    sample = ReadSample(raw, placed.messages, timed, record.tools, fields, [], positions, marks, is_timed, [])
-    return (part_of(sample, row.cut) if row.cut else sample)._replace(parts=row.parts)
+    timed = stamped(placed.messages, marks) if marks else placed.messages
+    sample = ReadSample(
+        raw, placed.messages, timed, record.tools, placed.record.fields, [] if row.cut else row.parts,
+        positions, marks, bool(marks), [],
+    )  # fmt: skip
+    return part_of(sample, row.cut)._replace(parts=row.parts) if row.cut else sample
 
 
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
@@ -240,6 +243,8 @@ def _times(
     reader: Reader, shard: Shard, placed: Placed, key: str, parts: Sequence[Part]
 ) -> tuple[list[Part | None], list[str]]:
     """Return the patch positions of each image, and the times that they give."""
+    if placed.record.fields.keys().isdisjoint(_OF_TIMES):
+        return [], []
     names = placed.position_names
     positions = reader.positions(shard, names, key, parts) if names else []
     arrays = [None if part is None else load_positions(reader.read(shard, part), part.name) for part in positions]

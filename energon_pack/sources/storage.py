@@ -84,16 +84,17 @@ class LocalFile(File):
     def __init__(self, fd: int, state: State):
         super().__init__(state)
         self.fd = fd
-        self._last: tuple[tuple[int, bytes], ...] = ()  # the last reads: both ends of a medium are read twice
+        self._last: tuple[tuple[int, int, bytes], ...] = ()  # start and end of the last short reads, and their bytes
 
     def read(self, offset: int, size: int) -> bytes:
-        for start, data in self._last:
-            if start <= offset and offset + size <= start + len(data):
-                return data[offset - start : offset - start + size]
+        end = offset + size
+        for start, stop, data in self._last:  # both ends of a medium are read twice
+            if start <= offset and end <= stop:
+                return data[offset - start : end - start]
         data = os.pread(self.fd, size, offset)
         _Read.num_bytes += len(data)
         if size <= _SHORT:
-            self._last = (*self._last[-1:], (offset, data))
+            self._last = (*self._last[-1:], (offset, offset + len(data), data))
         return data
 
     def read_into(self, offset: int, view: memoryview) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from energon_pack.dataset.destination import refuse_changed
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, REPORT, hash_of
+from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
 from energon_pack.dataset.plan_counts import pack_sums
 from energon_pack.dataset.plan_file import entries_of
 from energon_pack.dataset.shards import ShardJob, WrittenShard
@@ -27,10 +28,14 @@ from energon_pack.report.printed import print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
-from energon_pack.stages.inputs import write_inputs
+from energon_pack.samples.input_rules import INPUTS, TRIAL, InputRules
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.pages import say_wrong
 from energon_pack.stages.planning import Planned, check_media_of
+from energon_pack.templates.folder import settings_files
+
+#: ends of the names of files that only weights, chats or code need
+_UNUSED = (".index.json", ".jinja", ".py", "chat_template.json", "generation_config.json")
 
 
 def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
@@ -49,7 +54,7 @@ def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], fo
     manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
-    write_inputs(folder, method.template_folder)
+    _write_inputs(folder, method.template_folder)
     sums = pack_sums(PlanFile(DatasetFolder(folder)), planned.cost)
     write_whole(folder / META_FOLDER / PACKS, sums.to_bytes())
     manifest["hashes"] = {name: hash_of((folder / META_FOLDER / name).read_bytes()) for name in HASHED}
@@ -127,3 +132,22 @@ def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit
         samples_verified=audit.num_checked,
         samples_not_verified=audit.num_unchecked + audit.num_undecodable,
     )
+
+
+def _write_inputs(folder: Path, template_folder: str) -> None:
+    """Write what `dataset.inputs` reads: a template's rules and trial, and the processor's files if it takes media."""
+    rules = InputRules.load(Path(template_folder))
+    meta, of_processor = folder / META_FOLDER, Path(rules.folder)
+    every = [path for path in settings_files(of_processor) if path.parent == of_processor]
+    chosen = [path for path in every if rules.media_tokens and not path.name.endswith(_UNUSED)]
+    (meta / PROCESSOR).mkdir(parents=True, exist_ok=True)
+    for path in chosen:
+        write_whole(meta / PROCESSOR / path.name, path.read_bytes())
+    has_code = any(path.suffix == ".py" for path in every)
+    values = {
+        **rules.to_json(),
+        "files": {path.name: hash_of(path.read_bytes()) for path in chosen},
+        "has_code": has_code,
+    }
+    shutil.copyfile(Path(template_folder, TRIAL), meta / TRIAL)
+    write_whole(meta / INPUTS, json.dumps(values, indent=1, sort_keys=True).encode())

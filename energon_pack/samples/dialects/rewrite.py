@@ -16,10 +16,8 @@ from energon_pack.samples.skip import Reason, Skip
 
 _FIELDS = ("messages", "prompt", "response", "system", "tools", "images", "videos", "audios", "id")
 _ROLES = ("user", "assistant", "system", "tool")
-
-
 #: fields whose list may be written as JSON text, as a cell of a table has it
-_LISTS = (*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS)
+_LISTS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
@@ -28,16 +26,15 @@ def in_our_words(value: Any, settings: ReadSettings) -> Any:
         value = _with_lists(value, settings)
     if settings.renames:
         value = renamed(value, settings)
-    if isinstance(value, dict) and kind_by_name(str(value.get("file_name"))) and value.keys().isdisjoint(MEDIA_KEYS):
-        value = _of_image_folder(value)
-    return value
+    is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
+    return _of_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 
 
 def _with_lists(value: dict[str, Any], settings: ReadSettings) -> dict[str, Any]:
     columns = settings.columns
     named = (settings.messages_key, columns.messages, columns.images, columns.videos, columns.audios)
-    texts = {key: value.get(key) for key in (*_LISTS, *named) if key is not None}
-    lists = {key: _list_in(text) for key, text in texts.items() if isinstance(text, str) and text.lstrip()[:1] == "["}
+    texts = {key: text for key, text in value.items() if isinstance(text, str) and (key in _LISTS or key in named)}
+    lists = {key: _list_in(text) for key, text in texts.items() if text.lstrip()[:1] == "["}
     return value | {key: parsed for key, parsed in lists.items() if parsed is not None} if lists else value
 
 

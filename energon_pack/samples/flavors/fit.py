@@ -45,8 +45,9 @@ def do_not_fit(sample: Content) -> dict[str, str | None]:
 def _more_than_turns(sample: Content) -> str | None:
     """Say why a conversation is more than texts of user and assistant in turn; None: it is not."""
     roles = [message["role"] for message in sample.messages]
-    if other := next((role for role in ("system", "developer", "tool", DOCUMENT) if role in roles), None):
-        return "a document" if other == DOCUMENT else f"a {other} turn"
+    for other in ("system", "developer", "tool", DOCUMENT):
+        if other in roles:
+            return "a document" if other == DOCUMENT else f"a {other} turn"
     if sample.tools:
         return "tools"
     if len(roles) % 2 or roles != _ALTERNATING * (len(roles) // 2):
@@ -73,17 +74,19 @@ def _more_than_stacks_read(sample: Content) -> str | None:
 def _media_unread(sample: Content) -> str | None:
     """Say which media make their encoders refuse a pack: they take images or videos, as many as the text spells."""
     kinds = _kinds(sample)
-    if other := next((kind for kind in kinds if kind not in (IMAGE.kind, VIDEO.kind)), None):
-        return KINDS[other].noun
+    if others := {*kinds}.difference((IMAGE.kind, VIDEO.kind)):
+        return KINDS[min(others, key=kinds.index)].noun
     if len({*kinds}) > 1:
         return "images and videos"
     if kinds != [part.kind for part in sample.parts]:
         return "a list of frames"
     texts = [message["content"] for message in sample.messages]
-    if number := next((str(i) for i, text in enumerate(texts) if not isinstance(text, str)), None):
-        return f"message {number} spells a placeholder that is text"
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            return f"message {number} spells a placeholder that is text"
+    whole = "\n".join(texts)
     for kind in (IMAGE.kind, VIDEO.kind):
-        if sum(text.count(PLACEHOLDERS[kind]) for text in texts if "<" in text) != kinds.count(kind):
+        if whole.count(PLACEHOLDERS[kind]) != kinds.count(kind):
             return f"its text spells {PLACEHOLDERS[kind]}"
     return None
 
@@ -96,7 +99,7 @@ def _turns_unread(messages: Sequence[Message]) -> str | None:
             return "a document" if role == DOCUMENT else f"a {role} turn"
         if role == "system" and number:
             return "a system turn that is not the first"
-        if turn_weight(message, True) != (role == "assistant"):
+        if len(message) > 2 and turn_weight(message, True) != (role == "assistant"):
             return f"message {number} has a weight"
     return None
 

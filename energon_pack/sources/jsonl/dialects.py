@@ -65,8 +65,7 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     value = in_our_words(value, settings)
     if isinstance(value, dict):
         value = _as_meta_says(value, lines)
-        listed = [medium for key in MEDIA_KEYS for medium in _media(value.get(key), key)]
-        value = {key: item for key, item in value.items() if key not in MEDIA_KEYS}
+        listed = [medium for key in MEDIA_KEYS if key in value for medium in _media(value.pop(key), key)]
     else:
         listed = []
     record = parse_in_our_words(value, settings, bool(listed))

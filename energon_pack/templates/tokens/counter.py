@@ -1,4 +1,4 @@
-"""Count the tokens of a text without making them.
+"""Make the tokens of a text, or only count them.
 
 A byte-level BPE tokenizer first cuts a text at its added tokens, then by a regular expression into words, and a word
 becomes the same tokens wherever it stands. So words are counted once and looked up afterwards, and a run of one added
@@ -6,7 +6,7 @@ token (an image's) is counted by its length. The reference is `tokenizers`: it c
 if this module is not sure: for characters on which Unicode tables of different age may differ, for text that
 is not in NFC, and for spans that begin within a word.
 
-If gigatoken is installed, it counts a text's parts at once; it is compared with the reference on `HOSTILE` before
+If gigatoken is installed, it takes a text's parts at once; it is compared with the reference on `HOSTILE` before
 it is used. Setting it up takes as long as counting some million characters without it, so few texts never need it.
 """
 
@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate, pairwise
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from energon_pack.templates.tokens.words import HOSTILE, Pieces, WordTokens, wor
 
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]
+#: makes the ids of several texts, one behind the other, and counts those of each
+Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
 _FAR_BACK = 60  # most characters from the start of a span back to an added token
 _MOST_HEADERS = 4
@@ -66,72 +69,92 @@ class TokenCounter:
         self._pieces = Pieces(tokenizer, self._added)
         self._normalizes = settings["normalizer"] is not None
         self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
-        self.engine = "words"
-        self._words = WordTokens(tokenizer, pattern, self._added)
-        self._counts: Count = self._words.count
-        self._characters_to_engine: float = math.inf
+        self.engine, self._characters_to_engine = "words", math.inf
+        if engine == "gigatoken":
+            self._use_gigatoken(tokenizer)
+            return
+        words = WordTokens(tokenizer, pattern, self._added)
+        self._counts: Count = words.count
+        self._encode: Encode = words.encode
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
-        elif engine == "gigatoken":
-            self.engine, self._counts = engine, _checked_gigatoken(tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
-        """Count a text's tokens, and those that begin in its spans, without its first; None: ask the reference."""
-        if self.engine == "tokenizers":
-            return [None] * len(texts)
-        cuts = self._all_cuts(texts)
-        parts: list[str] = []
-        left_out: dict[int, int] = {}
-        for cut, (text, _) in zip(cuts, texts, strict=True):
-            of_text = [text[start:end] for start, end in pairwise(cut or ())]
-            if "><" in text or "][" in text:
-                for i, part in enumerate(of_text):
-                    if "><" in part or "][" in part:
-                        pieces, _, num_more = zip(*self._added.runs(part), strict=True)
-                        of_text[i], left_out[len(parts) + i] = "".join(pieces), sum(num_more)
-            parts += of_text
-        counts = self._counts(parts)
-        self._characters_to_engine -= sum(map(len, parts))
-        if self._characters_to_engine < 0:
-            self._try_gigatoken()
-        for i, number in left_out.items():
-            counts[i] += number
+        """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
+        reference.
+        """
+        pieces, more, bounds = self._cut(texts)
+        counts = self._counts(pieces) if pieces else []
+        ends = [0, *accumulate(map(add, counts, more))]
         results: list[tuple[int, int] | None] = []
-        done = 0
-        for cut, (text, spans) in zip(cuts, texts, strict=True):
-            if cut is None:
-                results.append(self._pieces.count(text, [*spans]))
+        for bound, (text, spans) in zip(bounds, texts, strict=True):
+            if bound is None:
+                results.append(None if self.engine == "tokenizers" else self._pieces.count(text, [*spans]))
                 continue
-            numbers = counts[done : done + len(cut) - 1]
-            done += len(numbers)
-            is_first = len(cut) > 2 and cut[1] == 0 and numbers[1] > 0
-            results.append((sum(numbers), sum(numbers[1::2]) - is_first))
+            start, *edges, end = [ends[piece] for piece in bound]
+            is_first = len(edges) > 1 and edges[0] == start < edges[1]
+            results.append((end - start, sum(edges[1::2]) - sum(edges[::2]) - is_first))
         return results
 
     def tokens(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Ids, Ranges] | None]:
         """Return the ids of each text, and the range of tokens that begin in each span; None: ask the reference."""
-        if self.engine == "tokenizers":
+        pieces, more, bounds = self._cut(texts)
+        if not pieces:
             return [None] * len(texts)
-        cuts = self._all_cuts(texts)
-        return [self._tokens(text, cut) if cut else None for cut, (text, _) in zip(cuts, texts, strict=True)]
+        ids, lens = self._encode(pieces)
+        if len(repeated := np.flatnonzero(more)):
+            times = np.ones(len(ids), np.int64)
+            times[np.cumsum(lens)[repeated] - 1] += np.take(more, repeated)
+            ids = np.repeat(ids, times)
+        ends, each = [0, *accumulate(map(add, lens, more))], ids.astype(np.int64)
+        results: list[tuple[Ids, Ranges] | None] = []
+        for bound in bounds:
+            if bound is None:
+                results.append(None)
+                continue
+            start, *edges, end = [ends[piece] for piece in bound]
+            ranges = [(first - start, last - start) for first, last in zip(edges[::2], edges[1::2], strict=True)]
+            results.append((each[start:end], ranges))
+        return results
 
-    def _tokens(self, text: str, cut: list[int]) -> tuple[Ids, Ranges]:
-        parts = [self._words.ids(text[start:end]) for start, end in pairwise(cut)]
-        ends = [*accumulate(map(len, parts))]
-        ids = np.frombuffer("".join(parts).encode("utf-32-le", "surrogatepass"), "<u4")
-        return ids.astype(np.int64), [*zip(ends[:-1:2], ends[1::2], strict=True)]
+    def _cut(self, texts: Sequence[tuple[str, Spans]]) -> tuple[list[str], list[int], list[list[int] | None]]:
+        """Cut texts at their spans and behind the first token of each run of one token (say, an image's).
+
+        Returns:
+            The pieces; how many more times the last token of each comes; and for each text the numbers of the pieces
+            where its spans begin and end, between those of its own first piece and of the next text's: None: ask the
+            reference.
+        """
+        if self.engine == "tokenizers":
+            return [], [], [None] * len(texts)
+        pieces: list[str] = []
+        more: list[int] = []
+        bounds: list[list[int] | None] = []
+        unsure = self._unsure([text for text, _ in texts])
+        for number, (text, spans) in enumerate(texts):
+            cuts = None if number in unsure else self._cuts(text, spans)
+            bound = [len(pieces)]
+            has_runs = "><" in text or "][" in text
+            for start, end in pairwise(cuts or ()):
+                for piece, _, num_more in self._added.runs(text[start:end]) if has_runs else [(text[start:end], "", 0)]:
+                    pieces.append(piece)
+                    more.append(num_more)
+                bound.append(len(pieces))
+            bounds.append(None if cuts is None else bound)
+        self._characters_to_engine -= sum(map(len, pieces))
+        if self._characters_to_engine < 0:
+            self._try_gigatoken()
+        return pieces, more, bounds
 
     def _try_gigatoken(self) -> None:
-        """Count with gigatoken if it is installed and right for this tokenizer, else continue by words."""
+        """Go on with gigatoken if it is installed and right for this tokenizer, else by words."""
         self._characters_to_engine = math.inf
         with suppress(CountingError):
-            self._counts = _checked_gigatoken(self._tokenizer)
-            self.engine = "gigatoken"
+            self._use_gigatoken(self._tokenizer)
 
-    def _all_cuts(self, texts: Sequence[tuple[str, Spans]]) -> list[list[int] | None]:
-        """Return where to cut each text; None: ask the reference."""
-        unsure = self._unsure([text for text, _ in texts])
-        return [None if i in unsure else self._cuts(text, spans) for i, (text, spans) in enumerate(texts)]
+    def _use_gigatoken(self, tokenizer: Tokenizer) -> None:
+        self._encode = encode = _checked_gigatoken(tokenizer)
+        self._counts, self.engine = lambda texts: encode(texts)[1], "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the reference can count."""
@@ -214,32 +237,40 @@ def _settings_of(tokenizer: Tokenizer) -> dict[str, Any]:
     return {**settings, "model": {**model, "type": type(tokenizer.model).__name__}, "added_tokens": added}
 
 
-def _gigatoken(tokenizer: Tokenizer) -> Count:
-    encode = import_module("gigatoken").Tokenizer(tokenizer).encode_batch
-    return lambda texts: np.diff(encode(texts, parallel=False).layout.offsets.data).tolist() if texts else []
+def _gigatoken(tokenizer: Tokenizer) -> Encode:
+    encode_batch = import_module("gigatoken").Tokenizer(tokenizer).encode_batch
+
+    def encode(texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
+        layout = encode_batch(texts, parallel=False).layout
+        return layout.content.data, np.diff(layout.offsets.data).tolist()
+
+    return encode
 
 
-def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
-    """Return gigatoken's counter, or raise CountingError if it counts a hostile text wrong, or is missing."""
+def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
+    """Return what makes tokens with gigatoken, after it has made those of the hostile texts like the reference.
+
+    Raises:
+        CountingError: it is not installed, or not right for this tokenizer.
+    """
     try:
-        count = _gigatoken(tokenizer)
-        wrong = _first_wrong(tokenizer, count)
+        encode = _gigatoken(tokenizer)
+        wrong = _first_wrong(tokenizer, encode)
     except ImportError:
         wrong = "it is not installed: pip install gigatoken"
     except Exception as error:  # it raises errors of its own for tokenizers that it does not support
         wrong = str(error)
     if wrong is not None:
         raise CountingError(f"measure.engine=gigatoken: {wrong}")
-    return count
+    return encode
 
 
-def _first_wrong(tokenizer: Tokenizer, count: Count) -> str | None:
+def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
     left_out = doubtful(HOSTILE)
-    texts = [text for i, text in enumerate(HOSTILE) if i not in left_out]
-    for text, number in zip(texts, count(texts), strict=True):
-        expected = len(tokenizer.encode(text, add_special_tokens=False).ids)
-        if number != expected:
-            return f"it counts {number} tokens in {text!r}, the reference {expected}"
+    for text in (text for i, text in enumerate(HOSTILE) if i not in left_out):
+        made, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
+        if made != expected:
+            return f"it makes {len(made)} tokens of {text!r}: {made[:8]}; the reference {len(expected)}: {expected[:8]}"
     return None
 
 

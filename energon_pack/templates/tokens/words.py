@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import regex
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -57,7 +59,6 @@ class WordTokens:
     """Makes tokens with a dictionary of the tokens of words."""
 
     def __init__(self, tokenizer: Tokenizer, pattern: "regex.Pattern[str]", added: AddedTokens):
-        self._added = added
         self._split = re.compile(f"({added.source})").split
         self._find = pattern.findall
         in_ascii = ascii_pattern(pattern)
@@ -73,12 +74,11 @@ class WordTokens:
         """Count the tokens of each text."""
         return [*map(len, map(self._ids, texts))]
 
-    def ids(self, text: str) -> str:
-        """Return the ids of a text, as characters."""
-        if "><" not in text and "][" not in text:
-            return self._ids(text)
-        runs = self._added.runs(text)
-        return "".join([self._ids(piece) + num_more * self._of_token.get(token, "") for piece, token, num_more in runs])
+    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], list[int]]:
+        """Return the ids of some texts, one behind the other, and the number of each."""
+        each = [*map(self._ids, texts)]
+        ids = np.frombuffer("".join(each).encode("utf-32-le", "surrogatepass"), "<u4")
+        return ids, [*map(len, each)]
 
     def _ids(self, text: str) -> str:
         between = self._split(text)

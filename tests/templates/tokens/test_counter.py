@@ -7,6 +7,7 @@ A count that is one too low overflows a pack in training; the reference is `toke
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import regex
 from hypothesis import given, settings
@@ -45,20 +46,23 @@ def reference(template: Template, rendered: list[Rendered]) -> list[tuple[int, i
     return [(len(tokens.ids), tokens.num_supervised) for tokens in template.tokenize(rendered)]
 
 
-def check_ids(template: Template, rendered: list[Rendered]) -> int:
-    """Compare ids and ranges that are made by words with the reference's; return of how many texts there are some."""
+def check_ids(template: Template, rendered: list[Rendered], engine: str = "words") -> int:
+    """Compare an engine's ids and ranges with the reference's; return of how many texts there are some."""
     texts = [(item.text, item.spans) for item in rendered]
-    pairs = zip(template.counter("words").tokens(texts), template.located(texts), strict=True)
+    pairs = zip(template.counter(need(engine)).tokens(texts), template.located(texts), strict=True)
     made = [(found, expected) for found, expected in pairs if found is not None]
     assert [([*ids], ranges) for (ids, ranges), _ in made] == [expected for _, expected in made]
     return len(made)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @given(rendered=st.lists(texts_with_spans(), max_size=4))
-@settings(deadline=None, max_examples=300)
-def test_ids_by_words_are_those_of_the_tokenizer(template: Template, rendered: list[Rendered]) -> None:
+@settings(deadline=None, max_examples=150)
+def test_ids_of_each_engine_are_those_of_the_tokenizer(
+    template: Template, engine: str, rendered: list[Rendered]
+) -> None:
     """Packs hold these ids: a wrong one would be trained, and no length would tell."""
-    check_ids(template, rendered)
+    check_ids(template, rendered, engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -178,7 +182,8 @@ def test_other_tokenizers_are_left_to_the_reference(tokenizer: Tokenizer) -> Non
 def test_an_engine_that_counts_otherwise_is_refused(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     from energon_pack.templates.tokens import counter as counting
 
-    monkeypatch.setattr(counting, "_gigatoken", lambda tokenizer: lambda texts: list(map(len, texts)))
+    other = (np.zeros(2, np.uint32), [2])  # as many ids as the reference makes of "a b", and others
+    monkeypatch.setattr(counting, "_gigatoken", lambda tokenizer: lambda texts: other)
     with pytest.raises(CountingError, match="the reference"):
         TokenCounter(template._tokenizer, "gigatoken")
     monkeypatch.setattr(counting, "_WORTH_AN_ENGINE", 0)
