@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import CountedPacks, Moments, count, count_packs
+from energon_pack.plan.counted import Counted, CountedPacks, Moments, count, count_packs
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.mix import mixture_figures
@@ -164,7 +164,6 @@ def summarize(
             f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
             f" {found.num_parts} of {num_parts} parts packed: a bug"
         )
-    of_packs = [*packs.packs.tolist(), 0]
     return Report(
         samples_in=num_samples,
         samples_excluded=num_found + num_repeated - num_samples,
@@ -200,17 +199,7 @@ def summarize(
         weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
         samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
         samples_with_nulls_dropped=lengths.notes["nulls_dropped"],
-        by_media={
-            name: MediaFigures(
-                samples_in=int(found.samples[code]),
-                samples=int(found.packed[code]),
-                packs=int(of_packs[code]),
-                tokens=int(found.tokens[code]),
-                fill=_fill(packs.tokens[code], packs.room[code]) if code >= 0 else 0.0,
-            )
-            for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
-            if found.samples[code] or of_packs[code]
-        },
+        by_media=_by_media(found, packs),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(lengths, plan, packing.max_token_len) or None,
         by_split=split_counts(items, plan),
@@ -223,6 +212,21 @@ def summarize(
         steps=figures_of_steps(items, plan, packing.topology, cost),
         expanded=expansion._asdict() if expansion else None,
     )
+
+
+def _by_media(found: Counted, packs: CountedPacks) -> dict[str, MediaFigures]:
+    num_packs = [*packs.packs.tolist(), 0]
+    return {
+        name: MediaFigures(
+            samples_in=int(found.samples[code]),
+            samples=int(found.packed[code]),
+            packs=int(num_packs[code]),
+            tokens=int(found.tokens[code]),
+            fill=_fill(packs.tokens[code], packs.room[code]) if code >= 0 else 0.0,
+        )
+        for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
+        if found.samples[code] or num_packs[code]
+    }
 
 
 def listed(lengths: Lengths, column: str) -> dict[str, dict[str, Any]]:
