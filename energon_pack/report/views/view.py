@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from energon_pack.samples.media.image import opened, to_rgb
 from energon_pack.samples.media.kinds import VIDEO
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.streams import decode_frames
 from energon_pack.samples.sample import Message
 
 
