@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import fields
@@ -22,10 +23,11 @@ import pytest
 from energon_pack.config import ExecutorConfig
 from energon_pack.run.command import TOOLS
 from support.marks import slow
-from support.pages import BLOCKS, PAGES, Block, code, commands, prose
+from support.pages import BLOCKS, PAGES, Block, blocks, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
 from support.samples import chat
+from support.trainers.environments import python_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -110,7 +112,8 @@ def is_not_run(line: str) -> bool:
 #: the same.
 COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
-    "from trl import": "tests/trainers/test_trainer_recipes.py",
+    "from trl import": "test_a_program_of_a_trainer_runs_as_it_stands",
+    "import Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
     "convert_tekken_tokenizer(": "tests/templates/test_tokens_of_sounds.py",
     "source_losses(": "tests/training/test_source_losses.py",
 }
@@ -234,6 +237,23 @@ def test_what_is_not_run_is_there() -> None:
     for line in sorted(lines):
         for pattern, (_, is_there) in NOT_RUN.items():
             assert not re.match(pattern, line) or is_there(line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["train/trainer.md", "train/trl.md"])
+def test_a_program_of_a_trainer_runs_as_it_stands(page: str, typed_demo: Path, tmp_path: Path) -> None:
+    """In TRL's environment, which has Accelerate as well; a program that is only compiled may lack an argument."""
+    reader = Reader(tmp_path, typed_demo)
+    packing, *_ = (block for block in BLOCKS if block.page == page and block.language == "sh")
+    program, *_ = blocks("python", page)
+    reader.read(packing)
+    (tmp_path / "program.py").write_text("__import__('energon_pack').prepare_torchvision()\n" + program)
+    words = [python_of("trl"), "-W", "ignore", "program.py"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("✓")
+    assert "train_loss" in done.stdout
 
 
 @pytest.mark.slow
