@@ -12,16 +12,12 @@ import runpy
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from energon_pack.config import ExecutorConfig
-from energon_pack.run.command import TOOLS
 from support.marks import slow
 from support.pages import BLOCKS, PAGES, Block, blocks, code, commands, prose
 from support.peers import write_llava_onevision
@@ -39,69 +35,37 @@ LANGUAGES = {"python", "sh", "text", "json", "yaml"}
 
 # ------------------------------------------------------------------------------------- what is looked at, and not run
 
-
-def _an_extra(line: str) -> bool:
-    """Packages of an extra that there is, or of the checkout, or by their names."""
-    extras = set(",".join(re.findall(r"\[([a-z,]+)\]", line)).split(",")) - {""}
-    known = re.findall(
-        r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies")[2], re.M
-    )
-    return extras <= set(known) and not re.search(r"-c (?!constraints.txt)", line)
-
-
-def _a_target(line: str) -> bool:
-    makefile = (ROOT / "Makefile").read_text()
-    return all(f"\n{target}: " in makefile for target in line.split()[1:])
-
-
-def _a_script(line: str) -> bool:
-    """It is there, and has each option by its name."""
-    _, script, *arguments = shlex.split(line)
-    options = {argument for argument in arguments if argument.startswith("--")}
-    return all(f'"{option}"' in (ROOT / script).read_text() for option in options)
-
-
-def _there(line: str) -> bool:
-    return (ROOT / line.split()[1]).is_file()
-
-
-def _on_nodes(line: str) -> bool:
-    """The command that each node starts is on a page, and its settings exist."""
-    settings = re.findall(r"executor\.(\w+)=", line)
-    return "energon-pack +model=" in line and {*settings} <= {field.name for field in fields(ExecutorConfig)}
-
-
-def _of_a_model(line: str) -> bool:
-    return "+model=" in line and "source.path=" in line
-
-
-def _a_tool(line: str) -> bool:
-    return line.split()[2].removeprefix("energon_pack.") in TOOLS
-
-
-def _tests(line: str) -> bool:
-    return all((ROOT / word).is_file() for word in line.split() if word.startswith("tests/"))
-
-
-#: Commands of these are not run. Each with the reason, and what is looked at in its place.
-NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
-    r"python recipes/train_trainer.py": ("Accelerate is not installed; tests/training/test_trainer.py", _a_script),
-    r"python recipes/trainers/": ("no trainer is installed; tests/trainers/test_trainer_recipes.py", _there),
-    r"(\S+/)?pip install ": ("it changes the environment that the tests run in", _an_extra),
-    r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
-    r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
-    r"python benchmarks/": ("it takes minutes", _a_script),
-    r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
-    r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
-    r"python -m energon_pack[.]order packed/both": ("two sets in packs; tests/test_order_of_datasets.py", _a_tool),
-    r"energon-pack .*hydra/sweeper=optuna": (
-        "a package of its own; tests/test_cli_sweeps.py asks its figure",
-        _of_a_model,
-    ),
-    r"energon-pack .*executor=slurm": ("there is no Slurm; tests/stages/test_chain.py has a stand-in", _on_nodes),
-    r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
-    r"pytest ": ("these are tests themselves", _tests),
+#: Commands of these are not run, each with the reason.
+NOT_RUN = {
+    r"python recipes/train_trainer.py": "Accelerate is not installed; tests/training/test_trainer.py",
+    r"python recipes/trainers/": "no trainer is installed; tests/trainers/test_trainer_recipes.py",
+    r"(\S+/)?pip install ": "it changes the environment that the tests run in",
+    r"make ": "it makes an environment, and runs what is tested here by itself",
+    r"python benchmarks/": "it takes minutes",
+    r"energon-pack .*s3://": "there is no such bucket; tests/dataset/test_stored_datasets.py has one",
+    r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
+    r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
+    r"energon-pack .*hydra/sweeper=optuna": "a package of its own; tests/test_cli_sweeps.py asks its figure",
+    r"energon-pack .*executor=slurm": "there is no Slurm; tests/stages/test_chain.py has a stand-in",
+    r"energon-pack .*executor[.]address=": "there is no Ray cluster; tests/run/test_ray.py starts one",
+    r"pytest ": "these are tests themselves",
 }
+
+
+def is_there(line: str) -> bool:
+    """Whether what a command names exists: scripts with their options, tests, targets of make, extras of pip."""
+    _, *words = shlex.split(line)
+    scripts = [ROOT / word for word in words if re.match(r"(recipes|benchmarks|tests)/.*\.py$", word)]
+    if not all(script.is_file() for script in scripts):
+        return False
+    if line.startswith("make "):
+        return all(f"\n{target}: " in (ROOT / "Makefile").read_text() for target in words)
+    if "pip install" in line:
+        extras = (ROOT / "pyproject.toml").read_text().partition("optional-dependencies")[2]
+        asked = set(",".join(re.findall(r"\[([a-z0-9,]+)\]", line)).split(",")) - {""}
+        return asked <= set(re.findall(r"^(\w+) = \[", extras, re.M)) and not re.search(r"-c (?!constraints.txt)", line)
+    options = [word for word in words if word.startswith("--") and "benchmarks/" in line]
+    return all(f'"{option}"' in script.read_text() for option in options for script in scripts)
 
 
 def is_not_run(line: str) -> bool:
@@ -235,8 +199,7 @@ def test_what_is_not_run_is_there() -> None:
     """An extra, a target of the Makefile, a script with these options, a test."""
     lines = {line for block in BLOCKS if block.language == "sh" for line in commands(block.text)} | set(INLINE)
     for line in sorted(lines):
-        for pattern, (_, is_there) in NOT_RUN.items():
-            assert not re.match(pattern, line) or is_there(line), line
+        assert not is_not_run(line) or is_there(line), line
 
 
 @pytest.mark.slow
