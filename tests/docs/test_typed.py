@@ -42,6 +42,7 @@ NOT_RUN = {
     r"(\S+/)?pip install ": "it changes the environment that the tests run in",
     r"make ": "it makes an environment, and runs what is tested here by itself",
     r"python benchmarks/": "it takes minutes",
+    r"(python|torchrun) .*packed/spoken|.* output.name=spoken": "espeak-ng may not be here; benchmarks/spoken.py makes them",
     r"energon-pack .*s3://": "there is no such bucket; tests/dataset/test_stored_datasets.py has one",
     r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
     r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
@@ -217,15 +218,6 @@ def test_a_program_of_a_trainer_runs_as_it_stands(page: str, typed_demo: Path, t
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("✓")
     assert "train_loss" in done.stdout
-
-
-@pytest.mark.slow
-def test_the_first_snippet_runs_as_a_user_starts_it(typed_demo: Path) -> None:
-    """In a process that has imported nothing."""
-    need_torchvision()
-    (snippet, *_) = (block.text for block in BLOCKS if block.page == "README.md" and block.language == "python")
-    result = command("-c", snippet, cwd=typed_demo)
-    assert result.returncode == 0, result.stderr
 
 
 def test_the_table_of_the_readme_is_that_of_its_command(typed_demo: Path) -> None:

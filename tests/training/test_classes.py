@@ -15,40 +15,19 @@ SAMPLE = (
     "BambaForCausalLM",
     "BertLMHeadModel",
     "BloomForCausalLM",
-    "DeepseekV3ForCausalLM",
     "FalconForCausalLM",
-    "FalconH1ForCausalLM",
-    "Gemma2ForCausalLM",
     "GptOssForCausalLM",
     "GraniteMoeHybridForCausalLM",
-    "HrmTextForCausalLM",
     "JambaForCausalLM",
     "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM",
     "LlamaForCausalLM",
-    "MambaForCausalLM",
     "MiniMaxM3VLForCausalLM",
-    "MistralForCausalLM",
-    "NemotronHForCausalLM",
     "OPTForCausalLM",
-    "OlmoHybridForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForCausalLM",
-    "XGLMForCausalLM",
-    "Zamba2ForCausalLM",
     "Gemma3ForConditionalGeneration",
-    "Gemma4ForConditionalGeneration",
-    "Glm4vForConditionalGeneration",
-    "InternVLForConditionalGeneration",
-    "LlavaNextForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
     "MllamaForConditionalGeneration",
     "PaliGemmaForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
-    "SmolVLMForConditionalGeneration",
 )
 
 
@@ -64,16 +43,7 @@ def test_the_table_says_what_is_found_today(tmp_path: Path) -> None:
         pytest.skip("the table is of another transformers")
     new = tmp_path / "classes.csv"
     results = tmp_path / "classes.jsonl"
-    run: list[str | Path] = [
-        ROOT / "benchmarks" / "classes.py",
-        "--attention",
-        "eager",
-        "sdpa",
-        "--results",
-        results,
-        "--save",
-        new,
-    ]
+    run = (ROOT / "benchmarks" / "classes.py", "--attention", "eager", "sdpa", "--results", results, "--save", new)
     done = command(*run, "--only", *SAMPLE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found, said = verdicts(new), verdicts(TABLE)
