@@ -42,7 +42,7 @@ NOT_RUN = {
     r"(\S+/)?pip install ": "it changes the environment that the tests run in",
     r"make ": "it makes an environment, and runs what is tested here by itself",
     r"python benchmarks/": "it takes minutes",
-    r"(python|torchrun) .*packed/spoken|.* output.name=spoken": "espeak-ng may not be here; benchmarks/spoken.py makes them",
+    r"(python|torchrun) .*packed/spoken|.* output.name=spoken": "its sounds are made by benchmarks/spoken.py",
     r"energon-pack .*s3://": "there is no such bucket; tests/dataset/test_stored_datasets.py has one",
     r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
     r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
