@@ -1,6 +1,6 @@
 """Remakes the pictures of README.md and docs/ from a real run: `python benchmarks/pictures.py` (or `make pictures`)
 
-    the demo, packed ──► report.html, sweep.html, both.html ──Chromium──► docs/pictures/*.webp, ≤ 150 kB each
+    the demo, packed ──► report.html, sweep.html ──Chromium──► docs/pictures/*.webp, ≤ 150 kB each
     the same command, as it prints ──► docs/pictures/terminal.svg, animated
 
 Needs Chromium: the program of $CHROMIUM, or `chromium` or `google-chrome` on the path.
@@ -26,11 +26,10 @@ PICTURES = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 #: picture: page, the anchors of the sections in it (none: what is above them), width, colours
 SHOTS = {
-    "report": ("report.html", ("what-to-look-at",), 1200, "light"),
-    "grid": ("report.html", ("grid",), 1200, "light"),
+    "report": ("report.html", ("in-and-out", "what-to-look-at"), 1200, "light"),
     "pack": ("report.html", ("a-few-packs",), 1200, "dark"),
     "telephone": ("report.html", ("which-length",), 500, "dark"),
-    "sweep": ("sweep.html", ("jobs", "over-the-sweep"), 1200, "light"),
+    "sweep": ("sweep.html", ("jobs",), 1200, "light"),
 }
 _TALL, _MOST_SHOWN, _MARGIN = 6000, 1000, 16  # pixels
 _DEMO = ("+model=qwen2_5_vl", "packing.max_token_len=1024")
@@ -72,7 +71,7 @@ def shot(page: Path, anchors: tuple[str, ...], width: int, colours: str, folder:
         colours: light or dark.
     """
     kept = ", ".join(f":has(> #{anchor})" for anchor in anchors)
-    above = "" if anchors[0] in ("what-to-look-at", "jobs") else "main > :not(section) { display: none !important }"
+    above = "" if anchors[0] in ("in-and-out", "jobs") else "main > :not(section) { display: none !important }"
     style = f"<style>{above} section:not({kept}) {{ display: none }} h2 {{ border: 0; margin-top: 0 }}</style></head>"
     changed, png = folder / "page.html", folder / "page.png"
     changed.write_text(page.read_text().replace("</head>", style))

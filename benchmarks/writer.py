@@ -36,7 +36,7 @@ from energon_pack.dataset.energon import write_metadata
 from energon_pack.dataset.plan_rows import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.run.executors.local import LocalExecutor
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import MediaPart

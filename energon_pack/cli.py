@@ -15,7 +15,6 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,9 +25,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import ExecutorKind, ModelConfig, PackConfig, conf_dir, plain
-from energon_pack.config.cache_dir import sweeps_folder
 from energon_pack.config.compose import one_line
-from energon_pack.config.hydra_start import find_plugins, list_own_groups
+from energon_pack.config.hydra_start import arguments, find_plugins
 from energon_pack.config.naming import is_named, output_name
 from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError, refuse_password
@@ -94,7 +92,7 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
     except (PackError, OSError) as error:
         refusals.add(refused := error if isinstance(error, PackError) else _of_system(error))
         if sweep:
-            sweep.failed(refused)
+            sweep.failed(refused, composed.packing.max_dropped_tokens)
         if not refusals.are_here:
             raise refused from None  # Hydra carries it to the process that called the launcher
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
@@ -144,7 +142,7 @@ def _submit(config: PackConfig) -> dict[str, Any]:
     """Have Slurm do the run; return its results."""
     from energon_pack.stages.chain import run_chain
 
-    options = get_args_parser().parse_known_args()[0]
+    options = arguments()
     command = [sys.executable, "-m", "energon_pack"]
     for name in ("config_path", "config_dir", "config_name"):
         if value := getattr(options, name):
@@ -169,7 +167,7 @@ def main() -> NoReturn:
         return _run(composed, refusals)
 
     OmegaConf.register_new_resolver("energon_pack_help", _end_of_help, replace=True)
-    OmegaConf.register_new_resolver("energon_pack_runs", sweeps_folder, replace=True)
+    OmegaConf.register_new_resolver("energon_pack_runs", _sweeps_folder, replace=True)
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"energon-pack {VERSION}")
         sys.exit(0)
@@ -179,19 +177,13 @@ def main() -> NoReturn:
     prepare_process()
     forget_sweep()
     find_plugins(sys.argv)
-    if {"-h", "--help"} & set(sys.argv):
-        list_own_groups()
-    if {"-sc", "--shell-completion"} & set(sys.argv):
-        from energon_pack.config import completion
-
-        completion.install()
     is_interrupted = False
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing several lines and exiting
     try:
         _refuse_dashes(sys.argv[1:])
         for word in sys.argv[1:]:
             refuse_password("", word)  # Hydra writes its arguments into the folder of a sweep
-        os.environ[_SWEPT] = " ".join(_swept_keys(get_args_parser().parse_known_args()[0].overrides))
+        os.environ[_SWEPT] = " ".join(_swept_keys(arguments().overrides))
         run()
     except PackError as error:  # a job in another process raised it
         refusals.add(error)
@@ -244,6 +236,12 @@ def _end_sweep() -> None:
         from energon_pack.report.sweep_page import end_sweep
 
         end_sweep(folder)
+
+
+def _sweeps_folder(output_dir: str) -> str:
+    from energon_pack.config.output_dir import sweeps_folder
+
+    return sweeps_folder(output_dir)
 
 
 def _end_of_help() -> str:

@@ -1,6 +1,7 @@
 """Errors a user can mend. The command line prints the message as one line and exits with `exit_code`."""
 
 import re
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -22,13 +23,14 @@ class SamplesLost(PackError):
 
     Args:
         page: the report that shows the samples.
+        figures: of report.json, where the run got so far.
     """
 
     exit_code = 3
 
-    def __init__(self, text: str, page: str | None = None):
+    def __init__(self, text: str, page: str | None = None, figures: Mapping[str, Any] | None = None):
         super().__init__(text)
-        self.page = page
+        self.page, self.figures = page, figures
 
 
 def check_buffer_size(name: str, value: int) -> None:

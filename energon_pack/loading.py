@@ -21,12 +21,11 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
 from energon_pack.samples.flavors import FLAVORS, UNPACKED, flavor_written, load_pack
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
-from energon_pack.samples.flavors.parts import kind_of, media_by_kind, positions_of
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.parts import Parts
+from energon_pack.samples.parts import Parts, kind_of, media_by_kind, positions_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.references import ReadMedia

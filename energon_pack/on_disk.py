@@ -84,7 +84,7 @@ class PackedDataset(PacksByNumber):
     def config(self) -> SimpleNamespace:
         """The `seed` and the `packing` settings of the run that packed them; samplers ask for them."""
         from energon_pack.plan.settings import PackingConfig
-        from energon_pack.run.json_nodes import node_of
+        from energon_pack.run.plain_data import node_of
 
         content = self.encoder.made["content"]
         return SimpleNamespace(seed=int(content.get("seed", 0)), packing=node_of(PackingConfig, content["packing"]))

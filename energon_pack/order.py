@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.order_parts import parts_of
+from energon_pack.dataset.folder import DatasetFolder, parts_of
 from energon_pack.dataset.ordered import Part, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import Entry, read_entry, refuse_unlike, relative_path

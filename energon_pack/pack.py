@@ -16,8 +16,8 @@ from typing import Any
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.output_dir import may_overwrite, page_of
 from energon_pack.dataset.check import claim_of, get_ready
+from energon_pack.dataset.destination import refuse_another
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.finished import refuse_another
 from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import ledger, write_ledger
 from energon_pack.lengths.audit import finish, start
@@ -91,7 +91,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
         return pages.try_pack_lens(run, measured, page)
     planned = planning.plan_source(run, measured)
     print_plan(planned.report)
-    page.add_plan(planned.lengths, planned.plan, planned.report, planned.cost)
+    page.add_plan(planned.lengths, planned.plan, planned.report)
     if run.published is not None:
         refuse_another(run.published, planned.identity, run.destination.named)
         if planning.why_unpublished(run, planned.report) is None:
@@ -110,7 +110,7 @@ def _leave_plan(run: PackRun, planned: Planned, page: RunReport) -> dict[str, An
             publishes = replace(run, config=replace(run.config, stage=Stage.publish))
             writing.leave_jobs(run, planned, staging, planning.why_unpublished(publishes, planned.report))
     print_stages(run.progress)
-    foresee(why_not, page_of(run.config))
+    foresee(why_not, page_of(run.config), planned.report)
     return planned.report.to_json()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO

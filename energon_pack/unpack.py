@@ -22,10 +22,9 @@ import pyarrow as pa
 
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRows, has_messages
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.order_parts import opened
 from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter

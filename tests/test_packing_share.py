@@ -192,20 +192,3 @@ def test_a_pack_of_another_version_ends_the_training(config: Make, source: Path)
             load({"__key__": key, **other})
     with pytest.raises(FatalSampleError, match="_00000000 has no part tokens: pack again"):
         load({"__key__": key, **{name: data for name, data in parts.items() if name != "tokens"}})
-
-
-# ------------------------------------------------------------------------------------------------------ what is shown
-
-
-def test_the_mask_of_a_tree_is_drawn() -> None:
-    """The tree of docs/trees.md, 12 wide: as blocks of members, nobody else would seem to see the root's tokens."""
-    pytest.importorskip("torch")
-    from energon_pack.inspect.batches import mask_drawing
-
-    page = str(mask_drawing([0, 5, 8, 9, 12], "positions", [9, 9, 9, 5, 5, 9, 8, 8, 9, 12, 12, 12]))
-    for said in ("tokens 5 to 9 see tokens 0 to 3 of #0", "tokens 8 to 9 see tokens 5 to 6 of #1"):
-        assert page.count(said) == 1
-    assert page.count("<polygon") == 4 + 2
-    unit = 220 / 12
-    corners = f"0.0,{5 * unit:.1f} {3 * unit:.1f},{5 * unit:.1f} {3 * unit:.1f},{9 * unit:.1f} 0.0,{9 * unit:.1f}"
-    assert corners in page

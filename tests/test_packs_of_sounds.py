@@ -12,10 +12,8 @@ from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.ordered import Part, members_of_parts
 from energon_pack.dataset.plan_counts import pack_sums
-from energon_pack.pack import pack
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import costs_of_packs
-from energon_pack.sources.demo_sounds import NUM_SAMPLES, make_sounds
 from energon_pack.steps.cost import CostModel
 from energon_pack.task_encoder import PackedTaskEncoder
 from support import processors
@@ -117,18 +115,6 @@ def test_the_tokens_of_sounds_are_verified(run: Make) -> None:
         most[path]["content"]["packing"]["max_audio_tokens"] = limit
         (path / ".nv-meta" / "energon_pack.json").write_text(json.dumps(most[path]))
         assert f"> packing.max_audio_tokens={limit}" in lines(found(path))
-
-
-def test_the_demo_of_sounds(tmp_path: Path) -> None:
-    """The same bytes each time: its figures in docs, and caches of it, would else be others on each machine."""
-    (first, processor), (again, _) = make_sounds(tmp_path / "a"), make_sounds(tmp_path / "b")
-    assert files(Path(first)) == files(Path(again))
-    config = PackConfig(ModelConfig("qwen2_audio", "auto", processor=processor), cache_dir=str(tmp_path / "cache"))
-    config.source.path, config.output.dir, config.output.name = first, str(tmp_path), "packed"
-    config.packing.max_token_len, config.executor.num_workers = 1024, 1
-    config.model.mask, config.model.add_special_tokens, config.measure.verify = Mask.positions, None, 0.0
-    figures = pack(config)
-    assert (figures["samples_packed"], figures["samples_skipped"]) == (NUM_SAMPLES, 0)
 
 
 def test_every_reader_of_a_plan_knows_what_sounds_cost(run: Make, tmp_path: Path) -> None:

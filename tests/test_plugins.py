@@ -127,7 +127,7 @@ def test_a_name_that_no_package_has_is_refused() -> None:
     """With the names that there are; and what is ours is never looked up, for that reads every package's metadata."""
     assert entry_point("sources", "source.format", "nothing") is None
     with pytest.raises(
-        PackError, match=r"^source\.format=parquet: there are auto, wds, jsonl, table, lmdb, folder, and what installed"
+        PackError, match=r"^source\.format=parquet: there are auto, wds, jsonl, table, and what installed"
     ):
         SourceConfig(format="parquet").check()
     script = "import sys; from energon_pack.sources.settings import SourceConfig; SourceConfig().check()"

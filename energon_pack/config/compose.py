@@ -2,27 +2,20 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.version import VersionBase
 from omegaconf.errors import OmegaConfBaseException
 
 from energon_pack.config import PackConfig, conf_dir
+from energon_pack.config.hydra_start import beside_an_application
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
 from energon_pack.templates.models import packaged_models
 
 _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
-#: values that other tools use, and the value to write instead
-_ELSEWHERE = {
-    f"packing.algorithm={name}": "LoongForge's; packing.algorithm=auto fills packs exactly, too, and takes every sample"
-    for name in ("hashbucket", "hash_bucket")
-}
 
 
 def config_of(given: PackConfig | Sequence[str]) -> PackConfig:
@@ -42,23 +35,10 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
     if isinstance(overrides, str):
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
-        with _beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        with beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return to_config(compose("config", list(overrides)), packaged_models())
     except (HydraException, OmegaConfBaseException) as error:
         raise PackError(one_line(error, overrides)) from None
-
-
-@contextmanager
-def _beside_an_application() -> Iterator[None]:
-    """Put Hydra aside where an application of Hydra's runs, such as a trainer, and put it back."""
-    hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
-    GlobalHydra.instance().clear()
-    try:
-        yield
-    finally:
-        if hydra is not None:
-            GlobalHydra.instance().hydra = hydra
-            VersionBase.instance().version_base = version
 
 
 def meant_tool(word: str, given: Sequence[str]) -> str:
@@ -84,8 +64,6 @@ def one_line(error: Exception, given: Sequence[str]) -> str:
         if equals:
             return f"{error.override}: a value with special characters goes in quotes: '{key}=\"{value}\"'"
         return f"{error.override}: not of the form KEY=VALUE{meant_tool(key, given)}"
-    if theirs := next((argument for argument in given if argument in _ELSEWHERE), None):
-        return f"{theirs}: {_ELSEWHERE[theirs]}"
     text = "\n".join(dict.fromkeys(str(e) for e in (error, error.__cause__) if e is not None))
     if refused := re.search(r"Could not override '([\w.]+)'", text):
         key = refused[1]

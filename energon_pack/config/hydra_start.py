@@ -1,13 +1,16 @@
-"""Skip work that Hydra does at every start, and that nobody here needs: it took half of the time of `--help`."""
+"""The places where Hydra has no public way: its plugins' start, its parser of arguments, an application that runs."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.version import VersionBase
 
 _STORAGE_CLIENT = "multistorageclient"
-_list_groups = Hydra.list_all_config_groups
 
 
 def find_plugins(arguments: Sequence[str]) -> None:
@@ -27,10 +30,19 @@ def find_plugins(arguments: Sequence[str]) -> None:
         del sys.modules[_STORAGE_CLIENT]
 
 
-def list_own_groups() -> None:
-    """Have a page of help read the groups of `conf/` alone: Hydra has thirty of its own, and prints none here."""
-    setattr(Hydra, "list_all_config_groups", _own_groups)  # noqa: B010  # Hydra has no setting for it
+def arguments() -> Any:
+    """Return the arguments of the command as Hydra reads them: its options, and `overrides`."""
+    return get_args_parser().parse_known_args()[0]
 
 
-def _own_groups(self: Hydra, parent: str = "") -> list[str]:
-    return [] if parent == "hydra" else [*_list_groups(self, parent)]
+@contextmanager
+def beside_an_application() -> Iterator[None]:
+    """Put Hydra aside where an application of Hydra's runs, such as a trainer, and put it back."""
+    hydra, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        if hydra is not None:
+            GlobalHydra.instance().hydra = hydra
+            VersionBase.instance().version_base = version

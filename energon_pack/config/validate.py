@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from energon_pack.config import Flavor, PackConfig, Stage, plain
-from energon_pack.config.theirs import THEIRS
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
@@ -57,15 +56,17 @@ def nearest_key(key: str) -> str:
     if key in _GONE:
         return _GONE[key]
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
-    if name in THEIRS and not of_that_name:
-        return f"it is {THEIRS[name]} here"
     schema: Any = PackConfig
     steps = node.split(".") if node else []
     for depth, step in enumerate(steps, 1):
+        names = sorted(get_type_hints(schema))
         schema = get_type_hints(schema).get(step)
         if schema is None:
             ours, *others = of_that_name or ("",)
-            return f"did you mean {ours}?" if ours and not others else nearest_key(".".join(steps[:depth]))
+            above = "".join(f"{one}." for one in steps[: depth - 1])
+            return (
+                f"did you mean {ours}?" if ours and not others else nearest_name(step, [above + one for one in names])
+            )
         if not is_dataclass(schema):
             return f"{node} has no keys of its own"
     names = sorted(get_type_hints(schema))

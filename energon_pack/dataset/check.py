@@ -45,21 +45,13 @@ class CheckJob:
 
 
 def claim_of(flavor: PackedFlavor, dataset_yaml: str) -> str:
-    """Return the name under which the user's cache keeps that Energon reads datasets of a form.
-
-    Args:
-        dataset_yaml: as in `write_metadata`.
-    """
+    """Return the name under which the user's cache keeps that Energon reads datasets of a form."""
     form = json.dumps([dataset_yamls(flavor, dataset_yaml), packages()])
     return f"{version_of('megatron-energon')}-{hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
 def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) -> None:
-    """Compare the written packs and samples with the plan.
-
-    Raises:
-        PackError: the numbers differ; nothing is published then.
-    """
+    """Compare the written packs and samples with the plan."""
     written = sum(shard.num_packs for shard in shards), sum(shard.num_samples for shard in shards)
     if written != (num_packs, num_samples):
         planned = f"{amount(num_packs, 'pack')} of {amount(num_samples, 'sample')}"
@@ -70,7 +62,6 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
     """Build the job for `check` from the shards that were written.
 
     Args:
-        folder: an address if it is a string; `put_for_check` wrote its metadata.
         root: the place of the source, if packs refer to media in it; None: they hold copies.
     """
     num_packs: dict[str, dict[str, int]] = {}
@@ -86,9 +77,6 @@ def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]
 def check(job: CheckJob) -> None:
     """Read the first pack of each shard of a folder, and, unless a dataset of the same form was read so before, the
     first packs of the dataset through Energon as training will, which imports torch; pixels are not decoded.
-
-    Raises:
-        PackError: something differs from the plan; nothing is published then.
     """
     if job.claim:
         _check_shards(job)

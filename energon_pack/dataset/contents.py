@@ -1,13 +1,13 @@
 """Parse the JSON of a pack, and read its members; it may be damaged, so each field is checked."""
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
-from energon_pack.dataset.beside import Beside, starts_behind
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import short
@@ -31,6 +31,7 @@ from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged, read_tokens
+from energon_pack.sources.referenced import AT_ONCE
 
 if TYPE_CHECKING:  # a look at a pack needs no tokenizer
     from energon_pack.templates.sample import Sample
@@ -114,9 +115,6 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     """Return what a model is fed of each member of a pack.
 
-    Args:
-        file: the shard that the pack is in.
-
     Raises:
         TokensDamaged: they are missing, cut or contradict each other.
     """
@@ -129,11 +127,7 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
 def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
     """Return the member at an index as a sample, for a template.
 
-    Args:
-        file: the shard that the pack is in.
-
     Raises:
-        Skip: the member can't be measured.
         KeyError, IndexError: the pack lacks a part of the member.
         TypeError, ValueError: its conversation is damaged.
     """
@@ -172,7 +166,6 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
 
     Args:
         raw: the bytes of its JSON; None: it has no JSON.
-        flavor: of the packs.
     """
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
@@ -220,3 +213,33 @@ def _unequal(pack: Pack) -> Iterator[str]:
     for member, (ours, theirs) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
         if len(ours) != len(theirs):
             yield f"member {member} has {len(ours)} media and {len(theirs)} _meta.source_parts"
+
+
+class Beside:
+    """The bytes of a shard up to the end of a pack, followed by the bytes of the media that the pack refers to."""
+
+    def __init__(self, shard: Bytes, end: int, references: Sequence[Reference], media: DatasetMedia):
+        self._shard, self._references, self._media = shard, references, media
+        self._starts = starts_behind(end, references)
+        self.size = self._starts[-1]
+        self._last: tuple[int, Bytes] = -1, shard
+        self._ahead = -1  # number of the last group of media that were read together
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read bytes like a file; raises like `opened` if they are in a medium."""
+        if offset < self._starts[0]:
+            return self._shard.read(offset, size)
+        index = bisect_right(self._starts, offset) - 1
+        if index == len(self._references):
+            return b""
+        if self._last[0] != index:
+            if index // AT_ONCE != self._ahead:
+                self._ahead = index // AT_ONCE
+                self._media.read_ahead(self._references[self._ahead * AT_ONCE :][:AT_ONCE])
+            self._last = index, self._media.opened(self._references[index])
+        return self._last[1].read(offset - self._starts[index], size)
+
+
+def starts_behind(end: int, references: Sequence[Reference]) -> list[int]:
+    """Return where each medium that a pack refers to begins behind the pack, and the end of the last one."""
+    return list(accumulate((reference.size for reference in references), initial=end))

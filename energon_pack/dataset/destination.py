@@ -1,19 +1,24 @@
 """The place of a dataset: a folder, or an object store. A run uses only this interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.finished import published_report
-from energon_pack.dataset.manifest import MANIFEST
+from energon_pack.dataset.energon import changed_keys
+from energon_pack.dataset.files import NEEDED, PlanFile, at
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
+from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
+
+_INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 
 
 class PlanMissing(PackError):
@@ -53,11 +58,7 @@ class Destination(ABC):
         """Say whether a file of the dataset is there."""
 
     def refuse_existing(self, overwrite: bool) -> None:
-        """Refuse to replace an existing dataset.
-
-        Raises:
-            PackError: there is a dataset and `overwrite` is off, or something that is no dataset, whatever `overwrite`.
-        """
+        """Refuse to replace an existing dataset."""
         if self.is_free():
             return
         if not overwrite:
@@ -83,9 +84,6 @@ class Destination(ABC):
         Args:
             identity: a hash of everything that the bytes of the shards depend on.
             check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
-
-        Raises:
-            PackError: another run is at work on the same dataset.
         """
 
     @abstractmethod
@@ -98,7 +96,6 @@ class Destination(ABC):
 
         Raises:
             PlanMissing: there is none.
-            PackError: another run is at work on the same dataset.
         """
 
     @abstractmethod
@@ -108,9 +105,6 @@ class Destination(ABC):
         Args:
             num_bytes: approximate bytes of all shards; 0: not known.
             overwrite: whether an existing dataset, and shards of a run of another identity, may be removed now.
-
-        Raises:
-            PackError: there is less room, or another run writes there.
         """
 
     @abstractmethod
@@ -129,11 +123,7 @@ class Destination(ABC):
 
     @abstractmethod
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        """Make the dataset appear under its name.
-
-        Raises:
-            PackError: another run wrote or published there meanwhile.
-        """
+        """Make the dataset appear under its name."""
 
     @contextmanager
     def discarding(self, staging: Path, identity: str) -> Iterator[None]:
@@ -150,3 +140,54 @@ class Destination(ABC):
 def another_run(named: str) -> PackError:
     """Return the error for two runs with the same output."""
     return PackError(f"another run is writing {named}")
+
+
+def published_report(place: str) -> dict[str, Any] | None:
+    """Return report.json of a whole dataset, whose shards and indexes have their written sizes; None: it is not whole.
+
+    An object store is asked once for the list of its objects; no shard is read.
+    """
+    folder = DatasetFolder(place)
+    if not all(map(folder.has, NEEDED)):
+        return None
+    try:
+        report = folder.read_object(REPORT)
+        counts = at(folder.read_object(f"{META_FOLDER}/.info.json"), "shard_counts")
+        folder.read_object(f"{META_FOLDER}/{MANIFEST}")
+        PlanFile(folder).check()
+    except (OSError, ValueError):  # somebody else changed a file
+        return None
+    if "identity" not in report or not isinstance(counts, dict) or sorted(counts) != folder.shards:
+        return None
+    if any(_size(folder, f"{name}.idx") != (packs + 1) * _INDEX_ENTRY for name, packs in counts.items()):
+        return None
+    return report if sum(_size(folder, name) for name in counts) == report.get("bytes_written") else None
+
+
+def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise PackError if Energon would not read a dataset as it was packed."""
+    folder = DatasetFolder(named)
+    for name, wanted in yamls.items():
+        try:
+            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), wanted))
+        except (OSError, ValueError):
+            is_changed = True
+        if is_changed:
+            raise PackError(
+                f"{named} exists, and its {META_FOLDER}/{name} is damaged or was changed: output.overwrite=true"
+                " replaces the dataset, output.name=NAME writes beside it"
+            )
+
+
+def _size(folder: DatasetFolder, name: str) -> int:
+    state = folder.state(name)
+    return -1 if state is None else state.size
+
+
+def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
+    """Refuse to replace a dataset that a run with the same settings would write differently."""
+    if report["identity"] != identity:
+        raise PackError(
+            f"{named} exists, packed of another source or processor, or by another version:"
+            " output.overwrite=true replaces it, output.name=NAME writes beside it"
+        )

@@ -42,8 +42,6 @@ def write_metadata(
 
     Args:
         dataset_yaml: `typed` or `crude`: the form of `dataset.yaml`; a second file beside it has the other form.
-        sqlite: whether to write index.sqlite and index.uuid.
-        manifest: the content of energon_pack.json, which training checks.
         sample_type: `module:Class` of another stack, which a sample_loader.py fills; None: the class of this package.
     """
     meta = folder / META_FOLDER
@@ -82,11 +80,7 @@ def manifest_of(
 
 
 def made_of(content: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the part of energon_pack.json that depends only on settings; encoding packs needs no other part.
-
-    Args:
-        content: as in `manifest_of`.
-    """
+    """Return the part of energon_pack.json that depends only on settings; encoding packs needs no other part."""
     packing = ("layout", "max_token_len", "pad_to_multiple_of", "topology")
     return {
         **{name: content["packing"][name] for name in packing},
@@ -120,11 +114,7 @@ def sample_loader_py(flavor: PackedFlavor) -> bytes:
 
 
 def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the two files that say how Energon reads a dataset: name → content.
-
-    Args:
-        dataset_yaml, sample_type: as in `write_metadata`.
-    """
+    """Return the two files that say how Energon reads a dataset: name → content."""
     typed: dict[str, Any] = {
         "sample_type": {"__module__": "energon_pack.flavors", "__class__": flavor.sample_class},
         "sample_loader": {

@@ -88,11 +88,7 @@ class PlanFile:
             yield [table[name].to_pylist() for name in names]
 
     def tables(self, *names: str) -> Iterator[pa.Table]:
-        """Yield columns of all rows, one row group at a time.
-
-        Raises:
-            PackError: the plan can't be read.
-        """
+        """Yield columns of all rows, one row group at a time."""
         with self.opened() as file:
             for number in range(file.num_row_groups):
                 yield file.read_row_group(number, list(names))
@@ -107,9 +103,6 @@ class PlanFile:
 
         Args:
             metadata: of the file, as read before; None: read them.
-
-        Raises:
-            PackError: the plan can't be read.
         """
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
@@ -125,11 +118,7 @@ class PlanRows:
         self._table = PLAN_SCHEMA.empty_table()  # the rows of these row groups
 
     def members(self, keys: set[str]) -> dict[str, list[PlanRow]]:
-        """Return the members of some packs, without rows that make no sense; read only row groups that may hold them.
-
-        Raises:
-            PackError: the plan can't be read, or lacks a column.
-        """
+        """Return the members of some packs, without rows that make no sense; read only row groups that may hold any."""
         if not keys:
             return {}
         with _readable():

@@ -237,11 +237,7 @@ class InFolder(Destination):
 
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Write a file without a name into a folder, or into the first existing folder above it.
-
-    Raises:
-        PackError: it can't be written.
-    """
+    """Write a file without a name into a folder, or into the first existing folder above it."""
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:

@@ -38,7 +38,6 @@ class InStore(Destination):
     """A prefix of a bucket.
 
     Args:
-        address: the address of the dataset.
         final: a folder of this machine in its place: its staging folder holds everything but the shards.
     """
 
@@ -141,11 +140,7 @@ class InStore(Destination):
 
 
 def refuse_unwritable_address(knob: str, address: str) -> None:
-    """Write an object and remove it.
-
-    Raises:
-        PackError: it can't be written.
-    """
+    """Write an object and remove it."""
     probe = f"{address}/.staging/probe"
     try:
         stores.put(probe, b"energon_pack")

@@ -30,12 +30,8 @@ class OtherTokenizer(ValueError):
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
     """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
 
-    Args:
-        processor: the folder of a processor in place of the files in the dataset.
-
     Raises:
         ValueError: a file is missing, damaged, or not as it was packed.
-        PackError: the processor runs code of its own, which no dataset holds, and its folder is not here.
     """
     found = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(found, key=lambda pair: len(pair[1]["files"]))

@@ -40,17 +40,12 @@ class Packs(PackParts):
 
         Args:
             flavor: of this package's packs; None: another tool wrote them.
-            shards: the folder that they are in, if it is another.
         """
         super().__init__(folder, shards)
         self._flavor = flavor
 
     def number_of(self, key: str) -> int | None:
-        """Return the number of the pack with this key; None: there is none. A key of another tool is searched for.
-
-        Raises:
-            PackError: a shard that might hold it can't be read.
-        """
+        """Return the number of the pack with this key; None: there is none. A key of another tool is searched for."""
         match = _KEY.fullmatch(key)
         number = int(match[1]) if match else len(self)
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
@@ -59,11 +54,7 @@ class Packs(PackParts):
         return next((place for place, found in enumerate(keys) if found == key), None)
 
     def __getitem__(self, number: int) -> Found:
-        """Read a pack.
-
-        Raises:
-            PackError: there are fewer packs, or the shard can't be read.
-        """
+        """Read a pack."""
         name, file, files = self._found(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)

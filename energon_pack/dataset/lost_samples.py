@@ -63,24 +63,18 @@ def keeps_more(overlong: Overlong) -> str:
     return " or ".join(f"packing.overlong={one.value} {where}" for one, where in of_samples.items() if one != overlong)
 
 
-def foresee(why: str | None, page: Path) -> None:
+def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
     """End a run that writes no dataset in the same way as one that lost too much.
-
-    Args:
-        page: the page of this run, which the error names.
 
     Raises:
         SamplesLost: `lost_too_much` or `bad_data` gave a reason.
     """
     if why is not None:
-        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page))
+        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures and figures.to_json())
 
 
-def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
+def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
     """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
-
-    Args:
-        why: the reason that `lost_too_much` gave.
 
     Raises:
         SamplesLost: always; its line names the ledger and the page.
@@ -88,7 +82,7 @@ def refuse_losses(why: str, skipped: Path, final: Path) -> NoReturn:
     kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"
-    raise SamplesLost(text, str(page))
+    raise SamplesLost(text, str(page), report.to_json())
 
 
 def kept_ledger(final: Path) -> Path:

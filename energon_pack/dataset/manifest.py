@@ -79,11 +79,7 @@ def folders_of(dataset: str | Path) -> list[str | Path]:
 
 
 def processor_folder(dataset: str | Path) -> str | None:
-    """Return the folder of the processor that report.json of a dataset names; None: it is not on this machine.
-
-    Args:
-        dataset: see `read_manifest`; for a Metadataset's YAML, the first folder that is here is returned.
-    """
+    """Return the folder of the processor that report.json of a dataset names; None: it is not on this machine."""
     for folder in folders_of(dataset):
         try:
             report = json_value(_read(_joined(folder, REPORT)) or b"{}")

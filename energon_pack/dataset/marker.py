@@ -45,11 +45,7 @@ class Note:
 
 
 class Marker:
-    """The marker of one dataset.
-
-    Args:
-        dataset: the address of the dataset.
-    """
+    """The marker of one dataset."""
 
     def __init__(self, dataset: str):
         self._dataset = dataset

@@ -22,9 +22,8 @@ import pyarrow as pa
 
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.files import PlanFile
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, digest
 from energon_pack.dataset.manifest import MANIFEST, ORDER
-from energon_pack.dataset.order_parts import digest
 from energon_pack.dataset.plan_counts import items_of, sizes_of, tables_with_counts
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.errors import PackError
@@ -46,11 +45,7 @@ class Part:
     manifest: Mapping[str, Any]
 
     def split_parts(self) -> dict[str, list[str]]:
-        """Return its tars by split.
-
-        Raises:
-            PackError: it leaves out packs.
-        """
+        """Return its tars by split."""
         split = yaml_value(self.folder.read(f"{META_FOLDER}/split.yaml"))
         if split.get("exclude"):
             raise PackError(f"{self.folder}: split.yaml excludes packs: an order has whole tars")
@@ -67,9 +62,6 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
 
     Returns:
         The members of all packs, the number of members of each pack, and the part of each pack.
-
-    Raises:
-        PackError: a plan can't be read, or does not match the tars beside it.
     """
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
@@ -100,8 +92,6 @@ def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mappi
 
     Args:
         order: int64[num] numbers of the packs of all train splits, in the order of `members_of_parts`.
-        topology: the ranks that the order is laid out for.
-        num_turns: number of passes; they must not be mixed.
     """
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)

@@ -11,10 +11,6 @@ from energon_pack.samples.references import ReadMedia
 def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
     """Yield the members of a pack from its parts, without a sample class.
 
-    Args:
-        flavor: its name in energon_pack.json.
-        read: reads the media from the source if the pack holds no copies.
-
     Raises:
         UnknownFormat, TokensDamaged, KeyError, TypeError, ValueError: as `pack_members`.
     """

@@ -23,14 +23,7 @@ _COLUMNS = ("pack", "media_type", "token_len", "num_supervised", "num_visual_tok
 
 
 def tables_with_counts(plan: PlanFile, *more: str) -> Iterator[pa.Table]:
-    """Yield the rows of a plan with the columns that `items_of` needs, one row group at a time.
-
-    Args:
-        more: further columns.
-
-    Raises:
-        PackError: the plan can't be read.
-    """
+    """Yield the rows of a plan with the columns that `items_of` needs, one row group at a time."""
     with plan.opened() as file:
         optional = [name for name in OPTIONAL if name in file.schema_arrow.names]
     yield from plan.tables(*_COLUMNS, *optional, *more)

@@ -132,7 +132,6 @@ def plan_shards(
 
     Args:
         max_packs, max_bytes: limits of a shard.
-        identity: values that tell this dataset from others with the same lengths and plan.
     """
     sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
@@ -182,11 +181,7 @@ def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str
 
 
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
-    """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard.
-
-    Args:
-        names: the names of the output shards.
-    """
+    """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard."""
     temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
     if lengths.shared is not None:
         schema = pa.unify_schemas([schema, SHARED_SCHEMA])
@@ -215,9 +210,6 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
     """Write the rows of all members to a file, in large pieces that are sorted by output shard.
-
-    Args:
-        edges: the index of each output shard's first member, and the end.
 
     Returns:
         The offset and bytes of the pieces of each output shard.

@@ -20,12 +20,7 @@ def refuse_lost(dataset: str, manifest: Mapping[str, Any], shards: Sequence[str]
     """Look at the size of each shard, and at media that the first packs refer to; a store has objects whole or not.
 
     Args:
-        dataset: its folder, or its address.
         manifest: energon_pack.json; empty: another tool packed it.
-        shards: the names of the shards to read.
-
-    Raises:
-        PackError: a shard is missing, or shorter than its index says; or the source of the media is not what it was.
     """
     if bucket_of(dataset):
         return

@@ -24,11 +24,7 @@ SOURCE_ROOT = "ENERGON_PACK_SOURCE"
 
 
 def source_root(dataset: str | os.PathLike[str]) -> str:
-    """Return the place of a dataset's source.
-
-    Raises:
-        PackError: none of the three names it.
-    """
+    """Return the place of a dataset's source."""
     if root := os.environ.get(SOURCE_ROOT):
         return root
     try:
@@ -49,7 +45,6 @@ class DatasetMedia:
 
     Args:
         root: the place of the source; None: see `source_root`.
-        whole: read each opened medium in full; else only its ends, and other parts as they are asked for.
     """
 
     def __init__(self, dataset: str | os.PathLike[str], root: str | None = None, whole: bool = False):
@@ -86,11 +81,7 @@ class LoadedMedia:
         self._datasets: dict[str, DatasetMedia] = {}
 
     def __call__(self, references: Sequence[Reference], parts: Parts) -> list[bytes]:
-        """Return the bytes of media of a pack.
-
-        Raises:
-            PackError: a medium can't be read, or has changed since packing.
-        """
+        """Return the bytes of media of a pack."""
         dataset = _folder_of(parts["__sources__"][0]) if parts.get("__sources__") else ""
         if dataset not in self._datasets:
             self._datasets[dataset] = DatasetMedia(dataset, self._root)

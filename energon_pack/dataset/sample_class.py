@@ -1,4 +1,6 @@
-"""Choose the form of samples that the class of another stack accepts.
+"""Flavours for the sample classes of other stacks, and the one that such a class accepts.
+
+The packs are those of the flavour; only what another stack reads as it is meant is in them.
 
 If a class has other fields than its loader passes, every pack is lost, and Energon's handler only warns. So the class
 is asked for its fields, or, where it can't be imported, the user gives them.
@@ -12,7 +14,34 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.flavors import PACKED, packed_flavor
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.stacks import STACKS
+from energon_pack.samples.flavors.captioning import PackedCaptioning
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA
+
+
+class LoongForgeChats(PackedMultiMixQA):
+    """Packs for LoongForge's PackedChatMixSample: conversations, with system turns and tools."""
+
+    rules = ("stacks", "formats")
+    gives = ("packed_messages", "packed_images", "packed_videos")
+
+
+class LoongForgeTurns(PackedMultiMixQA):
+    """Packs for LoongForge's PackedMultiMixQASample: the questions and the answers of each member."""
+
+    rules = ("turns", "stacks", "formats")
+    gives = ("images", "videos", "contexts", "answers")
+    loader = "sample_loader_of_turns"
+
+
+class LlavaCaptions(PackedCaptioning):
+    """Packs for LLaVA-OneVision-2's PackedCaptioningSample."""
+
+    rules = (*PackedCaptioning.rules, "stacks")
+    gives = ("images", "prompts", "captions", "patch_positions", "fps", "timestamp_decimal")
+
+
+#: The first whose fields a class takes is for it.
+STACKS: tuple[PackedFlavor, ...] = (LoongForgeChats(), LoongForgeTurns(), LlavaCaptions())
 
 Taken = dict[str, bool]  # field → whether the class requires it
 
@@ -21,12 +50,8 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     """Return a flavour in the form that a sample class accepts.
 
     Args:
-        name: of the flavour.
         sample_type: `module:Class` of another stack; None: this package's own class.
         sample_fields: the fields of that class; None: the class is asked.
-
-    Raises:
-        PackError: there is no such flavour; the class accepts none of the forms, or can't be asked.
     """
     forms = [stack for stack in STACKS if stack.name == name]
     if sample_type is None or not forms:

@@ -41,11 +41,7 @@ class Sources:
         return self._reader.ahead(packs, samples, whole if are_copied else ends_within)
 
     def read(self, row: PlanRow, settings: ReadSettings) -> ReadSample:
-        """Read a sample without its media.
-
-        Raises:
-            PackError: the shard has changed since it was measured.
-        """
+        """Read a sample without its media."""
         shard, lead = self._shards[row.shard], self._lead(row)
         raw = self._reader.raw(shard, row, lead)
         self._check_header(raw[:lead], row, row.record_part, row.record_size)
@@ -63,25 +59,14 @@ class Sources:
             raise self.changed(row) from skip
 
     def member(self, row: PlanRow, settings: ReadSettings, checksum: int) -> MemberInput:
-        """Read a sample with its media, as training encodes it.
-
-        Args:
-            checksum: of the sample as measured.
-
-        Raises:
-            PackError: the shard, or a media file, has changed since it was measured.
-        """
+        """Read a sample with its media, as training encodes it."""
         sample = self.read(row, settings)
         media = [self.checked_file(row, part).read(part.offset, part.size) for part in sample.parts]
         self.refuse_changed(row, sample, (data[:END] + data[-END:] for data in media), checksum)
         return sample.member(row.sample_id, media, row.token_len)
 
     def copy(self, tar: TarWriter, name: str, row: PlanRow, part: AnyPart) -> bytes:
-        """Copy a part of a sample into a tar; return the bytes at both its ends.
-
-        Raises:
-            PackError: the shard, or the file of the part, has changed since it was measured.
-        """
+        """Copy a part of a sample into a tar; return the bytes at both its ends."""
         header, ends = tar.copy(name, self._file(row, part), part.offset, part.size, self._lead(row), END)
         self._check_header(header, row, part.name, part.size)
         return ends
@@ -93,23 +78,14 @@ class Sources:
         return ends.first + ends.last
 
     def refer(self, name: str, row: PlanRow, part: AnyPart, root: str) -> tuple[Reference, Ends]:
-        """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`.
-
-        Args:
-            name: the name that a copy would get.
-            root: the place of the source.
-        """
+        """Return where a part of a sample lies, and the bytes at both its ends; raises as `copy`."""
         ends = ends_of(self._file(row, part), part.offset, part.size, self._lead(row))
         self._check_header(ends.header, row, part.name, part.size)
         place = self._shards[row.shard].place(part, root)
         return Reference(name, place, part.size, ends.checksum, row.sample_id), ends
 
     def checked_file(self, row: PlanRow, part: AnyPart) -> File:
-        """Return the file in which a part of a sample lies at its offset.
-
-        Raises:
-            PackError: the shard, or the file of the part, has changed since it was measured.
-        """
+        """Return the file in which a part of a sample lies at its offset."""
         file, lead = self._file(row, part), self._lead(row)
         self._check_header(file.read(part.offset - lead, lead), row, part.name, part.size)
         return file

@@ -1,7 +1,6 @@
-"""Show a batch: its positions drawn, where members begin, and what each key holds."""
+"""Show a batch: positions, where members begin, and what each key holds."""
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from types import SimpleNamespace
@@ -11,22 +10,17 @@ import torch
 from torch import Tensor
 
 from energon_pack.report.pages.html import Html, details, join, table, tag
-from energon_pack.report.pages.svg import curves
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import IGNORE
 
-_MOST_POINTS = 480  # points of a curve
-_MOST_BLOCKS = 256  # blocks that are drawn in a mask
 _MOST_ROWS = 64  # rows of a table of boundaries
 _FIRST = 8  # values of a tensor that are shown
-_AROUND = 24  # tokens beside a medium
-_EDGE = 220  # side of a mask's drawing, in pixels
 _KINDS = ("text", *KINDS)  # by the values of mm_token_type_ids
 _ROWS = ("text", "time", "height", "width")
 _WAYS = {
     "positions": "by positions that start again; kernels of variable length get cu_seqlens",
-    "dict4d": "by masks made from position_ids, as drawn",
+    "dict4d": "by masks made from position_ids",
     "prefix4d": "by a mask in which all before the answer is seen in both directions",
     "hybrid": "by seq_idx and positions that start again",
     "indexed": "by an attention_mask that numbers the members",
@@ -37,14 +31,14 @@ _WAYS = {
 def batch_section(batch: PackedBatch) -> Html:
     """Show positions, boundaries, masks and keys of a batch of one pack."""
     bounds = boundaries(batch)
+    ways = "by masks, or a plan, made from tree_end" if "tree_end" in batch else _WAYS.get(batch.mask, batch.mask)
     return join(
         (
             tag("h3", "Positions"),
-            positions_charts(batch),
+            positions_table(batch),
             tag("h3", "Where members begin"),
             bounds_table(bounds, batch),
-            tag("h3", "Which tokens see which"),
-            mask_drawing(bounds, batch.mask, batch["tree_end"][0].tolist() if "tree_end" in batch else None),
+            tag("p", f"Members are kept apart {ways}.", class_="faint"),
             *weights_section(batch),
             tag("h3", "Keys of the batch"),
             keys_table(batch),
@@ -59,56 +53,17 @@ def boundaries(batch: PackedBatch) -> list[int]:
     return found
 
 
-def positions_charts(batch: PackedBatch) -> Html:
-    """Draw the rows of positions as curves over the tokens; show those of M-RoPE also as runs of tokens of one kind."""
+def positions_table(batch: PackedBatch) -> Html:
+    """Show the rows of positions as runs of tokens of one kind."""
     positions = batch["position_ids"]
     rows = positions.reshape(-1, positions.shape[-1])
     named = dict(zip(["text"] if len(rows) == 1 else _ROWS[-len(rows) :], rows, strict=True))
     says = tag("p", f"position_ids {list(positions.shape)}: {', '.join(named)}", class_="faint")
     first = named.pop("text", None)
-    if first is not None and named and all(torch.equal(row, first) for row in named.values()):
-        alike = tag("p", f"{', '.join(named)} are the same as text: there are no media.", class_="faint")
-        return join((says, _chart({"text": first}), alike))
-    charts = [_chart({"text": first})] if first is not None else []
-    if named:
-        kinds = batch["mm_token_type_ids"].flatten()
-        start, end = _first_medium(kinds, boundaries(batch))
-        around = {name: row[start:end] for name, row in named.items()}
-        charts += [
-            tag("p", f"{', '.join(named)}, around the first medium: tokens {start:,} to {end:,}", class_="faint"),
-            _chart(around, start),
-            details("Positions of each stretch of text and media", _runs_table(named, batch)),
-        ]
-    return join((says, *charts))
-
-
-def _chart(rows: Mapping[str, Tensor], first: int = 0) -> Html:
-    """Draw rows of positions as curves.
-
-    Args:
-        first: the index of their first token.
-    """
-    at = _where(torch.stack(list(rows.values())))
-    points = {name: [(first + i, float(row[i])) for i in at] for name, row in rows.items()}
-    return curves(points, "token", "position", height=150)
-
-
-def _first_medium(kinds: Tensor, bounds: Sequence[int]) -> tuple[int, int]:
-    """Return the first stretch of media tokens, with some of its member around it; without media, the first tokens."""
-    start = next(iter((kinds != 0).nonzero().flatten().tolist()), 0)
-    later = (kinds[start:] == 0).nonzero().flatten().tolist()
-    end = start + min([*later[:1], len(kinds) - start, _MOST_POINTS]) + _AROUND
-    member = bisect_right(bounds, start)
-    return max(bounds[member - 1], start - _AROUND), min(bounds[member], end)
-
-
-def _where(rows: Tensor) -> list[int]:
-    """Return the tokens at which curves are drawn: where any of them turns, or some in even steps."""
-    length = rows.shape[1]
-    turns = (rows.diff(dim=1).diff(dim=1) != 0).any(dim=0).nonzero().flatten() + 1
-    if len(turns) > _MOST_POINTS:
-        turns = torch.linspace(0, length - 1, _MOST_POINTS).long()
-    return sorted({0, length - 1, *turns.tolist()})
+    if first is not None and all(torch.equal(row, first) for row in named.values()):
+        alike = f"{', '.join(named)} are the same as text: there are no media."
+        return join((says, tag("p", alike, class_="faint") if named else None))
+    return join((says, _runs_table(named, batch)))
 
 
 def _runs_table(rows: Mapping[str, Tensor], batch: PackedBatch) -> Html:
@@ -146,35 +101,6 @@ def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:
     whole = table(header, [[row[0], *(f"{value:,}" for value in row[1:])] for row in rows[:_MOST_ROWS]])
     more = tag("p", f"and {len(rows) - _MOST_ROWS:,} more", class_="faint") if len(rows) > _MOST_ROWS else None
     return join((values, details(f"{len(rows):,} members and paddings", whole, more)))
-
-
-def mask_drawing(bounds: Sequence[int], mask: str, tree_end: Sequence[int] | None = None) -> Html:
-    """Draw the blocks of the attention mask: each token sees the earlier tokens of its own member.
-
-    Args:
-        tree_end: of each token of a row with trees: the first later token that does not see it; None: there are none.
-    """
-    total = bounds[-1] or 1
-    blocks = []
-    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
-        if number >= _MOST_BLOCKS:
-            break
-        a, b = start / total * _EDGE, end / total * _EDGE
-        corners = f"{a:.1f},{a:.1f} {a:.1f},{b:.1f} {b:.1f},{b:.1f}"
-        tip = tag("title", f"#{number}: tokens {start:,} to {end:,} see one another")
-        blocks.append(tag("polygon", tip, points=corners, class_="of-text"))
-        for last, tokens in itertools.groupby(range(start, end), key=tree_end.__getitem__) if tree_end else ():
-            run = list(tokens)
-            if last > end:  # branches behind the member see these tokens, too
-                x, y = run[0] / total * _EDGE, last / total * _EDGE
-                z = (run[-1] + 1) / total * _EDGE
-                tip = tag("title", f"tokens {end:,} to {last:,} see tokens {run[0]:,} to {run[-1] + 1:,} of #{number}")
-                corners = f"{x:.1f},{b:.1f} {z:.1f},{b:.1f} {z:.1f},{y:.1f} {x:.1f},{y:.1f}"
-                blocks.append(tag("polygon", tip, points=corners, class_="of-text"))
-    frame = tag("rect", x=0, y=0, width=_EDGE, height=_EDGE, class_="frame")
-    drawn = tag("svg", frame, *blocks, viewBox=f"0 0 {_EDGE} {_EDGE}", role="img", class_="mask")
-    ways = "by masks, or a plan, made from tree_end" if tree_end else _WAYS.get(mask, mask)
-    return join((tag("p", f"Members are kept apart {ways}.", class_="faint"), drawn))
 
 
 def weights_section(batch: PackedBatch) -> Iterator[Html]:

@@ -23,7 +23,6 @@ _EXAMPLES = (
     "packed/demo-qwen2_5_vl-neat-8192 7 --tokens",
     "packed/demo-qwen2_5_vl-neat-8192 -1 --html pack.html",
     "packed/demo-qwen2_5_vl-neat-8192 --search demo_0001",
-    "packed/first --beside packed/second --html both.html",
     "--source FOLDER +model=qwen2_5_vl model.processor=FOLDER 12",
 )
 _CODES = {1: "nothing is called so; or refused, in one line"}
@@ -45,8 +44,6 @@ def _show_pack(given: argparse.Namespace) -> int:
     if len(given.given) > 2 or any(map(is_override, given.given[1:])):
         raise PackError(f"{' '.join(given.given[1:])}: one number or key of a pack; overrides are for --source")
     opened = open_dataset(given.given[0])
-    if given.beside is not None:
-        return _compare(opened, given)
     with opened.packs:
         if given.search is not None:
             return _search(opened, given)
@@ -76,18 +73,6 @@ def _show_pack(given: argparse.Namespace) -> int:
         print_pack(view, given.full)
         following = min(number + 1, len(opened.packs) - 1)
         print_next(f"python -m energon_pack.inspect {shlex.quote(given.given[0])} {following}", _others(given))
-    return 0
-
-
-def _compare(opened: Opened, given: argparse.Namespace) -> int:
-    from energon_pack.inspect.beside import beside_page, print_beside, side_of
-
-    if len(given.given) > 1:
-        raise PackError(f"--beside compares whole datasets: leave {given.given[1]} out")
-    left, right = side_of(opened), side_of(open_dataset(given.beside))
-    if given.html:
-        write_page(given.html, beside_page(left, right))
-    print_beside(left, right)
     return 0
 
 
@@ -129,6 +114,5 @@ def _arguments() -> argparse.Namespace:
     tool.add_argument("--html", metavar="OUT", help="write a page: pictures, tokens, what training gets")
     tool.add_argument("--processor", metavar="FOLDER", help="for --tokens, --html (default: as when it was packed)")
     tool.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
-    tool.add_argument("--beside", metavar="OTHER", help="compare DIR with another packed dataset; --html writes a page")
     tool.add_argument("--source", metavar="PATH", help="look at a source: overrides as of `energon-pack`, and a sample")
     return tool.parse_args()

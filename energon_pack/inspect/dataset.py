@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from energon_pack.dataset.files import PLAN, PlanFile, at
-from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.lookup import Found, Packs
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
-from energon_pack.dataset.order_parts import opened
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import Place, pack_view
 from energon_pack.report.views.view import PackView

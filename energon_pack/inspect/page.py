@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.lookup import Found
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
-from energon_pack.report.pages.html import Html, anchor, page, section, tag
+from energon_pack.report.pages.html import Html, page, section, tag
 from energon_pack.report.views.screens import members_rows, pack_section
 from energon_pack.report.views.view import PackView
 from energon_pack.samples.flavors import inputs_of_pack
@@ -29,14 +29,11 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
         processor: to make batches with; None: see `load_template`.
         how: `trust_remote_code` of `dataset_encoder.pack_encoder`.
     """
-    titles = ["Members", *(f"{_TITLE}: {layout}" for layout in _layouts_of(found))]
-    links = [part for title in titles for part in (tag("a", title, href=f"#{anchor(title)}"), " · ")][:-1]
     return page(
         f"Pack {view.number:,} of {opened.folder.name}",
         tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),
         *(tag("p", line, class_="faint") for line in about(opened)),
         *(tag("p", note, class_="bad") for note in opened.notes),
-        tag("p", "On this page: ", *links),
         pack_section(view, _MAX_CHARS, _MAX_MEMBERS),
         section("Members", members_rows(view.members[:_MOST_ROWS]).to_html()),
         *training_sections(opened, found, processor, how),

@@ -30,7 +30,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.flavors.fit import RULES
-from energon_pack.samples.media.formats import VIDEO_NAMES
+from energon_pack.samples.media.kinds import VIDEO_NAMES
 from energon_pack.sources import reader
 from energon_pack.sources.copies import drawn_keys
 from energon_pack.sources.shard import Shard

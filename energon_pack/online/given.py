@@ -22,8 +22,7 @@ from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image_probe import medium_of
 from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.medium_settings import SETTING_KEYS
+from energon_pack.samples.media.medium import SETTING_KEYS, Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from energon_pack.config import PackConfig, Stage, plain
-from energon_pack.config.cache_dir import cache_folder
 from energon_pack.config.compose import config_of
+from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder

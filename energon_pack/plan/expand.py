@@ -17,11 +17,10 @@ from energon_pack.lengths.worker import LengthsRow, ShortcutWrong, leave_out, le
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
 from energon_pack.run.context import Run
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.cut import EXPANDED_TYPE, Cut
+from energon_pack.samples.cut import EXPANDED_TYPE, Cut, pairs_of, turns_of
 from energon_pack.samples.documents import is_document
-from energon_pack.samples.expanded import pairs_of, turns_of
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.frame_lists import has_lists
 from energon_pack.samples.skip import Skip

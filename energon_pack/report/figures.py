@@ -15,19 +15,19 @@ from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.plan.tally import Tally
-from energon_pack.report.images import SmallerImages, TokensOfImages, tokens_of_images
-from energon_pack.report.packs import PackFigures, figures_of_packs
-from energon_pack.report.shapes import Histogram, log_histogram
+from energon_pack.report.images import MediaFirst, TokensOfImages, tokens_of_images
+from energon_pack.report.pages.bars import Histogram, log_histogram
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.steps.cost import CostModel
 from energon_pack.templates.families.rules import MediaRules
 
 _UNKNOWN = "unknown"  # the medium of samples that could not be read
 #: media whose tokens with features are counted
 _WITH_FEATURES = ("mix", *(kind for kind, medium in KINDS.items() if medium.is_visual), AUDIO.kind)
+#: tokens, of which the report names multiples as a `pad_to`
+WIDTH = 512
 _MOST_COMPARED = 1 << 25  # samples; of more, a random share is compared
 
 
@@ -107,9 +107,9 @@ class Figures:
     origins: list[Origin]
     loss: Loss | None = None  # this and the next two are None where nothing was planned
     report: Report | None = None
-    packs: PackFigures | None = None
+    shapes: tuple[int, int] | None = None  # of batches of one pack in an epoch: as long as it is, in multiples of WIDTH
     demo: bool = False
-    smaller: SmallerImages | None = None  # a limit of pixels that makes long samples shorter; None: none helps
+    media_first: MediaFirst | None = None  # a few large media that make packs long; None: there are none
     examples: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # entries of the ledger, by reason
 
     @property
@@ -247,9 +247,7 @@ def _by_policy(lengths: Lengths, origin: AnyInts, num: int) -> Ints:
     return out
 
 
-def planned_figures(
-    lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel, packing: PackingConfig
-) -> dict[str, Any]:
+def planned_figures(lengths: Lengths, plan: PackPlan, report: Report, packing: PackingConfig) -> dict[str, Any]:
     """Return the fields of `Figures` that only a planned run has."""
     loss = Loss(
         _medium_of_overlong(lengths, plan),
@@ -257,11 +255,12 @@ def planned_figures(
         is_meant=packing.overlong is Overlong.drop,
         keeps_more=keeps_more(packing.overlong),
     )
+    tokens, members = plan.per_pack(lengths.items.lens), np.diff(plan.starts)
     return {
         "loss": loss,
         "origins": origins_of(lengths, plan),
         "report": report,
-        "packs": figures_of_packs(lengths.items, plan, cost, packing.topology, packing.max_token_len),
+        "shapes": (len(np.unique(np.stack((tokens, members)), axis=1)[0]), len(np.unique(-(-tokens // WIDTH)))),
     }
 
 

@@ -5,16 +5,19 @@ many. So no image has to be read again.
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from energon_pack.errors import amount
 from energon_pack.plan.items import AnyInts, Lengths
+from energon_pack.report.pages.bars import short
 from energon_pack.report.which_length import MOST_DROPPED
 from energon_pack.run.scratch import blocks
-from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.media.kinds import IMAGE, MEDIA_TYPES, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.families.rules import MediaRules
@@ -68,47 +71,79 @@ def _bounds(rules: MediaRules) -> tuple[int, int] | None:
 
 
 _FEWEST = 256  # tokens of an image; with fewer it shows little
+_FEW, _MUCH = 0.25, 2  # share of the samples; times as long a pack is needed for these
 
 
-class SmallerImages(NamedTuple):
-    """A limit of pixels that drops few tokens."""
+@dataclass(frozen=True)
+class MediaFirst:
+    """A few large media that make packs long: shrinking them comes before a longer pack."""
 
-    max_pixels: int
-    tokens: int  # most tokens of an image
-    dropped_tokens_share: float  # an upper bound
+    medium: str
+    samples: int  # that would be shorter
+    knob: str  # the setting, as it is typed
+    needed: int  # tokens of a pack; the first that drops next to nothing, as the media are
+    needed_then: int
+    tokens: int  # of all samples
+    tokens_then: int  # at most; of videos: of all samples without them
+
+    def __str__(self) -> str:
+        few = f"pixels and frames first: {amount(self.samples, f'{self.medium} sample')} alone"
+        few += " needs" if self.samples == 1 else " need"
+        then = f"{self.knob}: {self.needed_then:,} tokens a pack do, and {short(self.tokens)} tokens become"
+        if self.medium == VIDEO.kind:
+            then = f"{self.knob}; all others need {self.needed_then:,}, and of {short(self.tokens)} tokens have"
+        return f"{few} packs of {self.needed:,} tokens; {then} {short(self.tokens_then)}"
 
 
-def smaller_images(lengths: Lengths, rules: MediaRules | None, room: int) -> SmallerImages | None:
-    """Return the largest of some limits that drops at most `MOST_DROPPED` more of the tokens than the best of them.
+def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> MediaFirst | None:
+    """Return how to shrink the few media that need packs twice as long as all others; None: there are none.
+
+    Of some limits of pixels the largest is taken that makes the shortest packs do.
 
     Args:
         rules: of the model's media.
-        room: tokens that a sample may have, without its padding.
-
-    Returns:
-        None: no limit halves the dropped tokens, or the model's tokens are not squares of pixels.
+        lens: pack lengths, ascending; the first that drops at most `MOST_DROPPED` of the tokens is needed.
     """
     settings = rules.settings if rules else {}
-    if not (settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize")):
-        return None
-    square = int(settings["factor"]) ** 2
-    most = int(settings["max_pixels"]) // square
-    limits = [limit for limit in (_FEWEST << step for step in range(20)) if limit < most]
-    dropped = {limit: _dropped(lengths, room, limit) for limit in [*limits, most]}
-    least = min(dropped.values())
-    tokens = max(limit for limit, share in dropped.items() if share <= least + MOST_DROPPED)
-    share = dropped[tokens]
-    return SmallerImages(tokens * square, tokens, share) if share < dropped[most] / 2 else None
-
-
-def _dropped(lengths: Lengths, room: int, most: int) -> float:
-    """Bound the share of tokens in samples that are too long, if an image has at most `most` tokens."""
-    dropped = tokens = 0
+    square, now = int(settings.get("factor") or 1) ** 2, _Kept(lens)
+    without_videos, limits = _Kept(lens), dict[int, _Kept]()
+    if settings.get("factor") and settings.get("max_pixels") and settings.get("do_resize"):
+        most = int(settings["max_pixels"]) // square
+        steps = (_FEWEST * half << step >> 1 for step in range(20) for half in (2, 3))
+        limits = {limit: _Kept(lens) for limit in steps if limit < most}
     for block in blocks(lengths.num_samples):
-        items, lens = lengths.items, lengths.sample_lens[block].astype(np.int64)
+        items, whole = lengths.items, lengths.sample_lens[block].astype(np.int64)
         images, visual = (items.counts[name][block].astype(np.int64) for name in ("num_images", "num_visual_tokens"))
         has_images_alone = items.media[block] == MEDIA_TYPES.index(IMAGE.kind)
-        lens -= np.where(has_images_alone, np.maximum(visual - images * most, 0), 0)
-        dropped += int(lens[lens > room].sum())
-        tokens += int(lens.sum())
-    return dropped / max(1, tokens)
+        now.add(whole, whole)
+        without_videos.add(whole, np.where(items.media[block] == MEDIA_TYPES.index(VIDEO.kind), 0, whole))
+        for limit, kept in limits.items():
+            kept.add(whole, whole - np.where(has_images_alone, np.maximum(visual - images * limit, 0), 0))
+    shrunk = {f"model.max_pixels={limit * square}": (IMAGE.kind, kept) for limit, kept in limits.items()}
+    shrunk["media=fps media.fps=1"] = (VIDEO.kind, without_videos)
+    found = [
+        MediaFirst(medium, kept.changed, knob, now.needed, kept.needed, now.tokens, kept.tokens)
+        for knob, (medium, kept) in shrunk.items()
+        if 0 < kept.changed <= _FEW * lengths.num_samples and _MUCH * kept.needed <= now.needed
+    ]
+    return min(reversed(found), key=lambda each: (each.medium == VIDEO.kind, each.needed_then), default=None)
+
+
+class _Kept:
+    """Counts, over samples, the tokens that each pack length drops."""
+
+    def __init__(self, lens: Sequence[int]):
+        self._lens = lens
+        self._dropped = np.zeros(len(lens), np.int64)
+        self.tokens = self.changed = 0
+
+    def add(self, before: Ints, after: Ints) -> None:
+        self.changed += int(np.count_nonzero(before != after))
+        self.tokens += int(after.sum())
+        self._dropped += [int(after[after > most].sum()) for most in self._lens]
+
+    @property
+    def needed(self) -> int:
+        """Return the first length that drops next to nothing; else twice the longest."""
+        does = np.flatnonzero(self._dropped <= MOST_DROPPED * self.tokens)
+        return self._lens[int(does[0])] if len(does) else 2 * max(self._lens, default=0)

@@ -1,18 +1,28 @@
 """The page of a run: one file that says which length to take, whether anything is wrong, and what was lost and why."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from energon_pack.config import PackConfig, Stage
-from energon_pack.plan.report import RunFacts
-from energon_pack.report import charts, overview, particulars
-from energon_pack.report.figures import Figures
-from energon_pack.report.grid import PackGrid, grid_section
-from energon_pack.report.pages.html import Html, clipped, page, section, tag
-from energon_pack.report.remarks import remarks
+from energon_pack.config import PackConfig, Stage, plain
+from energon_pack.dataset.files import at
+from energon_pack.errors import amount
+from energon_pack.plan.report import Report, RunFacts
+from energon_pack.report import particulars
+from energon_pack.report.figures import WIDTH, Figures
+from energon_pack.report.pages.bars import histogram, short
+from energon_pack.report.pages.html import Html, clipped, page, section, table, tag
+from energon_pack.report.printed import besides, length_rows, media_rows
+from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.remarks import CHECKED, remarks
 from energon_pack.report.views.view import Medium
+from energon_pack.report.which_length import advice, recommended
 
-_TITLE = 120  # characters
+_TITLE, _NAME, _VALUE = 120, 120, 60  # characters
+_FOLDERS = 20  # rows
+_RANKS = {"min": "least", "p50": "median", "p90": "90 %", "p99": "99 %", "max": "most"}
+_SETTING = re.compile(r"\b(?:model|media|source|labels|packing|output|measure)\.[a-z_.]*[a-z_]\b(?![=…])")
 
 
 @dataclass(frozen=True)
@@ -28,18 +38,11 @@ class About:
     failed: str | None = None  # why nothing is published
 
 
-def run_page(
-    figures: Figures,
-    about: About,
-    looked_at: Sequence[Html] = (),
-    grid: PackGrid | None = None,
-    left_out: Sequence[Medium] = (),
-) -> str:
+def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), left_out: Sequence[Medium] = ()) -> str:
     """Build the page as one HTML document.
 
     Args:
         looked_at: sections that show a few packs.
-        grid: all packs as strips; None: nothing was planned.
         left_out: pictures of samples that the plan left out.
     """
     title = clipped(about.title, _TITLE)
@@ -48,30 +51,162 @@ def run_page(
     said = f"stage={about.config.stage.value}, model {model.name}, processor {about.processor}"
     why = "Nothing is published: " if about.config.stage is Stage.all else "stage=all would publish nothing: "
     failed = tag("p", tag("b", why, class_="bad"), f"{clipped(about.failed, 3 * _TITLE)}.") if about.failed else None
-    packs = section(
-        "What is in a pack, and which of its tokens are trained on?",
-        tag("div", *looked_at, class_="aside"),
-        says="A few packs. Pictures are as they are stored.",
-        name="a few packs",
-    )
-    strips = grid_section(grid, about.folder) if grid else None
+    says = "A few packs. Pictures are as they are stored."
     return page(
         f"{title} · energon_pack",
         tag("h1", title),
         tag("p", clipped(said, 3 * _TITLE), class_="faint"),
-        failed or overview.verdict(found, about.folder is not None),
-        overview.length(figures, found),
-        overview.cards(figures),
-        overview.to_look_at(found, about.config),
-        overview.in_and_out(figures),
-        charts.sample_lengths(figures),
-        charts.pack_lengths(figures),
-        charts.packs(figures),
-        charts.over_time(figures),
-        strips,
+        failed or _verdict(found, about.folder is not None),
+        _length(figures, found),
+        section("In and out", *_in_and_out(figures)),
+        _to_look_at(found, about.config),
+        section("Token lengths", *_sample_lengths(figures)),
+        section("Which length", *_pack_lengths(figures)),
+        section("Packs", *_packs(figures.report, figures.shapes)) if figures.report and figures.shapes else None,
         particulars.skipped(figures, about.ledger, left_out),
-        packs if looked_at else None,
+        section("A few packs", tag("div", *looked_at, class_="aside"), says=says) if looked_at else None,
         particulars.time(about.facts) if about.facts else None,
         particulars.settings(about.config, about.facts, about.processor, about.folder),
-        has_script=strips is not None,
     )
+
+
+def _verdict(found: Sequence[Remark], is_published: bool) -> Html:
+    """Say in one line whether anything is wrong."""
+    wrong = [remark for remark in found if remark.grade is Grade.wrong]
+    look = [remark for remark in found if remark.grade is Grade.look]
+    if wrong:
+        others = f", and {len(found) - 1} more to look at" if len(found) > 1 else ""
+        return tag("p", tag("b", "Something is wrong: ", class_="bad"), wrong[0].what, others, ".", class_="verdict")
+    if look:
+        return tag("p", tag("b", f"{amount(len(look), 'thing')} to look at: "), look[0].what, ".", class_="verdict")
+    fine = "nothing looks wrong" if found else "nothing stands out"
+    done = f"Packed, and {fine}." if is_published else f"{fine.capitalize()}."
+    return tag("p", tag("b", done, class_="good"), class_="verdict")
+
+
+def _length(figures: Figures, found: Sequence[Remark]) -> Html | None:
+    """Say in one line which length to take."""
+    said = advice(figures.tries.choices, figures.max_token_len)
+    first = "Mend that first, for lengths change with it. As it is: " if any(it.changes_lengths for it in found) else ""
+    return tag("p", f"{first}{said}; see ", tag("a", "which length", href="#which-length"), ".") if said else None
+
+
+def _to_look_at(found: Sequence[Remark], config: PackConfig) -> Html:
+    """List the remarks, each with the present values of the settings that it names; or the rules that were checked."""
+    values = plain(config)
+    made = [
+        tag(
+            "li",
+            tag("b", remark.grade.value, class_=f"grade {remark.grade.value}"),
+            tag(
+                "div",
+                tag("b", remark.what),
+                tag("p", f"{remark.why[0].upper()}{remark.why[1:]}."),
+                tag("p", "→ ", _with_values(remark.knob, values), class_="knob"),
+            ),
+        )
+        for remark in found
+    ]
+    nothing = tag("p", f"Nothing stands out. Looked at: {', '.join(CHECKED)}.")
+    return section("What to look at", tag("ul", *made, class_="remarks") if made else nothing)
+
+
+def _with_values(knob: str, values: Mapping[str, Any]) -> str:
+    """Return the names of settings with their present values."""
+
+    def told(match: re.Match[str]) -> str:
+        value = at(values, *match[0].split("."))
+        if isinstance(value, dict) or value is None:
+            return match[0]
+        return f"{match[0]} (now {clipped(str(value), _VALUE)})"
+
+    return _SETTING.sub(told, knob)
+
+
+def _in_and_out(figures: Figures) -> Iterator[Html]:
+    """Yield what became of the samples, by medium and by folder, and the lines that the terminal has as well."""
+    source, report = figures.source, figures.report
+    if report:
+        yield media_rows(report).to_html()
+        share = f"{report.num_supervised / max(1, report.tokens):.1%}"
+        lines = [f"{share} of the packed tokens are trained on", *besides(report)]
+        yield tag("ul", *(tag("li", clipped(line, 3 * _NAME)) for line in lines))
+    else:
+        rows = [(name, _n(of.samples), _n(of.measured), _n(of.tokens)) for name, of in source.by_medium.items()]
+        yield table(("medium", "samples", "measured", "tokens"), rows)
+    folders = figures.origins
+    if len(folders) > 1:
+        header = ("of the source", "samples", "bad data", "left out by settings", "tokens packed")
+        yield table(
+            header,
+            [
+                (clipped(of.name, _NAME), *map(_n, (of.samples, of.lost, of.left_out, of.tokens)))
+                for of in folders[:_FOLDERS]
+            ],
+        )
+        if len(folders) > _FOLDERS:
+            yield tag("p", f"and {len(folders) - _FOLDERS:,} that lost less", class_="faint")
+
+
+def _sample_lengths(figures: Figures) -> Iterator[Html]:
+    """Yield a histogram of the lengths of samples, and a row for each medium."""
+    source, most = figures.source, figures.max_token_len
+    if source.token_len is None:
+        yield tag("p", "No sample was measured.")
+        return
+    yield tag("p", "All samples that were measured, packed or not.", class_="says")
+    yield histogram(source.token_len, "tokens of a sample", "samples", (most, f"max_token_len {most:,}"))
+    header = ("medium", "measured", "shortest", "median", "90 %", "99 %", "longest", "tokens", "of them trained on")
+    rows = [
+        (
+            name,
+            _n(of.measured),
+            *(_n(of.token_len[rank]) for rank in _RANKS),
+            _n(of.tokens),
+            f"{of.num_supervised / max(1, of.tokens):.1%}",
+        )
+        for name, of in source.by_medium.items()
+        if of.measured
+    ]
+    yield table(header, rows)
+
+
+def _pack_lengths(figures: Figures) -> Iterator[Html]:
+    """Yield the share of tokens that other pack lengths would drop, and how full their packs would be."""
+    tries, own = figures.tries, figures.max_token_len
+    best = recommended(tries.choices)
+    if best is None:
+        yield tag("p", "There is nothing to pack.")
+        return
+    words = {own: "this run", best.choice.max_token_len: "recommended"}
+    if own == best.choice.max_token_len:
+        words = {own: "recommended, this run"}
+    yield length_rows(tries.choices, words).to_html()
+    whole = f"Planned with {tries.num_samples:,} samples" + (
+        f", a seeded draw of {tries.of:,}, and scaled" if tries.num_samples < tries.of else ""
+    )
+    yield tag("p", f"{whole}; samples that are too long are dropped (overlong=drop).", class_="faint")
+
+
+def _packs(report: Report, shapes: tuple[int, int]) -> Iterator[Html]:
+    """Yield what packs hold and cost, and how many shapes their batches have."""
+    columns = {"members": report.members_per_pack, "visual tokens": report.visual_tokens_per_pack}
+    rows = [(name, *(_n(values[rank]) for rank in _RANKS)) for name, values in columns.items() if values]
+    yield table(("of a pack", *_RANKS.values()), rows)
+    attention, flops = report.attention_cost, report.flops
+    even = f"{short(attention['mean'])} on average, {short(attention['max'])} at most" if attention else "0"
+    parts = {"weights of the language model": "weights", "its attention": "attention", "vision encoder": "vision"}
+    total = sum(flops[key] for key in parts.values())
+    shares = ", ".join(f"{name} {flops[key] / (total or 1.0):.1%}" for name, key in parts.items())
+    segments = report.members_per_pack.get("max", 0) + 1
+    padded = f"{_n(shapes[1])} with pad_to={WIDTH} and pad_segments={segments} in training"
+    lines = (
+        f"Σ len² of its members, the cost of attention: {even}",
+        f"one forward pass over all packs: {shares} (sizes of the model: {clipped(flops['source'], 200)})",
+        f"batches of one pack have {amount(shapes[0], 'shape')} in an epoch (width, number of members); {padded}",
+    )
+    yield tag("ul", *(tag("li", line) for line in lines))
+
+
+def _n(number: int) -> str:
+    return f"{number:,}" if number < 1e7 else short(number)

@@ -9,8 +9,8 @@ from energon_pack.config import ModelConfig, PackConfig, plain
 from energon_pack.errors import amount
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
+from energon_pack.report.pages.bars import short
 from energon_pack.report.pages.html import Html, clipped, details, join, section, table, tag
-from energon_pack.report.pages.svg import short
 from energon_pack.report.views.text import Pictures
 from energon_pack.report.views.view import Medium
 from energon_pack.run.user_cache import version_of
@@ -30,9 +30,9 @@ def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = (
         left_out: pictures of samples that the plan left out.
     """
     reasons, samples = figures.in_ledger, figures.source.samples
-    asks, name = "Which samples are in no pack, or not whole, and why?", "skipped samples"
+    title = "Skipped samples"
     if not reasons:
-        return section(asks, tag("p", "None."), name=name)
+        return section(title, tag("p", "None."))
     rows = [
         (reason, "choice of the settings" if Reason(reason).is_policy else "bad data", f"{number:,}",
          f"{number / max(1, samples):.2%}")
@@ -43,11 +43,11 @@ def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = (
         if entries := figures.examples.get(reason):
             made.append(details(f"{reason}: {len(entries)} of {reasons[reason]:,}", _examples(entries), is_open=True))
     if left_out:
-        title = tag("h3", "The longest with images or videos that the settings leave out")
-        made.append(join((title, Pictures(left_out).to_html())))
+        heading = tag("h3", "The longest with images or videos that the settings leave out")
+        made.append(join((heading, Pictures(left_out).to_html())))
     if ledger:
         made.append(tag("p", "All of them: ", tag("code", ledger), class_="faint"))
-    return section(asks, *made, name=name)
+    return section(title, *made)
 
 
 def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
@@ -71,7 +71,7 @@ def time(facts: RunFacts) -> Html:
         )
         for name, seconds in facts.seconds.items()
     ]
-    return section("Where did the time go?", table(header, rows), *_beside(facts), name="time")
+    return section("Time", table(header, rows), *_beside(facts))
 
 
 def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder:
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
     if facts:
         said += f"; fingerprint {facts.fingerprint}"
-    return section("How was it made, and how is it loaded?", *made, tag("p", said, class_="faint"), name="settings")
+    return section("Settings", *made, tag("p", said, class_="faint"))
 
 
 def _changed(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from energon_pack.errors import amount
 from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
 from energon_pack.report.figures import Figures
-from energon_pack.report.pages.svg import short
+from energon_pack.report.pages.bars import short
 from energon_pack.report.remark import Grade, Remark, part, percent
 from energon_pack.report.which_length import MOST_DROPPED, recommended
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
@@ -20,19 +20,18 @@ _WAITS = 1.05  # time of an epoch; without waiting it is 1
 _SHORT = 8  # times the longest sample: packs beyond it are called too long
 
 
-def smaller_media(figures: Figures) -> list[str]:
-    """Say how to make samples of the medium that loses most tokens shorter, with figures where they are known."""
-    medium = figures.loss.medium if figures.loss and figures.overlong[0] else ""
-    smaller = figures.smaller
-    if medium == VIDEO.kind:
-        return ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"]
-    if medium != IMAGE.kind:
-        return []
-    if smaller is None:
-        return ["smaller images (model.max_pixels)"]
-    share = smaller.dropped_tokens_share
-    dropped = f"at most {percent(share, 1)} of the tokens are dropped" if share else "no token is dropped"
-    return [f"model.max_pixels={smaller.max_pixels} (at most {smaller.tokens:,} tokens an image: {dropped})"]
+#: what makes media shorter, where no figures are known
+_SMALLER = {
+    IMAGE.kind: ["smaller images (model.max_pixels)"],
+    VIDEO.kind: ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"],
+}
+
+
+def media_first(figures: Figures) -> Iterator[Remark]:
+    """Tell that a few large media make packs long, whether anything is dropped or not."""
+    if first := figures.media_first:
+        why = "a longer pack costs memory and attention in every step, for these alone"
+        yield Remark(Grade.look, str(first), why, first.knob)
 
 
 def overlong(figures: Figures) -> Iterator[Remark]:
@@ -41,7 +40,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     if loss and num and dropped > MOST_DROPPED * tokens:
         what = f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped"
         best = recommended(figures.tries.choices)
-        knobs = smaller_media(figures)
+        knobs = [] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
         if best and best.choice.max_token_len > figures.max_token_len:
             still = best.choice.dropped_tokens_share
             left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""

@@ -9,8 +9,9 @@ from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.items import NOTES
 from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
-from energon_pack.report.pages.rows import Rows, print_table
-from energon_pack.run.console import console, say
+from energon_pack.report.pages.bars import barred
+from energon_pack.report.pages.rows import Cell, Rows, print_table
+from energon_pack.run.console import say
 from energon_pack.run.progress import Progress
 from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
@@ -22,15 +23,18 @@ _COUNTS = "samples_in", "samples_packed", "samples_skipped", "packs", "packs_low
 def print_plan(report: Report) -> None:
     """Print samples, packs and fill by media, what was skipped, and how long samples are."""
     print_table(media_rows(report))
-    out = console()
-    for line in (*_split_lines(report), *_source_lines(report), *_skipped_lines(report)):
-        out.print(line)
-    for line in part_lines(report):
+    for line in (*besides(report), *_skipped_lines(report), *_notes(report)):
         say(line)
-    for line in (*_notes(report), *_step_lines(report)):
-        out.print(line)
     if report.token_len:
-        out.print(f"tokens of a sample: {_spread(report.token_len)}")
+        say(f"tokens of a sample: {_spread(report.token_len)}")
+
+
+def besides(report: Report) -> Iterator[str]:
+    """Yield what a table of samples by medium does not say: splits, a mixture, parts of samples, steps."""
+    yield from _split_lines(report)
+    yield from _source_lines(report)
+    yield from part_lines(report)
+    yield from _step_lines(report)
 
 
 def media_rows(report: Report) -> Rows:
@@ -155,8 +159,8 @@ def _step_lines(report: Report) -> Iterator[str]:
     yield f"steps: trained tokens of a step are off the mean by up to {off}"
 
 
-def print_choices(choices: Choices) -> None:
-    """Print how long samples are, and what each pack length would drop and fill."""
+def print_choices(choices: Choices, advice: Sequence[str] = ()) -> None:
+    """Print how long samples are, what each pack length would drop and fill, and which to take."""
     counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
     say(f"{counts}; of a sample: {_spread(choices.token_len)}")
     for reason, number in choices.skipped_by_reason.items():
@@ -164,20 +168,29 @@ def print_choices(choices: Choices) -> None:
     print_table(length_rows(choices.lens))
     if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")
+    for line in advice:
+        say(line)
 
 
 def length_rows(choices: Sequence[Choice], marks: Mapping[int, str] | None = None) -> Rows:
     """Return what each pack length would drop, and how full its packs would be.
 
     Args:
-        marks: words behind some lengths, the recommended one last; None: no column for them.
+        marks: words beside some lengths, the recommended one last; None: no column for them.
     """
-    header = ("packing.max_token_len", "dropped", "of samples", "of tokens", "packs", "fill", *[""] * bool(marks))
-    rows = [
-        (f"{row.max_token_len:,}", f"{row.dropped:,}", f"{row.dropped_share:.2%}", f"{row.dropped_tokens_share:.2%}",
-         f"{row.packs:,}", f"{row.fill:.2%}", *([marks.get(row.max_token_len, "")] if marks else []))
+    header = ("packing.max_token_len", *[""] * bool(marks), "dropped", "of samples", "of tokens", "packs", "fill")
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            f"{row.max_token_len:,}",
+            *([marks.get(row.max_token_len, "")] if marks else []),
+            f"{row.dropped:,}",
+            f"{row.dropped_share:.2%}",
+            barred(f"{row.dropped_tokens_share:.2%}", row.dropped_tokens_share),
+            f"{row.packs:,}",
+            barred(f"{row.fill:.2%}", row.fill),
+        )
         for row in choices
-    ]  # fmt: skip
+    ]
     recommended = [*marks][-1] if marks else None
     strong = {number for number, row in enumerate(choices) if row.max_token_len == recommended}
     return Rows(header, rows, num_words=0, strong=strong)

@@ -27,6 +27,7 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "mixture": plan_rules.mixture,
     "fill": plan_rules.fill,
     "length of packs": plan_rules.length,
+    "few large media": plan_rules.media_first,
     "duplicates": data_rules.alike,
     "waiting": plan_rules.steps,
     "demo": data_rules.demo,

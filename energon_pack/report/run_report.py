@@ -15,19 +15,17 @@ from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.report import Report, RunFacts
 from energon_pack.report.figures import Figures, Tries, origins_of, planned_figures, source_figures
-from energon_pack.report.grid import PackGrid, grid_of
-from energon_pack.report.images import smaller_images
-from energon_pack.report.left_out import LeftOut, drawn, left_out_pictures
-from energon_pack.report.look import LookJob, look, packs_to_look_at
+from energon_pack.report.images import media_first
+from energon_pack.report.look import LeftOut, LookJob, drawn, left_out_pictures, look, packs_to_look_at
 from energon_pack.report.page import About, run_page
 from energon_pack.report.pages.html import Html
 from energon_pack.report.remark import Grade, Remark
 from energon_pack.report.remarks import remarks
 from energon_pack.report.views.view import Medium
-from energon_pack.report.which_length import job_of, num_tried, try_some
+from energon_pack.report.which_length import advice, job_of, num_tried, try_some
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
-from energon_pack.steps.cost import CostModel, most_positions
+from energon_pack.steps.cost import most_positions
 from energon_pack.templates.processor import folder_of, rules_of
 
 _EXAMPLES = 3  # examples of each reason
@@ -66,7 +64,6 @@ class RunReport:
             self._choices = run.executor.start(try_some, job)
         self._method = method
         self._packs: dict[int, str] = {}
-        self._grid: PackGrid | None = None
         self._left_out: list[LeftOut] = []
         self._of_plan: dict[str, Any] = {"origins": origins_of(lengths, None)}
 
@@ -74,12 +71,16 @@ class RunReport:
         """Add the results of pack lengths, for a run that ends with them: planned with all samples."""
         self._choices = choices
 
-    def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report, cost: CostModel) -> None:
+    def advice(self, choices: Sequence[Choice]) -> list[str]:
+        """Return which length to take, and which media to shrink first."""
+        first = media_first(self._lengths, self._rules, [choice.max_token_len for choice in choices])
+        return [line for line in (str(first or ""), advice(choices)) if line]
+
+    def add_plan(self, lengths: Lengths, plan: PackPlan, report: Report) -> None:
         """Add the plan, and what became of the samples."""
-        self._of_plan = planned_figures(lengths, plan, report, cost, self._config.packing)
+        self._of_plan = planned_figures(lengths, plan, report, self._config.packing)
         self._packs = packs_to_look_at(lengths.items, plan)
         self._left_out = left_out_pictures(lengths, plan)
-        self._grid = grid_of(lengths, plan, cost, self._config.packing.max_token_len)
 
     def write(
         self,
@@ -111,7 +112,7 @@ class RunReport:
             title = self._config.output.name or "run"
             about = About(self._config, title, self._processor, facts, folder, ledger_name, failed)
             packs = fitting(looked_at, _MOST_LOOKED_AT)
-            write_whole(path, run_page(figures, about, packs, self._grid, left_out).encode())
+            write_whole(path, run_page(figures, about, packs, left_out).encode())
             return Seen(figures.examples, self._wrong(figures, facts))
 
     def wrong(self) -> list[Remark]:
@@ -126,12 +127,13 @@ class RunReport:
     def _figures(self) -> Figures:
         most = self._config.packing.max_token_len
         source = source_figures(self._lengths, self._rules, most, self._repeated)
+        tries = self._what_lens_come_to(int(np.count_nonzero(self._lengths.items.lens)))
         return Figures(
             max_token_len=most,
             source=source,
-            tries=self._what_lens_come_to(int(np.count_nonzero(self._lengths.items.lens))),
+            tries=tries,
             demo=self._config.source.is_demo,
-            smaller=smaller_images(self._lengths, self._rules, most - self._config.packing.pad_to_multiple_of + 1),
+            media_first=media_first(self._lengths, self._rules, [choice.max_token_len for choice in tries.choices]),
             **self._of_plan,
         )
 

@@ -20,7 +20,7 @@ _NEAR = 1.01  # times the least cost of a token
 
 @dataclass(frozen=True)
 class Row:
-    """A job that succeeded. None in a field: the job's stage does not compute it."""
+    """A job that has figures. None in a field: the job's stage does not compute it."""
 
     number: int
     settings: dict[str, str]  # the settings that differ between the jobs
@@ -40,16 +40,17 @@ class Row:
     time: float | None = None  # of an epoch, relative to the shortest
     time_of_token: float | None = None  # time of a token in packs, relative to the shortest
     same_as: int | None = None  # number of an earlier job with the same figures
+    refused: str | None = None  # why nothing of it is published; None: it is
 
     @property
     def may_be_best(self) -> bool:
         """Say whether the job packed something, and dropped no more than it may."""
-        return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens
+        return self.packs > 0 and self.dropped_tokens_share <= self.max_dropped_tokens and self.refused is None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A job that ended with an error."""
+    """A job that ended with an error, and without figures."""
 
     number: int
     settings: dict[str, str]
@@ -66,9 +67,14 @@ class Sweep:
     failed: list[Failed]
 
     @property
+    def is_over_models(self) -> bool:
+        """Say whether the jobs have several models, whose tokens and times can't be compared."""
+        return not {"model", "model.name", "model.processor", "model.revision"}.isdisjoint(self.keys)
+
+    @property
     def best(self) -> Row | None:
-        """Return the best job by `BEST`; None: every job packed nothing, or dropped more than it may."""
-        rows = [row for row in self.rows if row.may_be_best]
+        """Return the best job by `BEST`; None: there are several models, or no job may be the best."""
+        rows = [row for row in self.rows if row.may_be_best and not self.is_over_models]
         keeping = [row for row in rows if row.dropped_tokens_share <= MOST_DROPPED]
         if not keeping:
             return min(rows, key=lambda row: row.dropped_tokens_share, default=None)
@@ -78,19 +84,11 @@ class Sweep:
     @property
     def why_no_best(self) -> str:
         """Return the sentence for a sweep without a best job."""
+        if self.is_over_models:
+            return "each model has tokens of its own, and the fewest are not the best"
         if not any(row.packs for row in self.rows):
             return "none packed anything"
         return "each drops more of the tokens than its packing.max_dropped_tokens"
-
-    def best_of(self) -> dict[str, int]:
-        """Return, by column, the number of the job that alone has the best value among the jobs that packed."""
-        rows = [row for row in self.rows if row.packs]
-        found: dict[str, int] = {}
-        for name, sign in (("dropped_tokens_share", 1), ("fill", -1), ("time_of_token", 1)):
-            values = sorted((sign * getattr(row, name), row.number) for row in rows if getattr(row, name) is not None)
-            if len(values) > 1 and values[0][0] < values[1][0]:
-                found[name] = values[0][1]
-        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of sweep.json."""
@@ -114,11 +112,12 @@ def sweep_of(folder: Path) -> Sweep:
     first: dict[str, int] = {}
     for job in jobs:
         settings = {key: job["settings"].get(key, "") for key in keys}
-        if job["error"] is None:
-            rows.append(_same(_row(job, settings), job["figures"], first))
+        if job.get("figures"):
+            rows.append(replace(_same(_row(job, settings), job["figures"], first), refused=job["error"]))
         else:
             failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
-    return Sweep(keys, _timed(rows), failed)
+    sweep = Sweep(keys, rows, failed)
+    return sweep if sweep.is_over_models else replace(sweep, rows=_timed(rows))
 
 
 def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:

@@ -97,7 +97,7 @@ class SweepJob:
     def figures_of(self, number: int) -> Mapping[str, Any]:
         """Return the figures of another job; empty: it has not ended yet, or it failed."""
         job: dict[str, Any] = json.loads(self._path.with_name(f"{number}.json").read_bytes())
-        return job.get("figures") or {}
+        return {} if job["error"] else job.get("figures") or {}
 
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
         """Record that the job succeeded.
@@ -109,10 +109,15 @@ class SweepJob:
         self._about["max_dropped_tokens"] = max_dropped_tokens
         self._leave()
 
-    def failed(self, error: PackError) -> None:
-        """Record that the job ended with an error; one that lost too many samples left a page nevertheless."""
-        page = error.page if isinstance(error, SamplesLost) else None
-        self._about |= {"error": str(error), "page": page and os.path.abspath(page)}
+    def failed(self, error: PackError, max_dropped_tokens: float = 0.0) -> None:
+        """Record that the job ended with an error; one that lost too many samples has a page and figures nevertheless.
+
+        Args:
+            max_dropped_tokens: `packing.max_dropped_tokens`.
+        """
+        page, figures = (error.page, error.figures) if isinstance(error, SamplesLost) else (None, None)
+        self._about |= {"error": str(error), "page": page and os.path.abspath(page), "figures": figures}
+        self._about["max_dropped_tokens"] = max_dropped_tokens
         self._leave()
 
     def _leave(self) -> None:

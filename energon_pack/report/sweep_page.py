@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 from energon_pack.errors import amount
+from energon_pack.report.pages.bars import barred, short
 from energon_pack.report.pages.html import Html, clipped, join, page, section, table, tag
 from energon_pack.report.pages.rows import Cell, Rows, print_table
-from energon_pack.report.pages.svg import curves, dots, short
-from energon_pack.report.sweep import BEST, Row, Sweep, sweep_of
+from energon_pack.report.sweep import BEST, Sweep, sweep_of
 from energon_pack.report.which_length import RULE
 from energon_pack.run.console import say
 from energon_pack.run.files import write_whole
@@ -56,8 +56,9 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
         folder: that the page will be in; links are relative to it.
     """
     best, names = sweep.best, _names(sweep.keys)
-    done, failed = len(sweep.rows), len(sweep.failed)
-    said = f"{amount(done, 'job')} done" + (f", {failed} failed" if failed else "")
+    num_refused = sum(row.refused is not None for row in sweep.rows)
+    others = {"refused": num_refused, "failed": len(sweep.failed)}
+    said = [f"{amount(len(sweep.rows) - num_refused, 'job')} done", *(f"{n} {what}" for what, n in others.items() if n)]
     verdict = tag("p", f"No job is the best: {sweep.why_no_best}.", class_="verdict")
     if best:
         named = (
@@ -67,47 +68,52 @@ def sweep_html(sweep: Sweep, folder: Path) -> str:
     return page(
         "Sweep · energon_pack",
         tag("h1", f"Sweep over {clipped(', '.join(names), 3 * _VALUE) or 'nothing'}"),
-        tag("p", said, class_="faint"),
+        tag("p", ", ".join(said), class_="faint"),
         verdict,
         _jobs(sweep, folder),
-        over_keys(sweep),
         _failures(sweep, folder) if sweep.failed else None,
     )
 
 
 def _jobs(sweep: Sweep, folder: Path) -> Html:
-    same = (
-        " = job 0: it came to the same figures as job 0." if any(row.same_as is not None for row in sweep.rows) else ""
-    )
-    notes = [tag("p", f"★ the best job; green: the best of a column, where one is alone.{same}", class_="faint")]
-    if any(row.flops for row in sweep.rows):
-        sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
-        notes.append(tag("p", f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}.", class_="faint"))
+    same = "= job 0: it came to the same figures as job 0. " * any(row.same_as is not None for row in sweep.rows)
+    grey = "Grey: it would not be published. " * any(row.refused for row in sweep.rows)
+    sources = sorted({row.cost_source for row in sweep.rows if row.cost_source})
+    if any(row.time for row in sweep.rows):
+        how = f"{_TIME} Counted by: {clipped('; '.join(sources), _ERROR)}."
+    elif not sources:
+        how = f"stage=lengths: each row has the length that is recommended: {RULE}."
     else:
-        notes.append(tag("p", f"stage=lengths: each row has the length that is recommended: {RULE}.", class_="faint"))
+        how = "No time: that would be the sizes of the models, not of the data."
     whole = _rows(sweep, folder).to_html() if sweep.rows else tag("p", "None.")
-    return section("What did each job come to?", whole, *notes, name="jobs")
+    return section(
+        "Jobs", whole, tag("p", f"Bars: the share of the most in a column. {same}{grey}{how}", class_="faint")
+    )
 
 
 def _rows(sweep: Sweep, folder: Path) -> Rows:
-    """Return a row for each job that succeeded; the best value of a column is green on a page."""
-    columns, best, of_column = _columns(sweep), sweep.best, sweep.best_of()
+    """Return a row for each job that has figures, with bars that show each column against the swept settings."""
+    columns, best = _columns(sweep), sweep.best
+    most = {field: max((getattr(row, field) or 0 for row in sweep.rows), default=0) or 1 for _, _, field in columns}
+    has_why = any(row.refused for row in sweep.rows)
     rows: list[list[str | Cell]] = []
     for row in sweep.rows:
         link, star = _link(str(row.number), row.page, folder), "★" * (row is best)
         cells: list[str | Cell] = [Cell(f"{row.number}{star}", join((link, star)))]
         cells += [clipped(row.settings[key], _VALUE) for key in sweep.keys]
+        cells += [clipped(row.cost_source or "", _VALUE)] * sweep.is_over_models
+        cells += [(row.refused or "").partition(",")[0]] * has_why
         if row.same_as is not None:
             rows.append([*cells, f"= job {row.same_as}", *[""] * (len(columns) - 1)])
             continue
         for _, told, field in columns:
-            value = getattr(row, field)
-            text = "" if value is None else told(value)  # None: the stage of a job does not compute it
-            is_best = of_column.get(field) == row.number
-            cells.append(Cell(text, tag("b", text, class_="good")) if is_best else text)
+            value = getattr(row, field)  # None: the stage of a job does not compute it
+            cells.append("" if value is None else barred(told(value), value / most[field]))
         rows.append(cells)
-    header = ["job", *_names(sweep.keys), *(name for name, _, _ in columns)]
-    return Rows(header, rows, 1 + len(sweep.keys), {number for number, row in enumerate(sweep.rows) if row is best})
+    words = ["job", *_names(sweep.keys), *["sizes"] * sweep.is_over_models, *["refused"] * has_why]
+    strong = {number for number, row in enumerate(sweep.rows) if row is best}
+    faint = {number for number, row in enumerate(sweep.rows) if row.refused}
+    return Rows([*words, *(name for name, _, _ in columns)], rows, len(words), strong, faint)
 
 
 def _names(keys: Sequence[str]) -> list[str]:
@@ -130,8 +136,7 @@ def _failures(sweep: Sweep, folder: Path) -> Html:
          clipped(job.error, _ERROR)]
         for job in sweep.failed
     ]  # fmt: skip
-    made = table(["job", *_names(sweep.keys), "why"], rows, 2 + len(sweep.keys))
-    return section("Which jobs came to nothing, and why?", made, name="failed")
+    return section("Failed", table(["job", *_names(sweep.keys), "why"], rows, 2 + len(sweep.keys)))
 
 
 def _link(text: str, target: str | None, folder: Path) -> Html | str:
@@ -146,61 +151,3 @@ def _print(sweep: Sweep, folder: Path) -> None:
         say(f"★: {BEST}" if sweep.best else f"no ★: {sweep.why_no_best}")
     for job in sweep.failed:
         say(f"job {job.number} failed: {job.error}")
-
-
-_MOST_CHARTS, _MOST_DOTS = 12, 60
-_NAME = 60  # characters
-_BOTH = "% filled, % of tokens dropped"
-
-
-def over_keys(sweep: Sweep) -> Html | None:
-    """Draw the results over the settings of a sweep; None: there are fewer than two jobs to compare."""
-    rows = [row for row in sweep.rows if row.packs]
-    if len(rows) < 2 or not sweep.keys:
-        return None
-    numbers = [key for key in sweep.keys if _is_number(rows, key)]
-    others = [key for key in sweep.keys if key not in numbers[:1]]
-    is_drawn_over = bool(numbers) and len(others) < 2
-    made = _curves(rows, numbers[0], others) if is_drawn_over else [_dots(rows, sweep.keys)]
-    title = f"What {'does' if len(sweep.keys) == 1 else 'do'} {' and '.join(sweep.keys)} change?"
-    return section(clipped(title, 3 * _NAME), *made, name="over the sweep")
-
-
-def _is_number(rows: Sequence[Row], key: str) -> bool:
-    try:
-        return len({float(row.settings[key]) for row in rows}) > 1
-    except ValueError:
-        return False
-
-
-def _curves(rows: Sequence[Row], key: str, others: Sequence[str]) -> list[Html]:
-    """Draw curves over a number: one chart for each value of the other setting, all with the same axes."""
-    if not others:
-        return [_curve(rows, key, is_half=False)]
-    (other,) = others
-    values = list(dict.fromkeys(row.settings[other] for row in rows))
-    charts = [
-        tag("div", tag("h3", clipped(f"{other}={value}", _NAME)), _curve(some, key, is_half=True))
-        for value in values[:_MOST_CHARTS]
-        if (some := [row for row in rows if row.settings[other] == value])
-    ]
-    more = len(values) - len(charts)
-    rest = [tag("p", f"and {more:,} more values of {other}", class_="faint")] * (more > 0)
-    return [tag("div", *charts, class_="pair"), *rest]
-
-
-def _curve(rows: Sequence[Row], key: str, is_half: bool) -> Html:
-    at = sorted(((float(row.settings[key]), row) for row in rows), key=lambda pair: pair[0])
-    drawn = {"fill": [(x, 100 * row.fill) for x, row in at],
-             "dropped": [(x, 100 * row.dropped_tokens_share) for x, row in at]}  # fmt: skip
-    return curves(drawn, key, _BOTH, is_log=at[0][0] > 0, most=100, is_half=is_half)
-
-
-def _dots(rows: Sequence[Row], keys: Sequence[str]) -> Html:
-    """Draw one line for each job: how full its packs are, and which share of the tokens is dropped."""
-    lines = [
-        (clipped(", ".join(row.settings[key] for key in keys), _NAME),
-         {"fill": 100 * row.fill, "dropped": 100 * row.dropped_tokens_share})
-        for row in rows[:_MOST_DOTS]
-    ]  # fmt: skip
-    return dots(lines, _BOTH, 100)

@@ -46,6 +46,26 @@ def recommended(choices: Sequence[Choice]) -> Recommended | None:
     return None
 
 
+def advice(choices: Sequence[Choice], own: int | None = None) -> str:
+    """Say in one sentence which length to take, and why; empty: there is nothing to pack.
+
+    Args:
+        own: the length that a run has; None: it chose none yet.
+    """
+    best, this = recommended(choices), next((choice for choice in choices if choice.max_token_len == own), None)
+    if best is None:
+        return ""
+    if this and does(this):
+        shorter = "" if this is best.choice else f"; {best.choice.max_token_len:,}, shorter, does as well"
+        return f"packing.max_token_len={own} is right: it {_comes_to(this)}{shorter}"
+    now = f" (this run: {own:,})" if own else ""
+    return f"packing.max_token_len={best.choice.max_token_len}{now} is {best.rule}: it {_comes_to(best.choice)}"
+
+
+def _comes_to(choice: Choice) -> str:
+    return f"drops {choice.dropped_tokens_share:.2%} of the tokens and fills {choice.fill:.2%} of its packs"
+
+
 def does(choice: Choice) -> bool:
     """Say whether a length drops little and fills its packs."""
     return choice.dropped_tokens_share <= MOST_DROPPED and fills(choice)

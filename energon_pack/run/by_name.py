@@ -12,11 +12,7 @@ def load_named(setting: str, name: str) -> Any:
     """Import the object that a setting names: from an installed package, or from a file in the current folder.
 
     Args:
-        setting: its key, for the error message.
         name: `module:attribute`.
-
-    Raises:
-        PackError: there is no such module or attribute, or importing it fails.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
@@ -34,10 +30,6 @@ def entry_point(group: str, setting: str, name: str) -> Any:
 
     Args:
         group: `sources` for the entry points of `energon_pack.sources`.
-        setting: the key with this name, for the error message.
-
-    Raises:
-        PackError: importing it fails.
     """
     from importlib.metadata import entry_points  # imported only for names that are not ours: it looks at every package
 

@@ -51,14 +51,7 @@ def parser(
     examples: Sequence[str] = (),
     codes: Mapping[int, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Make the parser of a tool, whose `--help` is a page.
-
-    Args:
-        takes: its arguments, as the usage line shows them.
-        description: one sentence.
-        examples: arguments behind its name, in commands that work.
-        codes: exit codes for which this tool says more than `EXIT_CODES`.
-    """
+    """Make the parser of a tool, whose `--help` is a page."""
     program = _typed(name)
     lines = ["examples:", *(f"  {program} {example}" for example in examples), ""] if examples else []
     own = {code: what for code, what in EXIT_CODES.items() if code != SamplesLost.exit_code} | dict(codes or {})

@@ -1,14 +1,51 @@
-"""The objects that every stage of a run gets."""
+"""The objects that every stage of a run gets, and a cache on an object store, mirrored in a folder of this machine.
+
+A file's name is the hash of its bytes, so files with one name are equal, and nothing is overwritten.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from energon_pack.run import stores
 from energon_pack.run.executors import Executor
-from energon_pack.run.files import naming_place
+from energon_pack.run.files import naming_place, write_whole
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores.mirror import Mirror
+
+#: The folders of a cache that are worth keeping for other machines.
+_KEPT = ("index", "lengths")
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The cache at an address, mirrored in a folder."""
+
+    address: str
+    folder: Path
+    _there: set[str] = field(default_factory=set)  # names of files that the store has
+    _fetched: set[str] = field(default_factory=set)  # names of folders
+
+    def fetch(self, *names: str) -> None:
+        """Fetch the store's files of one folder of the cache, once."""
+        name = "/".join(names)
+        if names[:1] and names[0] in _KEPT and name not in self._fetched:
+            self._fetched.add(name)
+            for address in stores.entries(f"{self.address}/{name}"):
+                file = address[len(self.address) + 1 :]
+                self._there.add(file)
+                if not (self.folder / file).exists():
+                    (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(self.folder / file, stores.read_whole(address), sync=False)
+
+    def put_new(self) -> None:
+        """Upload the new files of the folders that were fetched."""
+        for name in sorted(self._fetched):
+            for path in sorted((self.folder / name).rglob("*.parquet")):
+                file = path.relative_to(self.folder).as_posix()
+                if file not in self._there:
+                    stores.put_file(f"{self.address}/{file}", path)
+                    self._there.add(file)
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,7 @@ def write_whole(path: Path, data: bytes, sync: bool = True) -> None:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a folder, unless it is there and whole; if one of its files was cut or lost, make it again.
-
-    Args:
-        make: fills the folder that it gets.
-    """
+    """Make a folder, unless it is there and whole; if one of its files was cut or lost, make it again."""
     if is_as_made(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +102,7 @@ def sync_file_system(path: Path) -> None:
 
 @contextmanager
 def naming_place(knob: str, folder: Path) -> Iterator[None]:
-    """Name the place and its setting when a disk is full: the system's error names no file.
-
-    Raises:
-        PackError: instead of an `OSError` of a full disk.
-    """
+    """Name the place and its setting when a disk is full: the system's error names no file."""
     try:
         yield
     except OSError as error:
@@ -128,9 +120,6 @@ def one_of_machine(folder: Path) -> Iterator[None]:
 
     The lock is a file on the machine's own disk, because a shared file system may have no locks. It is freed when its
     process ends, however that happens, so nobody waits for ever. A process that comes alone, before the others, passes.
-
-    Raises:
-        PackError: as `own_temporary`.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     lock = os.open(own_temporary("locks") / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _OWN_FILE)
@@ -143,11 +132,7 @@ def one_of_machine(folder: Path) -> Iterator[None]:
 
 
 def own_temporary(name: str) -> Path:
-    """Return a folder for files of all this user's processes on this machine; no other user can list or write it.
-
-    Raises:
-        PackError: another user made it first: `TMPDIR` may be open to all.
-    """
+    """Return a folder for files of all this user's processes on this machine; no other user can list or write it."""
     above = Path(tempfile.gettempdir()) / f"energon_pack-{os.getuid()}"
     above.mkdir(_OWN_FOLDER, exist_ok=True)
     status = above.lstat()

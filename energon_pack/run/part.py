@@ -51,11 +51,7 @@ class Spans:
         return np.flatnonzero(self._part_of(self._ends - self._sizes // 2 - 1, part) == part.number).tolist()
 
     def rows(self, part: Part, number: int, num_rows: int) -> Ints:
-        """Return which rows of a thing are in a part, if all its rows have one size: each row is in exactly one part.
-
-        Args:
-            number: of the thing.
-        """
+        """Return which rows of a thing are in a part, if all its rows have one size; each is in exactly one part."""
         size = int(self._sizes[number])
         places = self._ends[number] - size + (2 * np.arange(num_rows) + 1) * size // (2 * max(1, num_rows))
         return np.flatnonzero(self._part_of(places, part) == part.number)

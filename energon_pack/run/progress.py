@@ -165,7 +165,6 @@ class Progress:
 
         Args:
             cost: of all units, in proportion to their time; None: each takes as long.
-            begun: returns the cost of work that is done and not reported yet; called whenever the terminal is drawn.
         """
         if total == 0:
             yield _nothing

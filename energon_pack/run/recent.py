@@ -11,7 +11,6 @@ class Recent(Generic[K, V]):
     """A mapping that forgets what was not used for the longest time.
 
     Args:
-        most: the size of all values together; the last one stays whatever its size.
         size_of: a value; None: each counts one.
         close: is called with a value that is forgotten.
     """

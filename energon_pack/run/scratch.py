@@ -52,11 +52,7 @@ class Scratch:
 
 
 class Column:
-    """An array that is filled block by block.
-
-    Args:
-        folder: as in `Scratch`.
-    """
+    """An array that is filled block by block."""
 
     def __init__(self, dtype: npt.DTypeLike, folder: Path | None):
         self._dtype = np.dtype(dtype)

@@ -15,9 +15,6 @@ _STEP, _MIX_1, _MIX_2, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049B
 def random_keys(num: int, seed: int, stream: int = 0, first: int = 0) -> npt.NDArray[np.uint64]:
     """Return uint64[num] that look random and depend only on `seed` and `stream`, not on the machine or on NumPy.
 
-    Args:
-        first: how many numbers of the same sequence come before.
-
     Source: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
     z = np.arange(first + 1, first + num + 1, dtype=np.uint64)

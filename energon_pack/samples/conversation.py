@@ -38,9 +38,6 @@ class Placed(NamedTuple):
 
         Args:
             arrays: the contents of the files of `position_names`; None for an image without; empty if none is named.
-
-        Raises:
-            Skip: `bad_message`.
         """
         fields = self.record.fields
         if has_lists(fields.get("media_settings")):
@@ -48,14 +45,7 @@ class Placed(NamedTuple):
         return time_marks(fields.get("fps"), fields.get("timestamp_decimal"), arrays or [None] * self.num_images)
 
     def timed(self, arrays: Sequence[Any]) -> list[Message]:
-        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`.
-
-        Args:
-            arrays: as of `marks`.
-
-        Raises:
-            Skip: `bad_message`, `placeholder_mismatch`.
-        """
+        """Return the messages as a template renders them: `<0.5 seconds>` before each image if the sample has `fps`."""
         return stamped(self.messages, self.marks(arrays))
 
 

@@ -10,6 +10,7 @@ A part is a range of its turns. `Cut.form` says what else is done to it:
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow as pa
 from energon_pack.samples.media.kinds import BY_LETTER
 from energon_pack.samples.placeholders import media_alone, split_content, with_media_first, without_images
 from energon_pack.samples.sample import Message
-from energon_pack.samples.weights import untrained
+from energon_pack.samples.weights import turn_weight, untrained
 
 #: The part of a sample that was cut.
 PART_OF = re.compile(r"[1-9]\d{0,6}of[1-9]\d{0,6}")
@@ -131,11 +132,7 @@ def num_media_before(messages: Sequence[Message], kinds: Sequence[str]) -> list[
 
 
 def messages_of(messages: Sequence[Message], cut: Cut) -> list[Message]:
-    """Return the messages of a part: the system turn, if there is one, and a range of the others.
-
-    Args:
-        messages: those of the whole sample.
-    """
+    """Return the messages of a part: the system turn, if there is one, and a range of the others."""
     if cut.first_image and cut.window_text is not None:
         messages = without_images(messages, cut.all_kinds, cut.first_image, cut.window_text)
     if cut.trained_turn:
@@ -164,11 +161,7 @@ def first_question(messages: Sequence[Message]) -> int | None:
 
 
 def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
-    """Return which of the sample's media are in a part, in the order of their placeholders there.
-
-    Args:
-        messages: those of the whole sample.
-    """
+    """Return which of the sample's media are in a part, in the order of their placeholders there."""
     before = num_media_before(messages, cut.all_kinds)
     has_system, asked = messages[0]["role"] == "system", _media_turn(messages, cut)
     media = [*range(before[has_system])]
@@ -180,11 +173,7 @@ def media_of_part(messages: Sequence[Message], cut: Cut) -> list[int]:
 
 
 def of_kind(cut: Cut, media: Sequence[int], letter: str) -> list[int]:
-    """Return for each image of some of a sample's media, or for each video, its number among all of that kind.
-
-    Args:
-        letter: of a kind (`kinds.Medium.letter`).
-    """
+    """Return for each image of some of a sample's media, or for each video, its number among all of that kind."""
     return [cut.kinds[:number].count(letter) for number in media if cut.kinds[number] == letter]
 
 
@@ -192,10 +181,6 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     """Return the other fields of a part: `video_frames`, `patch_positions` and `media_settings` list only its media.
 
     What its form asks of a template is among its options.
-
-    Args:
-        fields: those of the whole sample.
-        media: as `media_of_part` returned them.
     """
     own = dict(fields)
     if isinstance(frames := fields.get("video_frames"), list):
@@ -211,3 +196,52 @@ def fields_of_part(fields: Mapping[str, Any], cut: Cut, media: Sequence[int]) ->
     if cut.form == "tokens":
         own["token_range"] = [cut.first_token, cut.end_token]
     return own
+
+
+def turns_of(
+    messages: Sequence[Message], kinds: Sequence[str], only_last: bool, window: int | None, window_text: str
+) -> list[Cut]:
+    """Return a part for each trained answer: all up to it; empty: the conversation stays whole.
+
+    A trained turn that is no answer is trained in the part of the next one.
+
+    Args:
+        only_last: `labels.train_on=last`: of the answers, only the last is trained, and those whose keys say so.
+        window: images that a part keeps, the last ones; None: all.
+        window_text: in place of the others.
+    """
+    answers = _answers(messages)
+    if len(answers) < 2:
+        return []
+    chosen = {answers[-1]} if only_last else {*answers}
+    trained = [i for i, message in enumerate(messages) if turn_weight(message, i in chosen)]
+    ends = [i + 1 for i in trained if i in answers or i == trained[-1]]
+    before, letters = num_media_before(messages, kinds), "".join(kind[0] for kind in kinds)
+    parts = []
+    for number, (last, end) in enumerate(pairwise([0, *ends]), 1):
+        images = letters[: before[end]].count("i")
+        old = max(0, images - window) if window is not None else 0
+        text = window_text if old else None
+        parts.append(Cut(f"{number}of{len(ends)}", 0, end, None, letters, "turns", last, old, text))
+    is_whole = len(parts) == 1 and parts[0].end_turn == len(messages) and not parts[0].first_image
+    return [] if is_whole else parts
+
+
+def pairs_of(messages: Sequence[Message], kinds: Sequence[str]) -> list[Cut]:
+    """Return a part for each question with its answer, with the media of the user's first turn.
+
+    Empty: the conversation stays whole, as it has one question, or its first one has no media.
+    """
+    first, edges, before = first_question(messages), exchanges(messages), num_media_before(messages, kinds)
+    if first is None or before[first] == before[first + 1]:
+        return []
+    edges = [edges[0], *(edge for edge in edges[1:] if edge > first)]  # answers before the first question join its pair
+    pairs = [*pairwise(edges)]
+    if len(pairs) < 2:
+        return []
+    letters = "".join(kind[0] for kind in kinds)
+    return [Cut(f"{number}of{len(pairs)}", *pair, None, letters, "pairs") for number, pair in enumerate(pairs, 1)]
+
+
+def _answers(messages: Sequence[Message]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]

@@ -9,20 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.media.medium_settings import FRAMES, RATE_KEYS
+from energon_pack.samples.media.medium import FRAMES, RATE_KEYS
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 
 
 def frame_parts(names: Sequence[Any], said: Mapping[str, Any]) -> list[Message]:
-    """Make the content parts of a video whose frames are files with these names.
-
-    Args:
-        said: the settings of the video.
-
-    Raises:
-        Skip: `missing_media` for an entry that is no name.
-    """
+    """Make the content parts of a video whose frames are files with these names."""
     if not names or not all(isinstance(name, str) for name in names):
         raise Skip(Reason.MISSING_MEDIA, f"a video lists something that is no frame: {str(list(names))[:80]}")
     first, *others = ({"type": IMAGE.kind, "name": name} for name in names)

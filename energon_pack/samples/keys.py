@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
 from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
-from energon_pack.samples.media.medium_settings import RATE_KEYS, SETTING_KEYS
+from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -161,14 +161,10 @@ def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[
     A key of media in a part that is a text is unknown, too.
 
     Args:
-        value: the sample's JSON as its author wrote it.
         conversation: the keys that hold turns; a value that is no list of turns has none.
 
     Returns:
         The values of each.
-
-    Raises:
-        Skip: a key that means something in another tool.
     """
     unknown: dict[str, list[Any]] = {}
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
@@ -15,9 +15,6 @@ def media_parts(record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
 
     A listed name is a part (`0.jpg`), a whole member name (`00012.0.jpg`), or the extension of the only part that
     has it (`jpg`).
-
-    Raises:
-        Skip: `missing_media`; `unsupported_media` for an address.
     """
     chosen = listed_parts(record.listed_media, key, parts) if record.listed_media is not None else None
     if chosen is None:

@@ -28,11 +28,7 @@ Step = Callable[[dict[str, Any]], Any]
 
 
 def with_hash(name: str) -> str:
-    """Return the name of a function with the hash of its file: `module:function#hash`.
-
-    Raises:
-        PackError: there is no such function, or the name already has the hash of another version.
-    """
+    """Return the name of a function with the hash of its file: `module:function#hash`."""
     step = name.partition(_MARK)[0]
     named = f"{step}{_MARK}{_load(step)[1]}"
     if _MARK in name and name != named:
@@ -44,10 +40,6 @@ def mapped(value: Any, settings: ReadSettings) -> Any:
     """Return a sample's JSON after the function that the settings name; the same JSON if they name none.
 
     A list at the root is passed to the function as an object with the one key `messages`.
-
-    Raises:
-        Skip: `left_out_by_map`, `map_error`, and those of `parse_json` for the value that the function returned.
-        PackError: there is no such function, or its file is another version.
     """
     if settings.map is None:
         return value

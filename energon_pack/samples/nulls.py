@@ -31,9 +31,6 @@ def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> d
 
     Args:
         setting: what becomes of them; None: those of a table go.
-
-    Raises:
-        Skip: `invalid_json`: it is nested too deeply.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
     if not lists or setting is Nulls.keep:
@@ -87,11 +84,7 @@ def _holds_strange_null(value: Any) -> bool:
 
 
 def _are_uniform(value: Any, place: str, keys: dict[str, tuple[str, ...]]) -> bool:
-    """Say whether objects in the same place have the same keys in the same order.
-
-    Args:
-        keys: the keys that were seen, by place; it is filled.
-    """
+    """Say whether objects in the same place have the same keys in the same order."""
     if isinstance(value, list):
         return all(_are_uniform(item, f"{place}/*", keys) for item in value)
     if not isinstance(value, dict):

@@ -7,7 +7,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.media.medium_settings import SHARED_KEYS
+from energon_pack.samples.media.medium import SHARED_KEYS
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import sample_weight
@@ -25,14 +25,7 @@ def option_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_of(fields: Mapping[str, Any]) -> SampleOptions:
-    """Read the options of a sample.
-
-    Args:
-        fields: the fields of the sample beside its messages.
-
-    Raises:
-        Skip: `bad_message` for a value of another form.
-    """
+    """Read the options of a sample."""
     if _NAMES.isdisjoint(fields) or not (own := option_fields(fields)):
         return NO_OPTIONS
     variables, media = own.get("chat_template_kwargs", {}), own.get("media_settings", [])

@@ -34,7 +34,6 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     """Match the placeholders of a conversation with its media.
 
     Args:
-        messages: as in `Record.messages`.
         kinds: of each medium, in the order the sample lists them.
 
     Returns:
@@ -44,9 +43,6 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
     A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
     those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
     videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
-
-    Raises:
-        Skip: `placeholder_mismatch`.
     """
     messages = [_without_names(message) for message in messages]
     if not kinds:
@@ -69,12 +65,7 @@ def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list
 
 
 def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Return the settings in content parts for their media, in the order of the placeholders; empty: none.
-
-    Args:
-        messages: as in `Record.messages`.
-        kinds: as in `place_media`.
-    """
+    """Return the settings in content parts for their media, in the order of the placeholders; empty: none."""
     if not any("settings" in part for m in messages if isinstance(m["content"], list) for part in m["content"]):
         return []
     found = [(m["role"], said) for m in messages for said in _settings(m, kinds)]
@@ -87,7 +78,6 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
     """Turn stored messages into messages for a chat template: each placeholder becomes a separate content part.
 
     Args:
-        messages: as `place_media` returned them.
         kinds: kinds of the media in the order of their placeholders.
     """
     if not kinds:
@@ -105,12 +95,7 @@ def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Mes
 
 
 def without_images(messages: Sequence[Message], kinds: Sequence[str], number: int, text: str) -> list[Message]:
-    """Put a text in place of the first images of a conversation.
-
-    Args:
-        messages, kinds: as of `split_content`.
-        number: of these images.
-    """
+    """Put a text in place of the first images of a conversation."""
     is_literal = sum(len(_placeholders(message, kinds)) for message in messages) != len(kinds)
     result = []
     for message in messages:
@@ -172,9 +157,6 @@ def kind_of_parts(conversations: Iterable[Any]) -> str | None:
     """Tell which media the content parts of conversations stand for; None: all are text.
 
     Unlike `<image>` in a text, a part for a medium is never plain text.
-
-    Args:
-        conversations: lists of valid messages; any other value counts as without parts.
     """
     contents = [
         content

@@ -20,15 +20,7 @@ PREFERENCE_KEYS = frozenset(("chosen", "rejected", *_REJECTED, *LABELS))
 
 
 def preferred(value: Mapping[str, Any], keys: Sequence[str], take: Take | None) -> dict[str, Any]:
-    """Keep only the good conversation of a sample.
-
-    Args:
-        keys: the keys that may hold messages.
-
-    Raises:
-        Skip: `preference_data` if `take` is None, `not_chosen` for an answer labelled false, `bad_message` for a good
-            answer whose prompt can't be found.
-    """
+    """Keep only the good conversation of a sample."""
     key = next((key for key in keys if value.get(key)), keys[0])
     has_pair = value.get("chosen") is not None and value.get("rejected") is not None
     rejected = sorted(name for name in _REJECTED if value.get(name))

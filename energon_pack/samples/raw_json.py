@@ -15,9 +15,6 @@ def load_json(raw: bytes) -> Any:
     """Parse one sample's JSON (UTF-8, or UTF-16/32 by its first bytes).
 
     NaN and infinite numbers become null: Python writes them, but a strict reader would refuse the sample's whole pack.
-
-    Raises:
-        Skip: `invalid_json`; also for half a surrogate pair, which no tokenizer can encode.
     """
     try:
         return parse_json(raw.decode(json.detect_encoding(raw)))

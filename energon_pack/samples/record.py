@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.samples.dialects.fields import question_and_answer
 from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turns_of_pair
-from energon_pack.samples.dialects.pictures import name_in
+from energon_pack.samples.dialects.pictures import name_in, with_marks_replaced
 from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.dialects.table import turns_of
+from energon_pack.samples.dialects.table import question_and_answer, turns_of
 from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
 from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import hint, unknown_keys
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO
-from energon_pack.samples.media.medium_settings import SETTING_KEYS
+from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
+from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
 from energon_pack.samples.placeholders import flat_content, kind_of_parts
 from energon_pack.samples.preference import PREFERENCE_KEYS, preferred
@@ -37,7 +35,6 @@ from energon_pack.samples.tool_calls import (
     turns_of_parts,
     with_tool_calls,
 )
-from energon_pack.samples.unrendered import with_marks_replaced
 
 _ROLES = {
     **{role: role for role in ("system", "developer", "user", "assistant", "tool", DOCUMENT)},
@@ -137,7 +134,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
 
     if settings.frames is Frames.images:
         messages = without_lists(messages)
-    messages = with_marks_replaced(messages, value, settings.boxes, lists_media)
+    messages = with_marks_replaced(messages, value, lists_media)
     if isinstance(names := value.get("patch_positions"), list):
         value = {**value, "patch_positions": list(_flatten(names))}
     used |= {key for key in _MEDIA_KEYS if _is_listing(value.get(key))} | {*_KIND_KEYS, "tools", "functions"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 
 Message = dict[str, Any]
 #: the keys under which a message may have its reasoning, the standard one first

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 
 
 class SampleType(str, Enum):
@@ -49,13 +49,6 @@ class UnreadMedia(str, Enum):
     """The treatment of media that a sample holds under a key that is not read."""
 
     ignore = "ignore"
-
-
-class Boxes(str, Enum):
-    """The text that stands for a box of ms-swift's field `objects`."""
-
-    qwen = "qwen"
-    internvl = "internvl"
 
 
 class Nulls(str, Enum):
@@ -129,8 +122,6 @@ class ReadSettings:
     media: UnreadMedia | None = None
     #: module:function of the user that changes each record before it is read, or leaves it out; None: no change
     map: str | None = None
-    #: the text for boxes in `objects`: qwen: Qwen2-VL's and Qwen3-VL's · internvl; None: such a sample is left out
-    boxes: Boxes | None = None
     #: whether the sound of videos is heard, too, where a sample does not say; None: it is not
     use_audio_in_video: bool | None = None
     #: nulls in calls and tools of JSON: drop or keep them; None: those go that a table's rows put in (`samples.nulls`)
@@ -156,7 +147,7 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in _LATER or not _is_unset(value)}
 
 
-_LATER = ("map", "media", "boxes", "nulls", "use_audio_in_video", "columns", "roles", "classes")
+_LATER = ("map", "media", "nulls", "use_audio_in_video", "columns", "roles")
 
 
 def _is_unset(value: Any) -> bool:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.samples.media.kinds import IMAGE, kind_by_name
 from energon_pack.samples.sample import MESSAGE_KEYS, media_type
 
 _TIMES = ("patch_positions", "fps", "timestamp_decimal")

@@ -19,11 +19,7 @@ _MOST_DECIMALS = 9
 
 
 def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
-    """Return the name of each image's .npy, "" for an image without; empty if the sample names none.
-
-    Raises:
-        Skip: `bad_message` if there are more or fewer names than images.
-    """
+    """Return the name of each image's .npy, "" for an image without; empty if the sample names none."""
     listed = fields.get("patch_positions") or []
     names = [name or "" for name in (listed if isinstance(listed, list) else [listed])]
     if any(not isinstance(name, str) for name in names) or (any(names) and len(names) != num_images):
@@ -34,11 +30,7 @@ def position_names(fields: Mapping[str, Any], num_images: int) -> list[str]:
 
 
 def load_positions(raw: bytes, name: str) -> Any:
-    """Load the array of a .npy: t, h and w of each patch.
-
-    Raises:
-        Skip: `unreadable_media`.
-    """
+    """Load the array of a .npy: t, h and w of each patch."""
     if not raw.startswith(np.lib.format.MAGIC_PREFIX):  # numpy would show the bytes that are there
         raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no .npy")
     try:
@@ -55,9 +47,6 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
 
     Args:
         positions: the array of each image; None: the time index is 0.
-
-    Raises:
-        Skip: `bad_message` for an invalid `fps` or number of decimals.
     """
     fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
     if fps is None or not positions:
@@ -72,14 +61,7 @@ def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
 
 
 def stamped(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Write the time of each image before it, and a newline after it.
-
-    Args:
-        messages: as `place_media` returned them.
-
-    Raises:
-        Skip: `placeholder_mismatch` if an image stands outside of the user's turns.
-    """
+    """Write the time of each image before it, and a newline after it."""
     if not marks:
         return list(messages)
     waiting = list(reversed(marks))

@@ -26,11 +26,7 @@ _TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def call_turn(turn: Message, index: int) -> Message:
-    """Read a turn whose content is calls: the JSON of one or a list, after a thought; or tagged calls beside a text.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Read a turn whose content is calls: the JSON of one or a list, after a thought; or tagged calls beside a text."""
     if turn.get("tool_calls"):
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in its content and beside it")
     text, calls = _calls_in(turn["content"], index)
@@ -38,11 +34,7 @@ def call_turn(turn: Message, index: int) -> Message:
 
 
 def with_tool_calls(turn: Message, index: int) -> Message:
-    """Read an assistant's turn whose calls are OpenAI's old `function_call`, or a JSON string of a list of calls.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Read an assistant's turn whose calls are OpenAI's old `function_call`, or a JSON string of a list of calls."""
     calls = turn.get("tool_calls")
     if calls and turn.get("function_call") is not None:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has calls both in tool_calls and in function_call")
@@ -61,11 +53,7 @@ def with_tool_calls(turn: Message, index: int) -> Message:
 
 
 def turns_of_parts(turn: Message, index: int) -> list[Message]:
-    """Read a turn whose content parts hold calls, thoughts or results; results become turns before the rest of it.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Read a turn whose content parts hold calls, thoughts or results; results become turns before the rest of it."""
     calls: list[Message] = []
     results: list[Message] = []
     rest: list[Any] = []
@@ -103,9 +91,6 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
     """Join a turn of calls with the turn before it; None: it stays a separate turn.
 
     Consecutive calls are one turn. In ms-swift's spelling, so are a text and the calls that follow it.
-
-    Args:
-        spelled: the role of the turn of calls in the source.
     """
     if before is None or before["role"] != "assistant" or spelled not in CALL_ROLES:
         return None
@@ -121,11 +106,7 @@ def joined(before: Message | None, turn: Message, spelled: Any) -> Message | Non
 
 
 def as_text(message: Message, index: int) -> Message:
-    """Replace the calls of a turn by their JSON at the end of its text.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Replace the calls of a turn by their JSON at the end of its text."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -142,11 +123,7 @@ def as_text(message: Message, index: int) -> Message:
 
 
 def tools_of(value: Any) -> list[Any] | None:
-    """Read tool schemas for the chat template from a list or its JSON; a bare function is wrapped as OpenAI's are.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Read tool schemas for the chat template from a list or its JSON; a bare function is wrapped as OpenAI's are."""
     if isinstance(value, str) and value.strip():
         try:
             value = parse_json(value)

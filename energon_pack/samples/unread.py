@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.keys import hint, is_known, is_of_media, meant
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.media.kinds import KINDS
+from energon_pack.samples.media.kinds import KINDS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -41,16 +40,7 @@ def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False) -> None:
-    """Leave out a sample with a medium that nothing reads.
-
-    Args:
-        read: names of the media that are read.
-        has_media: whether there are some.
-        is_tar: whether media are parts of a tar.
-
-    Raises:
-        Skip: `media_unread`.
-    """
+    """Leave out a sample with a medium that nothing reads."""
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
     for field in _fields(record, has_media):
@@ -63,12 +53,7 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
 
 
 def unread(what: str, kind: str, meant: str, reads: str) -> Skip:
-    """Make the reason for leaving out a sample with a medium that nothing reads.
-
-    Args:
-        meant: the key that may be meant, as `keys.hint` says it.
-        reads: says which setting reads it.
-    """
+    """Make the reason for leaving out a sample with a medium that nothing reads."""
     ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
     skip = Skip(Reason.MEDIA_UNREAD, f"{what} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
     skip.media_type = kind

@@ -33,14 +33,8 @@ TURN_WEIGHT_KEYS = _FACTORS | _SWITCHES | _MASKS
 def turn_weight(message: Message, chosen: bool) -> float:
     """Return how much a turn counts.
 
-    Args:
-        chosen: whether `labels.train_on` trains this turn.
-
     Returns:
         The weight; 0: the turn is not trained. The values of several keys are multiplied.
-
-    Raises:
-        Skip: `bad_message` for an invalid value: below 0, or no number.
     """
     is_answer = message["role"] in ("assistant", DOCUMENT)
     weight, overrides = 1.0, False
@@ -71,21 +65,13 @@ def untrained(message: Message) -> Message:
 
 
 def sample_weight(fields: Mapping[str, Any]) -> float:
-    """Return the factor of a whole sample, its field `weight`; 1 without one.
-
-    Raises:
-        Skip: `bad_message`, as in `turn_weight`.
-    """
+    """Return the factor of a whole sample, its field `weight`; 1 without one."""
     value = fields.get("weight")
     return 1.0 if value is None else number(value, "the sample's weight")
 
 
 def number(value: Any, name: str) -> float:
-    """Check that a value is a number of at least 0, and return it.
-
-    Raises:
-        Skip: `bad_message`: it is not, or it is more than `_MOST`.
-    """
+    """Check that a value is a number of at least 0, and return it."""
     if not isinstance(value, (bool, int, float)) or value < 0:
         raise Skip(Reason.BAD_MESSAGE, f"{name} is {value!r}, no number of at least 0")
     if not value <= _MOST:

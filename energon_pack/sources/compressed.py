@@ -83,14 +83,7 @@ def plain_name(path: str) -> str:
 
 
 def plain_copies(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return the uncompressed copy of each compressed file, and make the copies that are missing.
-
-    Args:
-        folder: the folder of all copies.
-
-    Raises:
-        PackError: a file is damaged.
-    """
+    """Return the uncompressed copy of each compressed file, and make the copies that are missing."""
     if paths:
         say(f"packed from copies in {folder}: {amount(len(paths), 'compressed file')}")
     with ThreadPoolExecutor(count_cores()) as pool:  # decompressing lets other threads go on

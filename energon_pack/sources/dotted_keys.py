@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -51,12 +51,7 @@ class DottedFile(NamedTuple):
 
 
 def refusal(path: str, name: str, number: int) -> str:
-    """Say why a tar is refused.
-
-    Args:
-        name: the name of a file in it that is a separate sample.
-        number: the number of such files.
-    """
+    """Say why a tar is refused."""
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
     if _SIDES.search(name):
         return (
@@ -86,8 +81,6 @@ class DottedKeys:
         """Check a sample.
 
         Args:
-            record: its JSON or text, wherever it is in the shard.
-            parts: its other parts.
             may_lack_record: its tar is damaged, and its record may be lost: then a single part proves nothing.
         """
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]

@@ -19,7 +19,7 @@ from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import NotPlain, yaml_value
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole
@@ -61,9 +61,6 @@ class FieldMap:
 
         Args:
             raw: the bytes of the part; for two texts, their JSON.
-
-        Raises:
-            Skip: `invalid_json`; `bad_message`: a field is missing.
         """
         if part in SIDES:
             return load_json(raw)
@@ -90,11 +87,7 @@ def _first(value: Any, name: str, ways: Sequence[_Way]) -> Any:
 
 
 def read_field_map(folder: str) -> FieldMap | None:
-    """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar.
-
-    Raises:
-        PackError: its dataset.yaml can't be read.
-    """
+    """Read the field map of a prepared folder; None: it has none, and samples are read as in any tar."""
     path = os.path.join(folder, META_FOLDER, "dataset.yaml")
     try:
         value = yaml_value(read_whole(path) or b"", _Plain)

@@ -12,12 +12,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error, plain_copies, plain_name
-from energon_pack.sources.other_formats import PARQUET
+from energon_pack.sources.file_kinds import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
-from energon_pack.sources.storage import State, absolute, expand, walk
+from energon_pack.sources.storage import absolute, expand, walk
+
+#: caches of `datasets`, and the plan of a packed dataset
+_NO_SAMPLES = re.compile(r"(?:^|/)(cache-|pack_plan\.)[^/]*$")
+_NAMED = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
+_ALIKE = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+
 
 LINES = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
@@ -32,10 +38,6 @@ class Leaf(NamedTuple):
     kind: type[Shard]
     #: the fields of its class
     fields: Mapping[str, Any]
-    #: its size and version; None: they are looked up
-    state: State | None = None
-    #: the path that it is named after; None: its own
-    called: str | None = None
 
 
 class Form(ABC):
@@ -50,22 +52,10 @@ class Form(ABC):
 
     @abstractmethod
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
-        """Yield the files of an entry of `source.path` that are read.
-
-        Args:
-            folders: the folders that the entry stands for.
-            files: those that it names, and those in the folders.
-
-        Raises:
-            PackError: there are none, or they can't be read as the settings say.
-        """
+        """Yield the files of an entry of `source.path` that are read."""
 
     def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
-        """Return the files of all entries with what only the files themselves tell.
-
-        Raises:
-            PackError: the entries are not what the settings ask for.
-        """
+        """Return the files of all entries with what only the files themselves tell."""
         return shards
 
 
@@ -73,11 +63,7 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
     """Find the files of one form.
 
     Args:
-        path: folders (searched recursively), files and globs.
         copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-
-    Raises:
-        PackError: as `Form.leaves`; a file is compressed.
     """
     roots, folders = list[str](), list[str]()
     found = dict[str, Leaf]()  # by real path
@@ -92,11 +78,11 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
     if compressed and copies is None:
         raise compressed_error(compressed[0], len(compressed))
     plain = plain_copies(compressed, copies) if copies else {}
-    called = [leaf.called or (plain_name(leaf.path) if leaf.path in plain else leaf.path) for leaf in leaves]
+    called = [plain_name(leaf.path) if leaf.path in plain else leaf.path for leaf in leaves]
     if twice := [file for file, times in Counter(called).items() if times > 1]:
         raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
     shards = [
-        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields, leaf.state)
+        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields)
         for name, leaf in zip(names_of(roots, called), leaves, strict=True)
     ]
     local = on_this_machine(folders)
@@ -163,3 +149,35 @@ def _above(path: str, folders: Collection[str]) -> str | None:
             return above
         path = above
     return None
+
+
+def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
+    """Return the files of a split that hold samples.
+
+    Args:
+        split: its name; None: there is only one.
+    """
+    found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
+    counts = Counter(found.values())
+    seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
+    if split is None:
+        if len(counts) > 1:
+            raise PackError(
+                f"source.path={folder}: {seen}; source.split=train takes one split, a list of globs several"
+            )
+        return list(found)
+    taken = [file for file, name in found.items() if name == _ALIKE.get(split, split)]
+    if found and not taken:
+        raise PackError(f"source.split={split}: {folder} has {seen}")
+    return taken
+
+
+def with_samples(files: Sequence[str]) -> list[str]:
+    """Leave out the files that libraries write beside tables of samples."""
+    return [file for file in files if not _NO_SAMPLES.search(file)]
+
+
+def split_of(name: str) -> str | None:
+    """Return the last split that a path below its folder names; None: it names none."""
+    named = _NAMED.findall(name)
+    return _ALIKE.get(named[-1], named[-1]) if named else None

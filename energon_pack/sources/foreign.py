@@ -123,10 +123,5 @@ FORMS: tuple[PackForm, ...] = (
 
 
 def foreign_form(value: Any, parts: Sequence[str]) -> PackForm | None:
-    """Find the form of a pack that another tool wrote; None: it is no such pack.
-
-    Args:
-        value: the JSON of a sample of a tar.
-        parts: the names of its other parts.
-    """
+    """Find the form of a pack that another tool wrote; None: it is no such pack."""
     return next((form for form in FORMS if isinstance(value, dict) and form.is_it(value, parts)), None)

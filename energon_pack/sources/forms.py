@@ -6,40 +6,40 @@
 A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one of them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import islice
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point
+from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import LINES, Form, find_files
-from energon_pack.sources.find_tars import TARS, Tars
-from energon_pack.sources.folder_shard import MEDIA, Folders
-from energon_pack.sources.jsonl.find import BINARY_TABLES, LineFiles, TableFiles, of_samples, stem
+from energon_pack.sources.field_map import read_field_map
+from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
+from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.jsonl.meta import meta_entries
-from energon_pack.sources.lmdb_shard import LmdbShard
 from energon_pack.sources.metadataset import metadataset_entries
 from energon_pack.sources.mixture import Entry, Mixture, checked, entries_by_name, mixture_entries, object_in
 from energon_pack.sources.own import Own, own_settings
+from energon_pack.sources.packs import with_members
+from energon_pack.sources.prepared import Selection
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.shard import JsonlShard, Source
-from energon_pack.sources.splits import with_samples
-from energon_pack.sources.storage import expand, walk
+from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.storage import expand, real_path, walk
 from energon_pack.sources.table_shard import TableShard
+
+_MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
+TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
 def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -> Source:
     """Find the files of a source, in the form that the settings name, or that their names show.
 
     Args:
-        path: as `source.path`.
         copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-
-    Raises:
-        PackError: as `find_files`, and for an entry with files of two forms.
     """
     if entries := _read_entries(settings, path):
         return _mixed(settings, entries, copies)
@@ -53,8 +53,6 @@ def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -
         stems |= looked.stems
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
-    if settings.classes is not None and Format.folder not in of_forms:
-        raise PackError(f"source.classes={settings.classes.value}: {path} has samples of another form")
     forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
     return _together([find_files(form, named, copies) for form, named in zip(forms, of_forms.values(), strict=True)])
 
@@ -65,17 +63,10 @@ def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Fo
     Args:
         stems: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
             for.
-
-    Raises:
-        PackError: there is no such format, or the format of an installed package does not read lines.
     """
     match settings.format:
         case Format.wds:
             return Tars(settings)
-        case Format.folder:
-            return Folders(settings)
-        case Format.lmdb:
-            return LineFiles(settings, LmdbShard, stems)
         case Format.table:
             return TableFiles(settings, TableShard, stems)
         case Format.jsonl:
@@ -153,11 +144,7 @@ class Looked(NamedTuple):
 
 
 def look(entry: str) -> Looked:
-    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines.
-
-    Raises:
-        PackError: there are no files; or a JSONL file has the name of a tar beside it: its lines may be about the tar.
-    """
+    """Return the forms of the files that an entry of `source.path` stands for; a file with an unknown name is lines."""
     _, folders, files = expand(entry)
     forms, stems = set(map(_form_of_file, files)), set[str]()
     for folder in folders:
@@ -170,16 +157,17 @@ def look(entry: str) -> Looked:
                 " source=jsonl the lines, a list of globs in source.path both"
             )
         tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
-        if tars or lines:  # if there are other samples, a CSV may be anything
-            tables = list(filter(BINARY_TABLES.search, tables))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms:  # for *.json, finding lines gives advice
-        others = ((Format.lmdb, LmdbShard.names), (Format.folder, MEDIA), (Format.jsonl, LINES))
-        there = (form for form, names in others if any(walk(folder, names) for folder in folders))
-        forms |= {*islice(there, 1)}
+    if not forms and any(walk(folder, LINES) for folder in folders):  # for *.json, finding lines gives advice
+        forms = {Format.jsonl}
+    if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
+        raise PackError(
+            f"source.path={entry}: media as {media}, and nothing that says what to train: a metadata.jsonl beside them"
+            ' does, with lines as {"file_name": "a.jpg", "text": …}'
+        )
     if not forms:
-        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet, *.arrow, *.csv, *.tsv or media there")
+        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there")
     return Looked([form for form in Format if form in forms], stems)
 
 
@@ -192,9 +180,55 @@ def format_of(source: Source) -> Format:
 def _form_of_file(file: str) -> Format:
     if TARS.search(file):
         return Format.wds
-    kinds = (TableShard, LmdbShard)
-    return next((kind.format for kind in kinds if kind.names.search(file)), Format.jsonl)
+    if file.lower().endswith((".csv", ".tsv")):
+        raise PackError(
+            f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
+        )
+    return Format.table if TableShard.names.search(file) else Format.jsonl
 
 
 def _stem(file: str) -> str:
     return stem(TARS.sub("", file))
+
+
+class Tars(Form):
+    """Tars of samples, or of packs, whose members then are the samples."""
+
+    def __init__(self, settings: SourceConfig):
+        self._settings, self._selection = settings, Selection(settings.split)
+        self._seen = set[str]()
+        self._field_map = cache(read_field_map)
+
+    def in_folder(self, folder: str) -> list[str]:
+        return walk(folder, TARS)
+
+    def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
+        if not files:
+            has_lines = any(walk(folder, LINES) for folder in folders)
+            other = "; source=jsonl reads JSONL" if has_lines else but_parquet(folders)
+            raise PackError(f"source.path={entry}: no *.tar there{other}")
+        if lines := next(filter(LINES.search, files), None):
+            raise PackError(f"source.path={entry}: {lines} is no tar; source=jsonl reads JSONL")
+        for tar, real in zip(files, map(real_path, files), strict=True):
+            if real not in self._seen:
+                self._seen.add(real)
+                left_out = self._selection.left_out(tar)
+                self.num_left_out += left_out.num_samples
+                if left_out.keys is not None:
+                    folder = self._selection.prepared_folder(tar)
+                    field_map = self._field_map(folder) if folder else None
+                    yield Leaf(tar, real, TarShard, {"field_map": field_map, "excluded": left_out.keys})
+        for folder in folders:
+            self._selection.check_complete(folder, files)
+
+    def finished(self, path: Sequence[str], shards: list[Shard]) -> list[Shard]:
+        if not shards:
+            named, split = ", ".join(path), self._settings.split
+            raise PackError(f"source.path={named}: every tar is left out by source.split={split} or by an exclude")
+        shards = with_members(shards)
+        if self._settings.map is not None or self._settings.renames or self._settings.messages_key:
+            return [replace(shard, field_map=None) for shard in shards if isinstance(shard, TarShard)]
+        maps = (shard.field_map for shard in shards if isinstance(shard, TarShard))
+        if why := next((each.refusal for each in maps if each is not None and each.refusal), None):
+            raise PackError(why)
+        return shards

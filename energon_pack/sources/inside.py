@@ -1,16 +1,29 @@
 """Open media inside other files, each read whole: `path.lmdb::key`, `path.zip::name`, `path.parquet::row/column`."""
 
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from energon_pack.errors import one_line
 from energon_pack.run.address import is_address
+from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.plain_data import json_value
-from energon_pack.sources.jsonl.lmdb_file import open_value
+from energon_pack.run.recent import Recent
+from energon_pack.samples.bytes import as_file
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.sources.file_kinds import TABLES
 from energon_pack.sources.named_bytes import bytes_at
-from energon_pack.sources.storage import File, InMemory, open_file
-from energon_pack.sources.table_names import TABLES
-from energon_pack.sources.zip_file import open_member
+from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
+_LARGEST = 4 << 30  # bytes of a member of an archive
+#: how much memory one may take: bytes, and times what it takes in the archive
+_BESIDE, _MOST_TIMES = 512 << 20, 16
+_MOST_OPEN = 64
+#: path of an LMDB or an archive → its version, and the open LMDB or archive
+_containers: Recent[str, tuple[str, Any]] = Recent(32, close=lambda opened: opened[1].close())
 _SEPARATOR = "::"
 _LINES = (".jsonl", ".json")
 _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
@@ -37,7 +50,6 @@ def open_inside(file: str, key: str) -> File:
 
     Raises:
         FileNotFoundError, KeyError: nothing is there.
-        Skip: `unreadable_media`, `unsupported_media`.
     """
     if file.lower().endswith(TABLES):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
@@ -62,3 +74,124 @@ def _open_base64(path: str, key: str) -> InMemory:
 def _item(line: Any, value: Any, step: str) -> Any:
     value = line if value is None else value
     return value[int(step) if isinstance(value, list) else step]
+
+
+def open_member(archive: str, name: str) -> InMemory:
+    """Open a member of an archive; its version is the version of the archive.
+
+    Raises:
+        FileNotFoundError: there is no such archive.
+        KeyError: there is no such member.
+    """
+    state = state_of(archive)
+    if state is None:
+        raise FileNotFoundError(archive)
+    try:
+        opened = _opened(archive, state.version, lambda: zipfile.ZipFile(as_file(open_file(archive))))
+        info = opened.getinfo(name)
+        if info.file_size > _LARGEST:
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} has {info.file_size:,} bytes in the archive")
+        with bounded(_BESIDE + info.compress_size * _MOST_TIMES):
+            return InMemory(opened.read(info), state.version)
+    except (Unbounded, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} of the zip archive: {one_line(error)}") from None
+
+
+def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
+    """Return an open LMDB or archive, opened anew after it was written to: a process may not open one twice."""
+    was, container = _containers.get(path) or ("", None)
+    if was != version:
+        _containers.drop(path)
+        container = open_it()
+        _containers.put(path, (version, container))
+    return container
+
+
+def open_value(database: str, key: str) -> InMemory:
+    """Return the value of a key; its version is the version of the LMDB.
+
+    Raises:
+        FileNotFoundError: there is no such LMDB.
+        KeyError: there is no such key.
+    """
+    file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
+    state = state_of(file)
+    if state is None:
+        raise FileNotFoundError(file)
+    environment = _opened(database, state.version, partial(_environment, database, state.size))
+    import lmdb  # it is installed: it has opened the LMDB
+
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key.encode())
+            if value is None:
+                raise KeyError(key)
+            return InMemory(bytes(value), state.version)
+    except lmdb.Error as error:  # a damaged page, or a key that no LMDB can have
+        raise Skip(Reason.UNREADABLE_MEDIA, f"the LMDB's {key!r}: {error}") from None
+
+
+def _environment(database: str, num_bytes: int) -> Any:
+    """Open an LMDB of this size; raises Skip as `open_value`."""
+    name = os.path.basename(database)
+    try:
+        import lmdb
+    except ImportError:
+        raise Skip(Reason.UNSUPPORTED_MEDIA, "images of an LMDB need lmdb: pip install 'energon-pack[lmdb]'") from None
+    try:
+        environment = lmdb.open(database, subdir=os.path.isdir(database), readonly=True, lock=False, readahead=False)
+    except lmdb.Error as error:
+        what = str(error).removeprefix(f"{database}: ")  # the ledger names no machine's folder
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is no LMDB: {what}") from None
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if num_bytes < needed:  # reading a page that is not there would end the process
+        environment.close()
+        what = f"its pages need {needed:,} bytes, it has {num_bytes:,}; mdb_copy -c writes one anew that is whole"
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r} is cut short: {what}")
+    return environment
+
+
+def open_medium(path: str) -> File:
+    """Open a file for reading, or a medium inside a file; raises like `open_file` and `open_inside`."""
+    file, key = split_name(path)
+    return open_file(path) if key is None else open_inside(file, key)
+
+
+def _none_open() -> Recent[str, File]:
+    return Recent(_MOST_OPEN, close=lambda file: file.close())
+
+
+class OpenFiles:
+    """Open files by their paths, the least recently used closed first. Each process opens its own."""
+
+    def __init__(self) -> None:
+        self._open = _none_open()
+        self._ahead: list[File] = []  # files with ranges that were read ahead
+        self._process = os.getpid()
+
+    def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
+        """Return the file of a path; open it if it is not open.
+
+        Args:
+            opened: opens it; None: `open_medium` does.
+        """
+        if self._process != os.getpid():  # open files belong to the process that this one was forked from
+            self._open, self._process = _none_open(), os.getpid()
+        return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))
+
+    def read_ahead(self, wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
+        """Do `storage.read_ahead`, and drop everything that was read ahead before: only one batch is kept."""
+        before, self._ahead = self._ahead, [file for file, _ in wanted]
+        read_ahead([*((file, ()) for file in before if file not in self._ahead), *wanted])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __reduce__(self) -> Any:
+        return OpenFiles, ()
+
+    def __enter__(self) -> "OpenFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()

@@ -36,9 +36,6 @@ def metadataset_entries(path: str, value: Mapping[str, Any], split: str | None) 
 
     Args:
         split: the split whose entries are taken; None: train.
-
-    Raises:
-        PackError: it has no such split, or asks for something that a mixture can't do.
     """
     return with_own_names(list(_entries(path, value, split or "train", 0))) if _is_metadataset(value) else None
 

@@ -65,11 +65,7 @@ def object_in(path: str) -> dict[str, Any] | None:
 
 
 def mixture_entries(path: str, value: Mapping[str, Any]) -> list[Entry] | None:
-    """Read the entries of a mixture; None: the value is no mixture.
-
-    Raises:
-        PackError: an entry makes no sense.
-    """
+    """Read the entries of a mixture; None: the value is no mixture."""
     if "mixture" not in value:
         return None
     listed = value["mixture"]
@@ -95,9 +91,6 @@ def checked(path: str, entries: list[Entry]) -> list[Entry]:
 
     Args:
         path: the name of the mixture in errors.
-
-    Raises:
-        PackError: two entries contradict each other.
     """
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")

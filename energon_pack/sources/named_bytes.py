@@ -49,13 +49,10 @@ def bytes_at(
     """Return the medium that a way leads to.
 
     Args:
-        way: the last part of its name.
         item: returns the item of a value for a step; None is the value at the start.
-        plain: turns the last value into a Python value.
 
     Raises:
         KeyError: there is nothing, or no medium.
-        Skip: `unreadable_media`: the value is no base64.
     """
     value: Any = None
     try:

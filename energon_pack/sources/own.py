@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 
 _NAMES = {"columns": Columns, "roles": Roles}
-_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "boxes", "nulls")
+_TEXTS = ("messages_key", "sample_type", "caption_prompt", "take", "tools", "frames", "nulls")
 _PIXELS = ("min_pixels", "max_pixels")
 _HEARD = "use_audio_in_video"
 _OPTIONS = ("labels", "chat_template_kwargs", _HEARD, *_PIXELS)
@@ -64,15 +64,7 @@ def _merged(given: Mapping[str, Any], said: Any) -> Any:
 
 
 def own_settings(where: str, item: Mapping[str, Any], run: ReadSettings) -> Own:
-    """Read the settings of an entry.
-
-    Args:
-        where: names the entry in errors.
-        run: the run's settings for reading.
-
-    Raises:
-        PackError: a value that makes no sense.
-    """
+    """Read the settings of an entry."""
     texts = {key: item[key] for key in _TEXTS if item.get(key) is not None}
     if wrong := next((key for key, value in texts.items() if not isinstance(value, str)), None):
         raise PackError(f"{where}: {wrong} is {texts[wrong]!r}, no text")

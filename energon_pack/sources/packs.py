@@ -93,14 +93,7 @@ class PackShard(TarShard):
 
 @lru_cache(8)
 def _samples(raw: bytes, form: str) -> list[tuple[bytes, list[str]]]:
-    """Return the JSON of each member of a pack as a sample of a source, and the names of its media and arrays.
-
-    Args:
-        raw: the JSON of the pack.
-
-    Raises:
-        Skip: `invalid_json`, `not_an_object`; `bad_message` for a field that is missing, or of another type.
-    """
+    """Return the JSON of each member of a pack as a sample of a source, and the names of its media and arrays."""
     value, packs = load_json(raw), _form(form)
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON of the pack is a {type(value).__name__}, not an object")
@@ -143,10 +136,6 @@ def with_members(tars: Sequence[Shard]) -> list[Shard]:
     """Return tars of which those of packs have their members as samples.
 
     The first samples of a folder tell whether its tars hold packs.
-
-    Raises:
-        PackError: packs of this package whose members can't be told: their media lie in another source, they hold no
-            messages, another version packed them, or their folder lacks energon_pack.json.
     """
     folders: dict[str, list[str]] = {}
     for tar in tars:

@@ -124,10 +124,7 @@ def content_of(
     """Find the best way to read a page.
 
     Args:
-        of: path and version of the file.
         codec: the compression; None: it is not compressed.
-        offset, packed_size: the place of the page in the file.
-        size: the size of the page after decompression.
     """
     if codec is None:
         return Plain(offset, size)

@@ -7,7 +7,11 @@ C. The layout is Parquet's own (apache/parquet-format: parquet.thrift).
 from typing import Any, NamedTuple
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.thrift import read_struct
+
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
+_INTEGERS, _LISTS = (4, 5, 6), (9, 10)
+_SIZES = {_BYTE: 1, _DOUBLE: 8}
+
 
 _TAIL = 8  # the size of the footer, and the magic bytes
 
@@ -44,3 +48,63 @@ def _chunk(about: dict[int, Any]) -> Chunk:
     if not all(isinstance(value, int) and value >= 0 for value in (chunk.codec, *chunk[2:6], chunk[6] or 0)):
         raise ValueError("its footer has a number below zero")
     return chunk
+
+
+def read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """Return the fields of a struct by their numbers, and where it ends.
+
+    Raises:
+        IndexError, ValueError: there is no struct.
+    """
+    fields: dict[int, Any] = {}
+    number = 0
+    while data[at]:
+        delta, kind = data[at] >> 4, data[at] & 15
+        at += 1
+        if delta:
+            number += delta
+        else:
+            value, at = varint(data, at)
+            number = _signed(value)
+        fields[number], at = (kind == _TRUE, at) if kind in (_TRUE, _FALSE) else _value(data, at, kind)
+    return fields, at + 1
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _signed(value: int) -> int:
+    return (value >> 1) ^ -(value & 1)
+
+
+def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in _INTEGERS:
+        value, at = varint(data, at)
+        return _signed(value), at
+    if kind == _BINARY:
+        size, at = varint(data, at)
+        return None, at + size
+    if kind == _STRUCT:
+        return read_struct(data, at)
+    if kind in _LISTS:
+        size, inner = data[at] >> 4, data[at] & 15
+        at += 1
+        if size == 15:
+            size, at = varint(data, at)
+        values: list[Any] = []
+        for _ in range(size):
+            item, at = (None, at + 1) if inner in (_TRUE, _FALSE) else _value(data, at, inner)
+            values.append(item)
+        return values, at
+    if kind not in _SIZES:
+        raise ValueError(f"a field of type {kind}")
+    return None, at + _SIZES[kind]

@@ -12,8 +12,7 @@ import numpy as np
 
 from energon_pack.samples.bytes import Bytes
 from energon_pack.sources.page_content import Content, Snappy, content_of
-from energon_pack.sources.parquet_footer import Chunk
-from energon_pack.sources.thrift import read_struct, varint
+from energon_pack.sources.parquet_footer import Chunk, read_struct, varint
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd"}  # CompressionCodec → pyarrow's name
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # PageType
@@ -75,11 +74,6 @@ def is_read_by_pages(chunk: Chunk) -> bool:
 
 def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
     """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
-
-    Args:
-        of: path and version of the file.
-        chunk: the chunk from the footer.
-        leaf: pyarrow's ColumnSchema.
 
     Raises:
         ArrowException, OSError, ValueError, LookupError, TypeError: it is damaged.
@@ -172,12 +166,7 @@ def _levels(data: bytes, most: int, number: int) -> np.ndarray:
 
 
 def _hybrid(data: bytes, width: int, number: int) -> np.ndarray:
-    """Decode runs of one value, and groups of eight packed values.
-
-    Args:
-        width: bits of a value.
-        number: number of values.
-    """
+    """Decode runs of one value, and groups of eight packed values."""
     runs: list[np.ndarray] = []
     at = have = 0
     while have < number and width:

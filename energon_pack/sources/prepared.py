@@ -50,11 +50,7 @@ class Selection:
         self._prepared: dict[str, Prepared | None] = {}
 
     def left_out(self, tar: str) -> LeftOut:
-        """Return the part of a tar that is left out.
-
-        Raises:
-            PackError: a split is asked for, and there is no such split.
-        """
+        """Return the part of a tar that is left out."""
         tar = absolute(tar)
         prepared = self._of_folder(folder_of(tar))
         if prepared is None:
@@ -73,11 +69,7 @@ class Selection:
         return None if prepared is None else prepared.folder
 
     def check_complete(self, folder: str, tars: Iterable[str]) -> None:
-        """Check that these tars are all shards of the split, if Energon has prepared their folder.
-
-        Raises:
-            PackError: a shard is missing.
-        """
+        """Check that these tars are all shards of the split, if Energon has prepared their folder."""
         prepared = self._of_folder(absolute(folder))
         if prepared is None or prepared.folder != absolute(folder):
             return
@@ -95,14 +87,7 @@ class Selection:
 
 
 def read_prepared(folder: str, split: str | None, knob: str = "source.split") -> Prepared | None:
-    """Read what the splits of a folder select; None: Energon has not prepared it.
-
-    Args:
-        knob: the setting that chose the split, for errors.
-
-    Raises:
-        PackError: it has no split of that name, or can't be read.
-    """
+    """Read what the splits of a folder select; None: Energon has not prepared it."""
     splits = _load(folder, ("split.yaml", "split.json"))
     if splits is None:
         return None

@@ -11,8 +11,7 @@ from energon_pack.samples.record import Record
 from energon_pack.samples.sample import AnyPart, Part
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.blockwise import most_ahead
-from energon_pack.sources.inside import split_name
-from energon_pack.sources.open_files import OpenFiles, open_medium
+from energon_pack.sources.inside import OpenFiles, open_medium, split_name
 from energon_pack.sources.referenced import ends_of
 from energon_pack.sources.rows import MeasuredRow, SampleRow
 from energon_pack.sources.shard import Shard

@@ -13,8 +13,7 @@ from energon_pack.run.address import is_address
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.references import Reference
 from energon_pack.samples.skip import Skip
-from energon_pack.sources.inside import joined_name
-from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.inside import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in
 from energon_pack.sources.tar import BLOCK, member_of
 
@@ -63,22 +62,14 @@ def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
 
 
 class SourceMedia:
-    """The media of a source.
-
-    Args:
-        root: where the source lies now.
-    """
+    """The media of a source."""
 
     def __init__(self, root: str):
         self._root = root
         self._files = OpenFiles()
 
     def read(self, references: Sequence[Reference]) -> list[bytes]:
-        """Return the bytes of media.
-
-        Raises:
-            PackError: a medium can't be read, or has changed since packing.
-        """
+        """Return the bytes of media."""
         found: list[bytes] = []
         for first in range(0, len(references), AT_ONCE):
             some = references[first : first + AT_ONCE]
@@ -90,7 +81,6 @@ class SourceMedia:
         """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
 
         Args:
-            references: at most `AT_ONCE`.
             whole: read media completely; else only their ends.
         """
         wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
@@ -132,11 +122,7 @@ class SourceMedia:
         return joined_name(path, str(where[0])) if where else path, 0, 0
 
     def _check(self, reference: Reference, ends: Ends, size: int) -> None:
-        """Raise PackError if the medium has changed.
-
-        Args:
-            size: its size now.
-        """
+        """Raise PackError if the medium has changed."""
         member = member_of(ends.header) if ends.header else ("", size)
         is_it = member is not None and member[1] == size == reference.size and ends.checksum == reference.checksum
         if not is_it:

@@ -18,14 +18,6 @@ class Format(str, Enum):
     wds = "wds"
     jsonl = "jsonl"
     table = "table"
-    lmdb = "lmdb"
-    folder = "folder"
-
-
-class Classes(str, Enum):
-    """How the names of folders of images are used."""
-
-    caption = "caption"
 
 
 class Compressed(str, Enum):
@@ -46,9 +38,8 @@ class OnDamaged(str, Enum):
 class SourceConfig(ReadSettings):
     """Where samples come from, which of them are taken, and how each is read."""
 
-    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet, Arrow, CSV and TSV;
-    #: lmdb: images with labels; folder: images with texts; auto: any of these, as files are called; or what an
-    #: installed package adds
+    #: wds: uncompressed WebDataset tars; jsonl: SFT JSONL with media beside it; table: Parquet and Arrow; auto: any of
+    #: these, as files are called; or what an installed package adds
     format: str = Format.auto.value
     #: a folder, a file, a glob, a mixture, or a list of these; entries of a mixture by name, each {path, weight, …};
     #: None: the built-in demo
@@ -64,8 +55,6 @@ class SourceConfig(ReadSettings):
     compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
-    #: images without texts are captioned by the name of their folder; None: such folders are refused
-    classes: Classes | None = None
     #: names of the entries to take from a meta file; None: all entries whose files exist
     datasets: Any = None
     #: how many first samples to take; None: all

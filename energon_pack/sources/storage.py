@@ -133,11 +133,7 @@ class StoredFile(File):
 
 
 def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None:
-    """Tell files which ranges will be read next, all at once, so that objects are read several at a time.
-
-    Args:
-        wanted: for each file its ranges, as offset and size.
-    """
+    """Tell files which ranges will be read next, all at once, so that objects are read several at a time."""
     if objects := [(file.blocks, ranges) for file, ranges in wanted if isinstance(file, StoredFile)]:
         from energon_pack.sources import blockwise
 

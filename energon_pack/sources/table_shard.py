@@ -8,25 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from energon_pack.sources.file_kinds import kind_of_table
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
-from energon_pack.sources.table_names import kind_of_table
 from energon_pack.sources.tables import table_of, table_row
 
-_CALLED = {".parquet": "Parquet", ".arrow": "Arrow", ".csv": "CSV", ".tsv": "TSV"}
+_CALLED = {".parquet": "Parquet", ".arrow": "Arrow"}
 _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
 class TableShard(JsonlShard):
-    """A Parquet or Arrow file, or a CSV or TSV, also compressed by gzip.
+    """A Parquet or Arrow file; `record_offset` is the number of a row, as `datasets` counts them."""
 
-    `record_offset` is the number of a row, as `datasets` counts them.
-    """
-
-    names = re.compile(r"(?i)\.(parquet|arrow|(csv|tsv)(\.gz)?)$")
+    names = re.compile(r"(?i)\.(parquet|arrow)$")
     format = Format.table
     is_read_by_place = False
 
@@ -37,9 +34,8 @@ class TableShard(JsonlShard):
     def index(self) -> pa.Table:
         table = table_of(self.path)
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
-        sizes = np.append(sizes, np.zeros(len(table.bad), np.int64))
         numbers = np.arange(len(sizes))
-        return index_of(numbers, numbers, sizes, self._digest(), table.bad, table.damage)
+        return index_of(numbers, numbers, sizes, self._digest(), damage=table.damage)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         return self.is_same_object if self.is_stored else about["digest"] == self._digest()

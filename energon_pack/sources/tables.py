@@ -1,4 +1,4 @@
-"""Read rows and cells of tables: Parquet, Arrow (as `save_to_disk` writes it), CSV and TSV.
+"""Read rows and cells of tables: Parquet, and Arrow as `save_to_disk` writes it.
 
     a.parquet ──table_row──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
 
@@ -28,13 +28,12 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.batches import LARGEST, MOST_TIMES, read_all
-from energon_pack.sources.csv_rows import read_csv
+from energon_pack.sources.file_kinds import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
 from energon_pack.sources.parquet_pages import Column, Value, column_of, is_read_by_pages
 from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
-from energon_pack.sources.table_names import kind_of_table
 
 _BUFFER = 1 << 20
 _GROUP = 1024  # rows of a group in a table without groups
@@ -51,7 +50,6 @@ class Table:
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
     read: Callable[[int], pa.Table]  # returns the group with this number
-    bad: list[str] = field(default_factory=list)  # lines that are no rows
     damage: list[tuple[int, str]] = field(default_factory=list)  # offset and description
     parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
     chunks: list[list[Chunk]] = field(default_factory=list)  # for Parquet: the columns of each group
@@ -122,13 +120,6 @@ def _arrow(path: str, file: File) -> Table:
     return table
 
 
-def _csv(path: str, file: File) -> Table:
-    rows = read_csv(path, file)
-    table = _in_memory(rows.table, file)
-    table.bad, table.damage = rows.bad, rows.damage
-    return table
-
-
 def _in_memory(table: pa.Table, file: File) -> Table:
     """Divide a table in memory into groups, so that the texts of only few rows are made at a time."""
     starts = range(0, max(1, len(table)), _GROUP)
@@ -147,7 +138,7 @@ _ANEW = (
     " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
 )
 #: readers by `kind_of_table`
-_READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow, ".csv": _csv, ".tsv": _csv}
+_READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow}
 
 _Key = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
@@ -358,7 +349,10 @@ def _opened(path: str, version: str | None) -> Table:
         _tables.drop(path)
         file = open_file(path)
         with bounded(2 * (LARGEST + MOST_TIMES * file.size)):
-            table = _READ_BY[kind_of_table(path)](path, file)
+            read = _READ_BY.get(kind_of_table(path))
+            if read is None:
+                raise PackError(f"{path}: source=table reads *.parquet and *.arrow")
+            table = read(path, file)
         if table.starts[-1] > _MOST_ROWS * file.size:
             raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
         _tables.put(path, (file.version, table))

@@ -21,11 +21,7 @@ _Member = tuple[str, int, int]  # part, offset, size
 
 
 def first_of_pair(parts: Mapping[str, _Member]) -> _Member | None:
-    """Return the first text of a question with its answer; None: the sample has no such pair, or more than two texts.
-
-    Args:
-        parts: the parts of a sample, by name.
-    """
+    """Return the first text of a question with its answer; None: there is no such pair, or a third text."""
     if SIDES.isdisjoint(parts):
         return None
     sides = [parts[name] for name in parts if name in SIDES]
@@ -34,15 +30,7 @@ def first_of_pair(parts: Mapping[str, _Member]) -> _Member | None:
 
 
 def question_and_answer(first: bytes, file: Bytes, key: str, part: str, offset: int) -> bytes:
-    """Return the JSON of a question with its answer; the second text follows the first in the tar.
-
-    Args:
-        first: the text that `first_of_pair` found.
-        key, part, offset: key, name and place of that text.
-
-    Raises:
-        Skip: `bad_message`: a text is not UTF-8; `non_adjacent_member`: the second text does not follow.
-    """
+    """Return the JSON of a question with its answer; the second text follows the first in the tar."""
     start = -(-(offset + len(first)) // BLOCK) * BLOCK
     keys = key, source_key(key)
     names = {f"{each}.{name}": name for each in keys for name in SIDES}

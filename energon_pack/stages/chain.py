@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.config.cache_dir import cache_address, cache_folder
+from energon_pack.config.output_dir import cache_address, cache_folder
 from energon_pack.dataset.destination import Destination
 from energon_pack.errors import PackError
 from energon_pack.run.console import say

@@ -5,23 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from energon_pack.config import Format, MediaIn, PackConfig
-from energon_pack.config.cache_dir import cache_address, cache_folder
 from energon_pack.config.naming import are_same, content_of, content_settings
-from energon_pack.config.output_dir import destination_of, may_overwrite, publishes
+from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
 from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import refuse_unwritable_folder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
-from energon_pack.run.context import Run
+from energon_pack.run.context import Mirror, Run
 from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_place
 from energon_pack.run.progress import Progress
 from energon_pack.run.stores import on_this_machine
-from energon_pack.run.stores.mirror import Mirror
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
-from energon_pack.sources.demo_sounds import NUM_SAMPLES as NUM_SOUNDS
-from energon_pack.sources.demo_sounds import make_sounds
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
@@ -138,17 +134,14 @@ def _check_labels(config: PackConfig, source: Source) -> None:
 
 def _demo(config: PackConfig, cache_dir: Path) -> tuple[str, str]:
     """Return the source and processor of the built-in demo; a processor that is given replaces the built-in one."""
-    given, hears = config.model.processor, config.model.name == "qwen2_audio"
-    if given is None and config.model.template != "qwen_vl" and not hears:
-        raise PackError(
-            "the built-in demo is for qwen2_5_vl, and one for qwen2_audio;"
-            f" +model={config.model.name} needs source.path"
-        )
+    given = config.model.processor
+    if given is None and config.model.template != "qwen_vl":
+        raise PackError(f"the built-in demo is for qwen2_5_vl; +model={config.model.name} needs source.path")
     with naming_place("cache_dir", cache_dir):
-        source, built_in = (make_sounds if hears else make_demo)(cache_dir / "demo")
+        source, built_in = make_demo(cache_dir / "demo")
     with_processor = "with a small built-in processor" if given is None else f"with the processor {given}"
     say(
-        f"built-in demo (no source.path given): {NUM_SOUNDS if hears else NUM_SAMPLES} samples made by energon_pack"
-        f" itself, {with_processor}; its lengths are no model's"
+        f"built-in demo (no source.path given): {NUM_SAMPLES} samples made by energon_pack itself, {with_processor};"
+        " its lengths are no model's"
     )
     return source, given or built_in

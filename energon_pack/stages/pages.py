@@ -27,11 +27,11 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
     with run.timed("plan"):
         choices = try_lengths(measured.lengths, config.packing, config.report.lens, page.most_positions)
         page.add_choices(choices.lens)
-    print_choices(choices)
+    print_choices(choices, page.advice(choices.lens))
     why_not = bad_data(choices, config.max_skipped)
     skipped = ledger(measured.lengths, no_plan(measured.lengths.items), config.packing)
     write_page(run, page, skipped, why_not)
-    foresee(why_not, page_of(config))
+    foresee(why_not, page_of(config), choices)
     return choices.to_json()
 
 
@@ -51,7 +51,7 @@ def leave_page(run: PackRun, page: RunReport, why_not: str, report: Report, skip
         raise SamplesLost(f"{why_not}: nothing is published")
     kept = kept_ledger(final)
     _say_seen(page.write(page_beside(final, PAGE), entries_of(skipped), ledger_name=kept.name, failed=why_not))
-    refuse_losses(why_not, skipped, final)
+    refuse_losses(why_not, skipped, final, report)
 
 
 def say_wrong(wrong: Iterable[Remark]) -> None:

@@ -11,9 +11,9 @@ from energon_pack.config import plain
 from energon_pack.config.output_dir import may_overwrite
 from energon_pack.dataset.check import check, reconcile
 from energon_pack.dataset.check import job_of as check_job
+from energon_pack.dataset.destination import refuse_changed
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
-from energon_pack.dataset.finished import refuse_changed
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, REPORT, hash_of
 from energon_pack.dataset.plan_counts import pack_sums

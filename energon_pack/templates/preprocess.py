@@ -15,9 +15,8 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.medium_settings import MediumSettings
-from energon_pack.samples.media.steps import stepped
+from energon_pack.samples.media.medium import Media, MediumSettings
+from energon_pack.samples.media.prepared import stepped
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import CROP, RESIZE, Step
 from energon_pack.templates.settings import MediaConfig

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once, write_whole
-from energon_pack.run.json_nodes import node_of, plain
+from energon_pack.run.plain_data import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import ADDED

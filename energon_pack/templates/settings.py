@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of, plain
+from energon_pack.run.plain_data import node_of, plain
 from energon_pack.samples.placeholders import spells_placeholder
 
 #: the date that chat templates write as today's: the fallback of Llama 3's templates

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
-from energon_pack.run.json_nodes import plain
+from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules

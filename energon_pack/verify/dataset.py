@@ -12,6 +12,7 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.sample_class import STACKS
 from energon_pack.dataset.shards import shard_names
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
@@ -20,7 +21,6 @@ from energon_pack.run.plain_data import yaml_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.stacks import STACKS
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.skip import Reason
 from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several

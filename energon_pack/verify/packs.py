@@ -17,8 +17,8 @@ from energon_pack.plan import caps
 from energon_pack.plan.settings import Overlong
 from energon_pack.samples.cut import split_id
 from energon_pack.samples.flavors.schema import MESSAGES
-from energon_pack.samples.media.formats import IMAGE_EXTENSIONS, SOUNDS_LIKE, format_of
-from energon_pack.samples.media.kinds import IMAGE, KINDS
+from energon_pack.samples.media.kinds import IMAGE, IMAGE_EXTENSIONS, KINDS, format_of
+from energon_pack.samples.media.medium import SOUNDS_LIKE
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import STORED

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_pack.config.cache_dir import cache_folder
+from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT, when_packed
@@ -15,14 +15,14 @@ from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, short
 from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.context import Run
-from energon_pack.run.json_nodes import node_of
+from energon_pack.run.plain_data import node_of
 from energon_pack.run.stores import lies_in, losing_no_fault, tidy
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
 from energon_pack.sources.copies import copy_numbers, drawn_keys
 from energon_pack.sources.demo import make_demo
-from energon_pack.sources.settings import Classes, SourceConfig
+from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Hashes, hashes, joined, named
@@ -69,7 +69,6 @@ def find_source(
         same = {each.name: getattr(reading, each.name) for each in fields(ReadSettings)}
         asked = SourceConfig(format=format, media_root=media_root, remote_media=is_remote, **same)
         asked.split, asked.datasets = split if isinstance(split, str) else None, settings.get("datasets")
-        asked.classes = Classes(named) if (named := settings.get("classes")) in [*Classes] else None
         return forms.find_source(asked, path)
     except PackError as error:
         raise PackError(f"{error} (--source PATH says where it is now, --media-root where its media are)") from None

@@ -2,7 +2,6 @@
 default.
 """
 
-import csv
 import inspect
 import re
 from dataclasses import fields, is_dataclass
@@ -12,11 +11,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from energon_pack.config import MediaConfig, ModelConfig, PackConfig, Rope, conf_dir, plain
-from energon_pack.config.theirs import THEIRS
-from energon_pack.config.validate import keys_of, to_config
+from energon_pack.config.validate import to_config
 from energon_pack.errors import PackError
-from energon_pack.run.json_nodes import node_of
-from support.running import ROOT
+from energon_pack.run.plain_data import node_of
 
 
 def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:
@@ -72,14 +69,3 @@ def test_fewer_than_one_frame_a_second_is_no_count() -> None:
     assert composed("media=fps", "media.fps=0.5").media.fps == 0.5
     with pytest.raises(PackError, match=r"media\.fps=0\.0: must be more than 0"):
         composed("media.fps=0")
-
-
-def test_settings_of_other_packers_are_those_of_the_table() -> None:
-    """`data.wds_dir` was refused with "did you mean model.date?"."""
-    with (ROOT / "docs" / "tables" / "their_settings.csv").open(newline="") as file:
-        here = {name: row[2] for row in csv.reader(file) for name in re.findall(r"\w+", row[1])}
-    for theirs, ours in THEIRS.items():
-        first = re.split(r"[ ,=]", ours)[0]
-        assert first in here[theirs], theirs
-        if not first.startswith("+"):
-            assert first in keys_of(PackConfig), theirs

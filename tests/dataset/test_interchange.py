@@ -19,12 +19,12 @@ from megatron.energon import Cooker, DefaultTaskEncoder, Sample, SampleDecoder, 
 
 from energon_pack.config import Flavor, GroupBy, OutputConfig, PackConfig
 from energon_pack.dataset.energon import sample_loader_py
+from energon_pack.dataset.sample_class import STACKS
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.flavors.stacks import STACKS
 from support.damage import found, lines
 from support.packed import Make, pack_into, train, typed
 from support.peer_classes import TheirCaptioning, TheirChatMix, TheirMixQA

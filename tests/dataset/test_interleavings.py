@@ -29,7 +29,7 @@ from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
 from energon_pack.errors import PackError
 from energon_pack.run.stores import client
-from energon_pack.run.stores.objects import Found, Objects
+from energon_pack.run.stores.requests import Found, Objects
 from energon_pack.sources.tar import tar_len
 from support.interleaved import Stepper, World, every_order
 

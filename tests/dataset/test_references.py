@@ -21,7 +21,7 @@ from megatron.energon import DefaultTaskEncoder
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
-from energon_pack.dataset.beside import Beside
+from energon_pack.dataset.contents import Beside
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset.referenced import DatasetMedia, source_root
@@ -545,7 +545,7 @@ def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any
 
 def test_few_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source may have a hundred thousand shards."""
-    monkeypatch.setattr("energon_pack.sources.open_files._MOST_OPEN", 2)
+    monkeypatch.setattr("energon_pack.sources.inside._MOST_OPEN", 2)
     media = SourceMedia(str(tmp_path))
     for i in range(5):
         (tmp_path / f"{i}.jpg").write_bytes(bytes([i]) * 5)

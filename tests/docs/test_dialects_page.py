@@ -5,10 +5,9 @@ import json
 import pytest
 
 from energon_pack.samples.conversation import place
-from energon_pack.samples.dialects.boxes import with_boxes
 from energon_pack.samples.dialects.table import DIALECTS, TURN_FIELDS
-from energon_pack.samples.media.formats import kind_by_name
-from energon_pack.samples.settings import Boxes, Columns, ReadSettings, Roles
+from energon_pack.samples.media.kinds import kind_by_name
+from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from support.pages import blocks, code, section, table
 
@@ -35,19 +34,11 @@ def test_the_page_names_every_dialect_of_the_table() -> None:
         assert dialect.name in named or both or dialect.name == "questions and answer"
 
 
-def test_the_boxes_of_the_page() -> None:
-    lines = blocks("text", PAGE)[0].splitlines()
-    objects = {"ref": ["a dog"], "bbox": [[0.1, 0.2, 0.5, 0.6]], "bbox_type": "norm1"}
-    for form in Boxes:
-        [written] = with_boxes([{"role": "user", "content": "<ref-object><bbox>"}], objects, form)
-        assert any(f"={form.value} " in line and line.endswith(f" {written['content']}") for line in lines)
-
-
 def test_the_names_of_the_page() -> None:
     columns = Columns(messages="dialog", role="speaker", content="utterance", system="rules")
     settings = ReadSettings(columns=columns, roles=Roles(user="Alice", assistant="Bob"))
     assert packed(json.loads(blocks("json", PAGE)[0]), settings) == "system§s · user§q · assistant§a"
-    command = blocks("text", PAGE)[1]
+    command = blocks("text", PAGE)[0]
     for node, values in (("columns", vars(columns)), ("roles", vars(settings.roles))):
         assert all(f"source.{node}.{ours}={theirs}" in command for ours, theirs in values.items() if theirs)
         assert set(values) <= set(code(section(PAGE, "Any other names").rpartition("```")[2]))

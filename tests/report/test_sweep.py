@@ -1,7 +1,6 @@
 """A sweep says which job is the best by its rules, whatever was swept, wherever its jobs ran, and whichever failed."""
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -49,7 +48,6 @@ def test_the_best_keeps_the_tokens_then_is_quick_then_full(tmp_path: Path) -> No
     assert sweep.best is not None
     assert sweep.best.number == 2
     assert [row.time for row in sweep.rows] == pytest.approx([1.0, 2.0, 2.01, 2.4])
-    assert sweep.best_of() == {"fill": 3, "time_of_token": 0}
 
 
 @pytest.mark.parametrize(
@@ -225,25 +223,39 @@ def test_jobs_of_another_size_are_not_the_same(tmp_path: Path) -> None:
     assert [row.same_as for row in sweep_of(tmp_path).rows] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("keys", "charts", "titles"),
-    [
-        (("packing.max_token_len",), 1, []),
-        (("packing.max_token_len", "packing.overlong"), 2, ["packing.overlong=drop", "packing.overlong=split_turns"]),
-        (("packing.algorithm", "packing.overlong"), 4, []),  # a line of dots each
-    ],
-)
-def test_a_sweep_over_settings_is_drawn(tmp_path: Path, keys: tuple[str, ...], charts: int, titles: list[str]) -> None:
-    """A sweep over two settings had no chart."""
-    values = {
-        "packing.max_token_len": ["1024", "2048"],
-        "packing.overlong": ["drop", "split_turns"],
-        "packing.algorithm": ["auto", "exact"],
-    }
-    for number, chosen in enumerate(itertools.product(*(values[key] for key in keys))):
-        overrides = [f"{key}={value}" for key, value in zip(keys, chosen, strict=True)]
-        leave(tmp_path, number, overrides, outcome(fill=0.9 + number / 100))
+def test_columns_are_drawn_against_the_swept_settings(tmp_path: Path) -> None:
+    """Over two settings there was no chart, and over one it was two flat lines of fill and drops."""
+    for number, tokens in enumerate((500, 1000)):
+        leave(tmp_path, number, [f"packing.max_token_len={number}"], outcome(tokens=tokens))
     page = sweep_html(sweep_of(tmp_path), tmp_path)
     check_page(page)
-    assert page.count("<svg") == charts
-    assert re.findall("<h3>(.*?)</h3>", page) == titles
+    assert re.findall(r"--share:([\d.]+)%\">(?:<b>)?(500|1,000)<", page) == [("50.0", "500"), ("100.0", "1,000")]
+
+
+def test_a_job_that_would_be_refused_has_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over lengths, the rows that one sweeps for were lost: they dropped more than packing.max_dropped_tokens."""
+    why = "9 overlong samples have 33% of all tokens, packing.max_dropped_tokens=0.1 allows less (…)"
+    leave(tmp_path, 0, ["packing.max_token_len=64"], SamplesLost(why, "/p.html", outcome(left_out=500)))
+    leave(tmp_path, 1, ["packing.max_token_len=512"], outcome())
+    end_sweep(tmp_path)
+    page, out = (tmp_path / "sweep.html").read_text(), capsys.readouterr().out
+    check_page(page)
+    assert '<span class="faint">9 overlong samples have 33% of all tokens</span>' in page
+    assert '<span class="faint">64</span>' in page
+    assert re.search(r"(?m)^0 +64 +9 overlong.* 33\.33% ", out)
+    assert "failed" not in out
+    assert json.loads((tmp_path / "sweep.json").read_text())["best"] == 1
+
+
+def test_no_model_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model with the fewest tokens won, and the sizes that its time was counted by were another's."""
+    for number, (name, sizes) in enumerate((("qwen2_5_vl", "config.json"), ("internvl3", "sizes of an 8B model"))):
+        left = outcome(tokens=1000 - number)
+        left["flops"]["source"] = sizes
+        SweepJob(tmp_path, number, [f"+model={name}"]).done(tmp_path / "report.html", left, 0.1)
+    end_sweep(tmp_path)
+    out = capsys.readouterr().out
+    assert "no ★: each model has tokens of its own, and the fewest are not the best" in out
+    assert re.search(r"internvl3 +sizes of an 8B model +90\.00%", out)
+    assert "time of an epoch" not in out
+    assert "time of an epoch" not in check_page((tmp_path / "sweep.html").read_text())

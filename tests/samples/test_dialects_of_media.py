@@ -8,7 +8,7 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import Boxes, Columns, ReadSettings, Roles, SampleType
+from energon_pack.samples.settings import Columns, ReadSettings, Roles, SampleType
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 
@@ -151,44 +151,6 @@ def test_addresses_are_to_be_downloaded() -> None:
         media_parts(parse_record(value, AUTO), "k", [Part("0.jpg", 0, 1)])
 
 
-# --------------------------------------------------------------------------------------------------- boxes
-
-QWEN, INTERNVL = ReadSettings(boxes=Boxes.qwen), ReadSettings(boxes=Boxes.internvl)
-
-
-def boxes(kind: str | None = "norm1", **objects: Any) -> dict[str, Any]:
-    own = {"ref": ["a dog"], "bbox": [[0.1, 0.2, 0.5, 0.6], [0.25, 0.75]], "bbox_type": kind, **objects}
-    return asked("<image>Find <ref-object>", "<bbox> at <bbox>", images=["a.jpg"], objects=own)
-
-
-def test_boxes_are_what_ms_swift_writes() -> None:
-    qwen = [
-        "<image>Find <|object_ref_start|>a dog<|object_ref_end|>",
-        "<|box_start|>(100,200),(500,600)<|box_end|> at <|box_start|>(250,750)<|box_end|>",
-    ]
-    assert placed(boxes(), settings=QWEN)[0] == qwen
-    assert placed(boxes(bbox=[[0.5, 0.6, 0.1, 0.2], [0.25, 0.75]]), settings=QWEN)[0] == qwen  # the corners in order
-    assert placed(boxes(), settings=INTERNVL)[0] == [
-        "<image>Find <ref>a dog</ref>",
-        "<box>[[100, 200, 500, 600]]</box> at <box>[[250, 750]]</box>",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("value", "settings", "said"),
-    [
-        (boxes(), AUTO, "source.boxes names the text for boxes"),
-        (boxes(None), QWEN, "the bbox_type 'real': boxes in pixels need the image's size"),
-        (boxes(bbox=[[0.1, 0.2]]), QWEN, "1 <ref-object> and 2 <bbox> for 1 ref and 1 bbox"),
-        (boxes(bbox=[[10, 20, 50, 60], [0.2, 0.7]]), QWEN, "no 2 or 4 numbers from 0 to 1: [10, 20"),
-        (boxes(ref="a dog"), QWEN, "objects are no ref and bbox"),
-    ],
-)
-def test_boxes_that_can_t_be_written_are_named(value: Any, settings: ReadSettings, said: str) -> None:
-    assert said_of(value, settings).startswith("bad_message")
-    assert said in said_of(value, settings)
-
-
 # ------------------------------------------------------------------------------------------------- columns
 
 
@@ -233,4 +195,3 @@ def test_settings_that_are_not_set_change_no_key_of_a_cache() -> None:
         "messages_key", "sample_type", "take", "tools", "caption_prompt", "control_tokens", "frames",
     }  # fmt: skip
     assert ReadSettings(columns=Columns(role="speaker")).identity["columns"]["role"] == "speaker"
-    assert ReadSettings(boxes=Boxes.qwen).identity["boxes"] == "qwen"

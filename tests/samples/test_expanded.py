@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from energon_pack.samples.cut import Cut, media_of_part, messages_of
-from energon_pack.samples.expanded import pairs_of, turns_of
+from energon_pack.samples.cut import Cut, media_of_part, messages_of, pairs_of, turns_of
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import turn_weight
 

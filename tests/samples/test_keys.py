@@ -6,7 +6,7 @@ import pytest
 
 from energon_pack.lengths.worker import LengthsRow, note
 from energon_pack.samples.keys import _ELSEWHERE, _HARMLESS, _KNOWN, _READ, unknown_keys
-from energon_pack.samples.media.medium_settings import RATE_KEYS, SETTING_KEYS
+from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import PREFERENCE_KEYS
 from energon_pack.samples.record import parse_record

@@ -16,12 +16,12 @@ from energon_pack.errors import PackError
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import batches, compressed, tables, zip_file
+from energon_pack.sources import batches, compressed, inside, tables
 from energon_pack.sources.field_map import read_field_map
+from energon_pack.sources.inside import open_member
 from energon_pack.sources.prepared import read_prepared
 from energon_pack.sources.tables import table_of, table_row
 from energon_pack.sources.tar import _pax
-from energon_pack.sources.zip_file import open_member
 
 DEEP = "[" * 100_000
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
@@ -74,15 +74,6 @@ def refusal(path: Path, number: int) -> str:
         return str(skip)
 
 
-@pytest.mark.usefixtures("small")
-def test_a_table_in_gzip_that_holds_more_than_it_can(tmp_path: Path) -> None:
-    """Files are read whole: 3 MB took all memory there was."""
-    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
-        file.write(b"text\n" + (b"x" * 999 + b"\n") * 250_000)
-    with pytest.raises(PackError, match=r"a\.csv\.gz can't be read: it takes more than .* of memory, and has"):
-        table_of(str(tmp_path / "a.csv.gz"))
-
-
 def test_a_table_of_nothing(tmp_path: Path) -> None:
     """Each row takes memory in the index, and none in the file."""
     pq.write_table(pa.table({"text": pa.nulls(10_000_000, pa.string())}), tmp_path / "a.parquet")
@@ -130,7 +121,7 @@ def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
 
 def test_archives_that_hold_more_than_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A medium in a zip is read whole; a copy of what a compressed file holds would fill the disk."""
-    monkeypatch.setattr(zip_file, "_BESIDE", 4 << 20)
+    monkeypatch.setattr(inside, "_BESIDE", 4 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.png", bytes(100 << 20))
         archive.writestr("b.png", b"b" * 1000)

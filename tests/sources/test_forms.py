@@ -62,13 +62,17 @@ def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
     """Without it the samples of one form were left out, or the folder was refused."""
     a_tar(tmp_path / "a.tar")
     a_file_of_lines(tmp_path / "more.jsonl")
-    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")  # beside samples, these are no samples
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     source = find_source(AUTO, str(tmp_path))
     assert (format_of(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
     assert read_as(source, AUTO.reading, 2) == (
         "WebDataset tars, 1 file; JSONL, messages: role/content, 1 file; 2 samples"
     )
     assert format_of(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
+    with pytest.raises(PackError, match=r"notes\.csv: CSV and TSV are not read: csv\.DictReader and json\.dumps"):
+        find_source(AUTO, str(tmp_path / "notes.csv"))
+    with pytest.raises(PackError, match=r"notes\.csv: source=table reads \*\.parquet and \*\.arrow"):
+        find_source(SourceConfig(format="table"), str(tmp_path / "notes.csv"))
 
 
 def test_lines_with_the_name_of_a_tar_are_refused(tmp_path: Path) -> None:
@@ -79,17 +83,10 @@ def test_lines_with_the_name_of_a_tar_are_refused(tmp_path: Path) -> None:
         find_source(AUTO, str(tmp_path))
 
 
-def test_a_folder_of_csv_alone_is_read(tmp_path: Path) -> None:
-    """ImageFolder's metadata.csv was not found by its folder."""
-    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,A cat.\n")
-    source = find_source(AUTO, str(tmp_path))
-    assert read_as(source, AUTO.reading, 1) == "CSV, caption, image in files, 1 file; 1 sample"
-
-
 def test_a_question_with_its_answer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("image\tquestion\tanswer\na.png\tq\ta\n")
-    source = find_source(AUTO, str(tmp_path / "a.tsv"))
-    assert read_as(source, AUTO.reading) == "TSV, question and answer, image in files, 1 file"
+    (tmp_path / "a.jsonl").write_text('{"image": "a.png", "question": "q", "answer": "a"}\n')
+    source = find_source(AUTO, str(tmp_path / "a.jsonl"))
+    assert read_as(source, AUTO.reading) == "JSONL, question and answer, image in files, 1 file"
 
 
 def test_a_document_is_named(tmp_path: Path) -> None:
@@ -163,20 +160,15 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet, \*\.arrow, \*\.csv, \*\.tsv or media there"
-    ):
+    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet or \*\.arrow there"):
         find_source(AUTO, str(tmp_path))
 
 
 def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
-    """Folders of classes, an LMDB of labels, a metadataset of Energon: "no *.tar there" was no help."""
+    """Folders of classes, a metadataset of Energon: "no *.tar there" was no help."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1.JPG").touch()
-    with pytest.raises(PackError, match=r"images or videos, and nothing .*, or a metadata\.jsonl with lines as"):
-        find_source(AUTO, str(tmp_path))
-    (tmp_path / "data.mdb").touch()
-    with pytest.raises(PackError, match=r"data\.mdb: 'data\.mdb' is no LMDB"):
+    with pytest.raises(PackError, match=r"media as .*1\.JPG, and nothing that says what to train: a metadata\.jsonl"):
         find_source(AUTO, str(tmp_path))
     blend = tmp_path / "blend.yaml"
     blend.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\n")

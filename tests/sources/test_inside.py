@@ -113,5 +113,3 @@ def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     assert captioned[1] == [PNG]
     assert captioned[0][-1] == "a cat"
     assert document == (["a page"], [])
-    (tmp_path / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
-    assert read(tmp_path / "metadata.csv") == [captioned]

@@ -34,7 +34,7 @@ def test_a_changed_shard_is_not_read(tmp_path: Path) -> None:
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("energon_pack.sources.open_files._MOST_OPEN", 2)
+    monkeypatch.setattr("energon_pack.sources.inside._MOST_OPEN", 2)
     shards = {}
     for i in range(4):
         shards[i] = shard_of(f"{i}.tar", str(write_tar(tmp_path / f"{i}.tar", {f"k{i}": b""})))

@@ -25,7 +25,7 @@ from energon_pack.run.stores.blocks import Blocks
 from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise, reader
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.open_files import OpenFiles
+from energon_pack.sources.inside import OpenFiles
 from energon_pack.sources.storage import open_file, read_ahead, state_of
 from support.marks import slow
 from support.packed import files

@@ -1,7 +1,5 @@
-"""Parquet, Arrow, CSV and TSV: a row is a sample, its images are cells or files beside the table."""
+"""Parquet and Arrow: a row is a sample, its images are cells or files beside the table."""
 
-import base64
-import gzip
 import json
 import os
 import random
@@ -17,12 +15,12 @@ import pytest
 from energon_pack.config.schema import MediaIn, PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.plan.settings import GroupBy
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
 from energon_pack.sources.described import read_as
+from energon_pack.sources.find import of_split
 from energon_pack.sources.forms import find_source, format_of, look
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
@@ -30,9 +28,8 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.splits import of_split
 from energon_pack.sources.storage import InMemory, counted
-from support.packed import Make, packed, samples
+from support.packed import Make, samples
 from support.running import command_here
 from support.samples import picture
 
@@ -117,22 +114,6 @@ def test_paths_and_nulls(tmp_path: Path) -> None:
     }
     ((messages, media),) = read(write_parquet(tmp_path / "a.parquet", pa.table(rows)))
     assert (len(messages), media) == (2, [WIDE])
-
-
-@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.tsv", "\t")])
-def test_a_csv_has_paths_or_base64(name: str, mark: str, tmp_path: Path) -> None:
-    """VLMEvalKit's TSV has images in base64; a number is a text as it is written."""
-    (tmp_path / "a.png").write_bytes(PNG)
-    coded = base64.b64encode(picture(112, 112)).decode()
-    rows = [["image", "question", "answer"], ["a.png", "how many?", "007"], [coded, "and here?", '"one\n\ntwo"']]
-    rows.append([f'"data:image/png;base64,{coded}"', "?", "3"])
-    rows.append(["a.png", "?"])
-    (tmp_path / name).write_text("\n".join(mark.join(row) for row in rows))
-    first, second, third, fourth = read(tmp_path / name)
-    assert fourth == "invalid_json"
-    assert (first[0][1]["content"], first[1]) == ("007", [PNG])
-    assert (second[0][1]["content"], second[1]) == ("one\n\ntwo", [base64.b64decode(coded)])
-    assert third[1] == second[1]
 
 
 def test_bad_rows_cost_themselves(tmp_path: Path) -> None:
@@ -346,16 +327,6 @@ def test_the_head_of_an_image_costs_no_page(tmp_path: Path) -> None:
     assert num_bytes < path.stat().st_size // 10
 
 
-def test_a_row_of_a_csv_that_is_not_utf8_is_one_row(tmp_path: Path) -> None:
-    """One line in Latin-1 made the whole file unreadable."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"question,answer\n1,\xe9\n2,007\n")
-    (shard,) = find_source(SourceConfig(), str(path)).shards
-    rows = list(rows_of(shard.index(), IndexRow))
-    assert [row.detail for row in rows] == [None, "row 0 is not UTF-8"]
-    assert json.loads(tables.table_row(str(path), shard.version, 0)) == {"question": "2", "answer": "007"}
-
-
 def test_damage_in_a_parquet_file_costs_rows_or_cells(tmp_path: Path) -> None:
     """A page that can't be read ended the run; 800 files were damaged so, with two seeds."""
     drawn = random.Random(3)
@@ -395,33 +366,6 @@ def test_other_encodings_are_read_by_pyarrow(tmp_path: Path) -> None:
     for key in ("2/delta", "0/deep/1/0", "0/none", "x/delta", "0/delta/0"):
         with pytest.raises(KeyError):
             tables.open_cell(path, key)
-
-
-@pytest.mark.parametrize("ending", ["csv", "tsv"])
-def test_a_csv_in_gzip_is_what_it_holds(config: Make, tmp_path: Path, ending: str) -> None:
-    """The images in base64, too; it was "no *.tar, *.jsonl, … there". A broken one is one line."""
-    image = base64.b64encode(picture(60, 40)).decode()
-    text = "image,question,answer\n" + f"{image},What?,It.\n" + ",And?,That.\n"
-    plain = tmp_path / f"plain/a.{ending}"
-    plain.parent.mkdir()
-    plain.write_text(text.replace(",", "\t") if ending == "tsv" else text)
-    zipped = tmp_path / f"zipped/a.{ending}.gz"
-    zipped.parent.mkdir()
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    made = [
-        packed(
-            config(path.parent, source__format="auto", packing__group_by=GroupBy.none, output__name=path.parent.name)
-        )
-        for path in (plain, zipped)
-    ]
-    one, other = ([*samples(folder).values()] for folder in made)
-    assert [part.keys() for part in one] == [part.keys() for part in other]
-    beside = [[data for name, data in parts.items() if name != "json"] for parts in one]
-    assert beside == [[data for name, data in parts.items() if name != "json"] for parts in other]
-    assert sum(map(len, beside)) == len(one) + 1  # tokens, and an image
-    zipped.write_bytes(zipped.read_bytes()[:-30])
-    with pytest.raises(PackError, match=rf"a\.{ending}\.gz( is no whole|:)"):
-        pack(config(zipped.parent, source__format="auto", output__name="broken"))
 
 
 def test_a_damaged_footer_is_an_error_of_one_line(tmp_path: Path) -> None:

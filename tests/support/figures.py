@@ -6,7 +6,7 @@ from typing import Any
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.report import MediaFigures, Report
 from energon_pack.report.figures import Figures, Loss, MediumIn, Origin, Source, Tries
-from energon_pack.report.shapes import Histogram
+from energon_pack.report.pages.bars import Histogram
 
 LENS = {"min": 100, "p50": 1000, "p90": 2000, "p99": 4000, "max": 5000}
 #: 1,000 samples of images, all in 128 packs

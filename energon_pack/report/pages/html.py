@@ -1,14 +1,11 @@
 """Build pages of HTML: each is one self-contained file that needs no server and fetches nothing.
 
-A page is complete without its script. The script is the same text on every page that has one.
-
 tag("p", "2 < 3") ─► <p>2 &lt; 3</p>          content that is not `Html` is escaped
 """
 
 import base64
-import hashlib
 import html
-import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 _EMPTY = {"br", "hr", "img", "input", "meta"}  # elements without content and end tag
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)  # found in names that are no UTF-8
-_STYLE, _SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "packs.js"))
+_STYLE = Path(__file__).with_name("style.css")
 
 
 class Html(str):
@@ -78,16 +75,13 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
     return tag("div", whole, class_="scrolls")
 
 
-def section(title: str, *content: Any, says: str | None = None, name: str | None = None) -> Html:
-    """Build a section of a page.
+def section(title: str, *content: Any, says: str | None = None) -> Html:
+    """Build a section of a page, with an anchor made from its title.
 
     Args:
-        title: best written as the question that the section answers.
         says: a sentence that the reader should know first.
-        name: its anchor is made from it; None: from the title.
     """
-    heading = tag("h2", title, id=anchor(name or title))
-    return tag("section", heading, tag("p", says, class_="says") if says else None, *content)
+    return tag("section", tag("h2", title, id=anchor(title)), tag("p", says, class_="says") if says else None, *content)
 
 
 def anchor(title: str) -> str:
@@ -106,39 +100,21 @@ def picture(data: bytes, media_type: str, alt: str, **attributes: Any) -> Html:
     return tag("img", src=source, alt=alt, **attributes)
 
 
-def data_block(name: str, value: Any) -> Html:
-    """Build a block of JSON that the page's script reads.
-
-    Args:
-        name: its id.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_CONTROLS)
-    return tag("script", Html(text.replace("<", "\\u003c")), type="application/json", id=name)
-
-
-def page(title: str, *content: Any, has_script: bool = False) -> str:
-    """Build a whole document.
-
-    Args:
-        has_script: whether it ends with `script()`.
-    """
+def page(title: str, *content: Any) -> str:
+    """Build a whole document; if it has several sections, links to them stay in sight."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=content_policy(script() if has_script else "")),
+        tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("style", Html(_style())),
     )
-    last = tag("script", Html(script())) if has_script else None
-    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', tag('main', *content), last), lang='en')}\n"
-
-
-@cache
-def script() -> str:
-    """Return the script, the only one that a page may have."""
-    return _SCRIPT.read_text("utf-8")
+    main = join(content)
+    links = [tag("a", Html(text), href=f"#{name}") for name, text in re.findall('<h2 id="([^"]*)">(.*?)</h2>', main)]
+    contents = tag("nav", *links) if len(links) > 1 else None
+    return f"<!DOCTYPE html>\n{tag('html', head, tag('body', contents, tag('main', main)), lang='en')}\n"
 
 
 @cache
@@ -146,22 +122,5 @@ def _style() -> str:
     return _STYLE.read_text("utf-8")
 
 
-_SHOWS_ITSELF = (
-    "default-src 'none'",
-    "img-src data:",
-    "style-src 'unsafe-inline'",
-    "base-uri 'none'",
-    "form-action 'none'",
-)
-
-
-def content_policy(script: str = "") -> str:
-    """Return the Content-Security-Policy of a page.
-
-    All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
-
-    Args:
-        script: the script of the page, without its tags; the browser runs no other. Empty: the page has none.
-    """
-    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return "; ".join((*_SHOWS_ITSELF, *([f"script-src 'sha256-{allowed}'"] if script else [])))
+#: All text from data is escaped. The policy helps if some is not: a page holds words and names of strangers.
+CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

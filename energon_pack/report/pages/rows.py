@@ -36,12 +36,14 @@ class Rows:
     Args:
         num_words: how many columns hold words. They come first; columns of numbers are aligned to the right.
         strong: numbers of the rows that are bold.
+        faint: numbers of the rows that are grey.
     """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str | Cell]]
     num_words: int = 1
     strong: Collection[int] = ()
+    faint: Collection[int] = ()
 
     def to_html(self) -> Html:
         """Draw the table for a page."""
@@ -49,6 +51,8 @@ class Rows:
 
     def _html(self, number: int, row: Iterable[str | Cell]) -> list[str]:
         cells = [cell.html if isinstance(cell, Cell) else cell for cell in row]
+        if number in self.faint:
+            return [tag("span", cell, class_="faint") for cell in cells]
         return [tag("b", cell) for cell in cells] if number in self.strong else cells
 
     def to_terminal(self, width: int) -> Table:
@@ -61,7 +65,7 @@ class Rows:
             else:
                 drawn.add_column(printable(name), justify="right", width=None if is_wide else least[number])
         for number, row in enumerate(self.texts):
-            drawn.add_row(*row, style="bold" if number in self.strong else None)
+            drawn.add_row(*row, style="bold" if number in self.strong else "dim" if number in self.faint else None)
         return drawn
 
     @property

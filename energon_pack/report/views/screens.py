@@ -6,9 +6,9 @@ from itertools import groupby
 from rich.text import Text
 
 from energon_pack.errors import amount, printable
+from energon_pack.report.pages.bars import Piece, legend, strip
 from energon_pack.report.pages.html import Html, details, join, page, section, tag
 from energon_pack.report.pages.rows import Rows, code, print_table
-from energon_pack.report.pages.svg import Piece, legend, strip
 from energon_pack.report.views.text import MARKED, Block, Line, Pictures, Raw, Tokens, Turns
 from energon_pack.report.views.view import Medium, MemberView, PackView, times
 from energon_pack.run.console import console, say

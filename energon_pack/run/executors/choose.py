@@ -14,9 +14,6 @@ def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
     """Return the executor of a run, as a context that ends with the run.
 
     An installed package's is made by the object of its entry point, from the settings.
-
-    Raises:
-        PackError: the cluster is not there, or a package it needs is not installed.
     """
     if settings.kind == ExecutorKind.slurm:
         raise PackError("executor=slurm submits commands: it is for the command line alone")

@@ -154,7 +154,6 @@ class LocalExecutor:
 
         Raises:
             WorkerKilled: a worker was killed.
-            PackError: all workers are stuck.
         """
         if any(process.exitcode is not None for process in self._context.started):
             raise WorkerKilled from None  # a killed worker may have sent half a result, and the rest never comes

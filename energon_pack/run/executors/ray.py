@@ -267,7 +267,6 @@ def _result(task: _Task) -> Any:
     """Return the result of a job.
 
     Raises:
-        PackError: its machine is unfit, or Ray could not run it.
         Exception: the job's own, with its type.
     """
     outcome = task.outcome

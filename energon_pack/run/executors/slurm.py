@@ -84,14 +84,8 @@ class Chain:
     def submit(self, stages: Stages, terms: Terms, run_settings: str) -> dict[str, str]:
         """Submit a job for each stage; it begins when the job of the stage before has succeeded.
 
-        Args:
-            run_settings: everything that the dataset depends on.
-
         Returns:
             The job number of each stage.
-
-        Raises:
-            PackError: there is no Slurm, or Slurm refuses a job.
         """
         for old in (self._done_file, *self.folder.glob("*.log"), *self.folder.glob("*.sh")):
             old.unlink(missing_ok=True)
@@ -114,11 +108,7 @@ class Chain:
         return jobs
 
     def submitted(self, run_settings: str) -> dict[str, str]:
-        """Return the jobs of this same run if some of them are waiting or running; empty: there are none.
-
-        Raises:
-            PackError: jobs with other settings are writing the same dataset.
-        """
+        """Return the jobs of this same run if some of them are waiting or running; empty: there are none."""
         try:
             about = json.loads(self._jobs_file.read_bytes())
         except FileNotFoundError:
@@ -134,15 +124,7 @@ class Chain:
         return jobs
 
     def wait(self, jobs: Mapping[str, str], progress: Callable[[], str]) -> None:
-        """Wait until the jobs end, and show their progress.
-
-        Args:
-            progress: returns a line about the files written so far.
-
-        Raises:
-            PackError: they ended without a published dataset; the message is the error of the first failed task. Or
-                Slurm has not answered for `executor.give_up_after`.
-        """
+        """Wait until the jobs end, and show their progress."""
         printed, last, answered = -_LINE_SECONDS, "", time.monotonic()
         most = f"{self.settings.give_up_after:,.0f} s (executor.give_up_after)"
         while not self._done_file.exists() and (tasks := _tasks(jobs)) != {}:
@@ -218,11 +200,7 @@ def _line(tasks: Mapping[str, Sequence[str]]) -> str:
 
 
 def _as_it_is(folder: Path) -> str:
-    """Write a folder as an option's value that means just this folder: Slurm replaces %a, %j, %x and the like in it.
-
-    Raises:
-        PackError: it has a backslash, behind which Slurm replaces nothing, or a line break.
-    """
+    """Write a folder as an option's value that means just this folder: Slurm replaces %a, %j, %x and the like in it."""
     if "\\" in str(folder) or not str(folder).isprintable():
         raise PackError(f"executor=slurm: Slurm takes no such name for the folder of its logs: {folder} (cache_dir)")
     return str(folder).replace("%", "%%")

@@ -24,8 +24,7 @@ from energon_pack.run.stores.client import (
     read_whole,
     read_with_version,
 )
-from energon_pack.run.stores.objects import Found
-from energon_pack.run.stores.requests import COUNTS, StoreError, losing_no_fault
+from energon_pack.run.stores.requests import COUNTS, Found, StoreError, losing_no_fault
 
 __all__ = [
     "COUNTS",

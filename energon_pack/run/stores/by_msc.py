@@ -10,8 +10,7 @@ from multistorageclient import StorageClient, StorageClientConfig
 from multistorageclient.types import Range
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, Transient, fault_of, said
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, Transient, fault_of, said
 
 
 class MscObjects(Objects):

@@ -13,8 +13,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, Prec
 from obstore.store import S3Store
 
 from energon_pack.run.stores import requests
-from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import Refused, fault_of, said
+from energon_pack.run.stores.requests import PART_BYTES, Found, Objects, Refused, fault_of, said
 
 #: Settings of a profile that this client knows, or that do not change what is read.
 KNOWN = {"base_path", "region_name", "endpoint_url", "profile_name", "verify", "signature_version"} | {
@@ -28,12 +27,7 @@ _CONFLICT = 409  # another write of the same object is under way
 
 
 class ObstoreObjects(Objects):
-    """The objects of a profile.
-
-    Args:
-        options: of the profile's storage provider.
-        credentials: of its credentials provider.
-    """
+    """The objects of a profile."""
 
     def __init__(self, options: Mapping[str, Any], credentials: Mapping[str, str]):
         bucket, _, prefix = str(options["base_path"]).strip("/").partition("/")

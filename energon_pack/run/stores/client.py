@@ -5,6 +5,7 @@ address ──place_of──► profile, key ──► obstore, if it is install
 
 import errno
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import islice
@@ -13,10 +14,12 @@ from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.run.address import place_of, tidy
-from energon_pack.run.stores.forked import is_forked
-from energon_pack.run.stores.objects import PART_BYTES, Found, Objects
-from energon_pack.run.stores.requests import COUNTS, StoreError, said, tried
+from energon_pack.run.stores.requests import COUNTS, PART_BYTES, Found, Objects, StoreError, said, tried
 from energon_pack.run.user_cache import version_of
+
+_PROCESS = os.getpid()
+_clients: list[Any] = []
+
 
 _MOST_LOOKS = 100  # how often an object is read that changes meanwhile
 _DELETED_AT_ONCE = 1000
@@ -147,11 +150,7 @@ def _of(address: str) -> tuple[Objects, str]:
 
 @lru_cache(maxsize=64)
 def objects_of(profile: str) -> Objects:
-    """Return the client for the objects of a profile.
-
-    Raises:
-        PackError: there is no such profile, it has a wrong setting, or its client is not installed.
-    """
+    """Return the client for the objects of a profile."""
     try:
         return _objects_of(profile)
     except PackError:
@@ -205,3 +204,26 @@ def _bucket_of(profile: str) -> tuple[str, str] | None:
 
 
 os.register_at_fork(after_in_child=objects_of.cache_clear)
+
+
+def is_forked() -> bool:
+    """Say whether this process is a fork of one that may have used obstore, whose threads are not copied."""
+    return os.getpid() != _PROCESS
+
+
+def _remember() -> None:
+    shortcuts = sys.modules.get("multistorageclient.shortcuts")
+    if shortcuts is not None:  # the new process does not have them
+        _clients[:] = shortcuts._STORAGE_CLIENT_CACHE.values()
+
+
+def _renew() -> None:
+    for client in _clients:
+        if not client.is_default_profile():  # the default profile is for files of this machine
+            from multistorageclient import resolve_storage_client
+
+            vars(client).update(vars(resolve_storage_client(f"msc://{client.profile}")[0]))
+    _clients.clear()
+
+
+os.register_at_fork(before=_remember, after_in_parent=_clients.clear, after_in_child=_renew)

@@ -29,9 +29,6 @@ def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | Non
     """Return the question and the answer of one entry as turns; None: it is no pair.
 
     Of several answers to one question, the first is taken.
-
-    Raises:
-        Skip: `bad_message` for a side that is no text.
     """
     asks = [key for key in _ASKS if key in message]
     answers = [key for key in _ANSWERS if key in message]
@@ -52,11 +49,7 @@ def without_sides(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
-    """Return `prompts` and as many `captions` as turns.
-
-    Raises:
-        Skip: `bad_message`.
-    """
+    """Return `prompts` and as many `captions` as turns."""
     sides = []
     for key in ("prompts", "captions"):
         side = value[key] if isinstance(value[key], list) else [value[key]]

@@ -5,13 +5,17 @@
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from energon_pack.samples.media.formats import kind_by_name
+from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.placeholders import num_placeholders
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
+
+#: marks that ms-swift replaces by the names and boxes in the field `objects`
+_OF_OBJECTS = ("<ref-object>", "<bbox>")
+
 
 _PICTURE = re.compile(r"<img>([^<>\n]+)</img>")  # HTML has no </img>
 TO_DOWNLOAD = "media are read from files: download it first (img2dataset does), and write the file's name"
@@ -24,16 +28,7 @@ def pictures_in(text: str) -> list[str]:
 
 
 def with_pictures(messages: Sequence[Message], lists_media: bool) -> list[Message]:
-    """Return messages with a content part for each `<img>a.png</img>` of a question.
-
-    Args:
-        messages: a conversation that has some.
-        lists_media: the sample lists media elsewhere.
-
-    Raises:
-        Skip: `unsupported_media` for an address, and for a sample that has other media, too: which stands where is not
-            known.
-    """
+    """Return messages with a content part for each `<img>a.png</img>` of a question."""
     asked = [message for message in messages if message["role"] != "assistant"]
     texts = [message["content"] for message in asked if isinstance(message["content"], str)]
     if len(texts) < len(asked) or lists_media or num_placeholders(messages):
@@ -65,3 +60,28 @@ def name_in(named: Mapping[str, Any]) -> Any:
     if named.get("type") == "base64" and isinstance(named.get("data"), str):
         return f"data:{named.get('media_type') or 'image/png'};base64,{named['data']}"
     return named.get("url", named.get("path", named.get("data")))
+
+
+def with_marks_replaced(messages: list[Message], fields: Mapping[str, Any], lists_media: bool = False) -> list[Message]:
+    """Put media in the place of `<img>a.png</img>`; refuse marks that stand for boxes."""
+    if fields.get("objects"):
+        whole = "".join(text for _, text in _texts(messages))
+        # unless an end tag follows: HTML, `<bbox>1,2,3,4</bbox>`
+        if mark := next((m for m in _OF_OBJECTS if m in whole and m.replace("<", "</") not in whole), None):
+            what = f"{mark} stands for a value of 'objects', which is not put in its place (source.map can write it)"
+            raise Skip(Reason.BAD_MESSAGE, what)
+    for role, text in _texts(messages):
+        if role != "assistant" and "<img>" in text and pictures_in(text):
+            listed = lists_media or any(map(fields.get, ("name", "media_files", *MEDIA_KEYS)))
+            return with_pictures(messages, listed)
+    return messages
+
+
+def _texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Yield role and text of every text in the messages."""
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            yield message["role"], content
+        else:
+            yield from ((message["role"], part["text"]) for part in content if part["type"] == "text")

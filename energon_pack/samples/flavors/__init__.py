@@ -10,9 +10,8 @@ from energon_pack.run.by_name import entry_point
 from energon_pack.samples.flavors.base import Flavor, PackedFlavor
 from energon_pack.samples.flavors.captioning import PackedCaptioning
 from energon_pack.samples.flavors.fit import RULES
-from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA
+from energon_pack.samples.flavors.multi_mix_qa import MultiMixQA, PackedMultiMixQA, PackedTrees
 from energon_pack.samples.flavors.references import all_parts
-from energon_pack.samples.flavors.trees import PackedTrees
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import meta_of, refuse_other_len, tokens_in, why_other_format
 from energon_pack.samples.pack_tokens import members_of
@@ -31,11 +30,7 @@ FLAVORS: dict[str, Flavor] = {**PACKED, TREES.name: TREES, UNPACKED.name: UNPACK
 
 
 def packed_flavor(name: str) -> PackedFlavor | None:
-    """Return the packs' flavour of this name from this package or an installed one; None: there is none.
-
-    Raises:
-        PackError: the entry point of this name in `energon_pack.flavors` can't be imported, or is no PackedFlavor.
-    """
+    """Return the packs' flavour of this name from this package or an installed one; None: there is none."""
     if name in PACKED or name == TREES.name:
         return PACKED.get(name, TREES)
     flavor = entry_point("flavors", "output.flavor", name)
@@ -54,11 +49,7 @@ def packed_flavor(name: str) -> PackedFlavor | None:
 
 
 def flavor_written(name: object) -> PackedFlavor:
-    """Return the flavour that a dataset's energon_pack.json names; the default flavour if it names none.
-
-    Raises:
-        PackError: no installed package has it; or as `packed_flavor` raises.
-    """
+    """Return the flavour that a dataset's energon_pack.json names; the default flavour if it names none."""
     flavor = packed_flavor(name) if isinstance(name, str) else DEFAULT
     if flavor is None:
         known = ", ".join([*PACKED, TREES.name])
@@ -77,9 +68,6 @@ def why_unknown(manifest: Mapping[str, Any]) -> str | None:
 def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, Any]:
     """Make the fields of a flavour's sample class from the parts of a pack; raises Skip as its `load` does.
 
-    Args:
-        read: reads the media from the source if the pack holds no copies.
-
     Raises:
         UnknownFormat: another tool, or another version of this package, wrote the pack; or it has no tokens.
     """
@@ -90,11 +78,7 @@ def load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str, 
 
 
 def inputs_of_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack from its parts without a sample class; raises Skip as `load` and `inputs` do.
-
-    Args:
-        read: as in `load_pack`.
-    """
+    """Yield the members of a pack from its parts without a sample class; raises Skip as `load` and `inputs` do."""
     fields = {"__key__": parts["__key__"], **load_pack(parts, flavor, read)}
     yield from inputs_of_sample(flavor, SimpleNamespace(**fields))
 

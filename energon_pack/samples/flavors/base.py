@@ -88,12 +88,7 @@ class PackedFlavor(Flavor):
     def all_part_names(
         self, members: Sequence[Sequence[tuple[str, str]]], num_shared: Sequence[int]
     ) -> list[list[str]]:
-        """Name the parts for the media of all members; shared media keep the names of the member before.
-
-        Args:
-            members: kind and extension of each medium of each member.
-            num_shared: for each member, the number of its first media that it shares with the member before it.
-        """
+        """Name the parts for the media of all members; shared media keep the names of the member before."""
         names: list[list[str]] = []
         for index, (media, num) in enumerate(zip(members, num_shared, strict=True)):
             names.append([*(names[-1][:num] if num else ()), *self.part_names(index, media)[num:]])

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 from energon_pack.errors import short
 from energon_pack.samples.conversation import place
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor, sample_value
-from energon_pack.samples.flavors.parts import positions_of
 from energon_pack.samples.flavors.schema import COUNT, LIST, META, NAMES, OBJECTS, TEXTS, Schema
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import NO_OPTIONS, MemberInput
 from energon_pack.samples.options import option_fields, options_of
 from energon_pack.samples.pack_reader import captioning_name
-from energon_pack.samples.parts import Parts, medium_of
+from energon_pack.samples.parts import Parts, medium_of, positions_of
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Message
 
@@ -177,9 +176,6 @@ def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Me
 
     Args:
         positions: the array of each image, None for an image without an array; empty: write no times.
-
-    Raises:
-        Skip: the times can't be computed, or the placeholders do not match the images.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from energon_pack.samples.flavors.base import (
@@ -14,12 +15,12 @@ from energon_pack.samples.flavors.base import (
     PackedFlavor,
     sample_value,
 )
-from energon_pack.samples.flavors.parts import kind_of, media_by_kind
-from energon_pack.samples.flavors.schema import MEDIA, MESSAGES, META, OBJECTS, Schema
-from energon_pack.samples.media.kinds import BY_LETTER, KINDS
-from energon_pack.samples.member import NO_OPTIONS, MemberInput, media_fields
+from energon_pack.samples.flavors.schema import COUNTS, MEDIA, MESSAGES, META, OBJECTS, Schema
+from energon_pack.samples.media.kinds import BY_LETTER, IMAGE, KINDS, VIDEO
+from energon_pack.samples.member import NO_OPTIONS, MemberInput, Shared, media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.parts import Parts
+from energon_pack.samples.pack_reader import num_shared
+from energon_pack.samples.parts import Parts, kind_of, media_by_kind
 from energon_pack.samples.sample import media_type
 
 _NAME = re.compile(rf"s\d{{3,}}\.([{''.join(BY_LETTER)}])\d{{2,}}\.[a-z0-9]+")  # s003.i00.jpg
@@ -127,3 +128,28 @@ class PackedMultiMixQA(PackedFlavor):
             kinds = [kind for names in self.parts(fields) for name in names if (kind := self.kind(name))]
             if fields["media_type"] != media_type(kinds):
                 yield f"media_type is {fields['media_type']}, its media make it {media_type(kinds)}"
+
+
+class PackedTrees(PackedMultiMixQA):
+    """A pack of conversations; each may begin as the one before it does."""
+
+    name = "packed_trees"
+    sample_class = "PackedTreesSample"
+    subflavor = "packed_trees"
+    meta: ClassVar[Schema] = {**META, "shared_lens": COUNTS}
+
+    def load(self, parts: Parts, value: Fields) -> dict[str, Any]:
+        counts = list(num_shared(self.parts(value), value["_meta"]["shared_lens"]))
+        kinds = [[kind_of(parts, name) for name in names] for names in value["media_files"]]
+        shared = [kinds_of[:num] for kinds_of, num in zip(kinds, counts, strict=True)]
+        return {
+            **super().load(parts, value),
+            "shared_lens": value["_meta"]["shared_lens"],
+            "shared_images": [member.count(IMAGE.kind) for member in shared],
+            "shared_videos": [member.count(VIDEO.kind) for member in shared],
+        }
+
+    def inputs(self, sample: Any) -> Iterator[MemberInput]:
+        shared = zip(sample.shared_lens, sample.shared_images, sample.shared_videos, strict=True)
+        for member, counts in zip(super().inputs(sample), shared, strict=True):
+            yield replace(member, shared=Shared(*counts))

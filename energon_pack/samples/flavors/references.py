@@ -28,12 +28,7 @@ def _is_lists_of(is_it: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def with_references(value: Fields, flavor: PackedFlavor, members: Sequence[Sequence[Reference]]) -> dict[str, Any]:
-    """Turn the JSON of a pack with copies into the JSON of a pack with references.
-
-    Args:
-        value: the JSON with copies.
-        members: the references of each member, in the order of writing.
-    """
+    """Turn the JSON of a pack with copies into the JSON of a pack with references."""
     refs = [[list(part.place) for part in parts] for parts in members]
     stated = [[[part.name, part.size, part.checksum] for part in parts] for parts in members]
     fields = {REFS if name == flavor.media_field else name: item for name, item in value.items()}

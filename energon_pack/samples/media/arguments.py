@@ -48,12 +48,7 @@ def merged(members: Sequence[Prepared]) -> Prepared:
 def media_arguments(
     media: Prepared, settings: Mapping[str, Mapping[str, Any]], nests_images: bool = False
 ) -> dict[str, Any]:
-    """Return the arguments that hold media and the call's settings for them; frames are already chosen.
-
-    Args:
-        settings: by kind.
-        nests_images: whether several images are a nested list.
-    """
+    """Return the arguments that hold media and the call's settings for them; frames are already chosen."""
     arguments = {KINDS[kind].argument: media.of(kind) for kind in dict.fromkeys(media.order)}
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
@@ -69,11 +64,7 @@ def media_arguments(
 
 
 def metadata(num_in_source: float, fps: float, frames: Sequence[int]) -> dict[str, Any]:
-    """Return the metadata of a video that a processor wants.
-
-    Args:
-        num_in_source: how many frames these were chosen from.
-    """
+    """Return the metadata of a video that a processor wants."""
     duration = num_in_source / fps
     return {"total_num_frames": num_in_source, "fps": fps, "duration": duration, "frames_indices": [*frames]}
 
@@ -84,7 +75,6 @@ def sound_arguments(order: Sequence[str], tracks: Sequence[Any], sounds: Sequenc
     Args:
         order: the kind of each placeholder; needed if a video is heard.
         tracks: the sound of each video; None: the video is not heard.
-        sounds: the sounds that have placeholders of their own.
     """
     if all(track is None for track in tracks):
         return {"audio": list(sounds)} if sounds else {}

@@ -1,16 +1,25 @@
 """Adds to a sample's media what the sample asks for: settings, lists of frames for videos, sounds of videos."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.arguments import metadata
-from energon_pack.samples.media.containers import probe_track
-from energon_pack.samples.media.kinds import IMAGE, VIDEO
-from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.medium_settings import FRAMES
-from energon_pack.samples.media.settings import settings_of
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import (
+    FRAMES,
+    NUMBER_OF_FRAMES_KEYS,
+    PIXEL_KEYS,
+    RANGE_KEYS,
+    RATE_KEYS,
+    SETTING_KEYS,
+    SHARED_KEYS,
+    Media,
+    MediumSettings,
+)
+from energon_pack.samples.media.sound_probe import probe_track
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 
@@ -26,13 +35,8 @@ def as_asked(
     """Return the media of a sample with the settings, frames and sounds that the sample asks for.
 
     Args:
-        media: in the order of their placeholders.
         video_frames: the sample's field `video_frames`: for each video the ascending indices of its frames, or null.
         opened: opens the medium with an index; needed if videos are to be heard.
-
-    Raises:
-        Skip: `bad_message` for a wrong form, and for settings that contradict each other; `unreadable_media` for a
-            frame that a video does not have, for frames of several sizes, and for a sound that can't be decoded.
     """
     if options.media and len(options.media) != len(media):
         raise Skip(Reason.BAD_MESSAGE, f"media_settings has {len(options.media)} entries for {len(media)} media")
@@ -59,11 +63,7 @@ def _heard(video: Media, file: BinaryIO) -> Media:
 
 
 def span_of(video: Media) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`.
-
-    Raises:
-        Skip: `unreadable_media`: fewer than two frames lie in the span.
-    """
+    """Return the first frame and the number of frames of a video's span, from `video_start` to `video_end`."""
     settings, total = video.settings, video.num_frames
     if settings is None or not settings.is_range:
         return 0, total
@@ -161,3 +161,52 @@ def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, 
     """
     indices = range(video.num_frames) if frames is None else frames
     return metadata(num_in_source(video), video.fps, indices)
+
+
+_OF_IMAGES = PIXEL_KEYS[:4]
+_OF = {
+    **{kind: frozenset[str]() for kind in KINDS},
+    IMAGE.kind: frozenset(_OF_IMAGES),
+    VIDEO.kind: frozenset((*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS)),
+    FRAMES: frozenset((*PIXEL_KEYS, *RATE_KEYS, "fps", FRAMES)),
+}
+#: the largest number that a float can hold
+_MOST = sys.float_info.max
+_NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in KINDS.items()}}
+
+
+def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
+    """Read the settings of a medium; None if the record sets nothing for it.
+
+    Args:
+        value: the settings of this medium; a key whose value is None sets nothing.
+    """
+    own = {key: item for key, item in (value or {}).items() if item is not None}
+    if not own and not of_all:
+        return None
+    what = FRAMES if FRAMES in own else kind
+    if unknown := sorted(own.keys() - _OF[what]):
+        keys = ", ".join(key for key in SETTING_KEYS if key in _OF[what])
+        raise Skip(Reason.BAD_MESSAGE, f"{unknown[0]} of {_NOUNS[what]}: there are {keys}")
+    own = {key: of_all[key] for key in SHARED_KEYS if key in _OF[what] and of_all.get(key) is not None} | own
+    if not own:
+        return None
+    found = MediumSettings(**{field.name: _number(own, field.name) for field in fields(MediumSettings)})  # type: ignore[arg-type]
+    if (found.resized_height is None) != (found.resized_width is None):
+        raise Skip(Reason.BAD_MESSAGE, f"resized_height and resized_width go together: {own}")
+    if found.fps is not None and found.nframes is not None:
+        raise Skip(Reason.BAD_MESSAGE, f"fps={found.fps:g} and nframes={found.nframes:g}: one of them says how many")
+    return found
+
+
+def _number(values: Mapping[str, Any], key: str) -> float | None:
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MOST:
+        raise Skip(Reason.BAD_MESSAGE, f"{key} is {str(value)[:40]!r}, no number")
+    if value <= 0 and key not in RANGE_KEYS:
+        raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number above 0")
+    if key == FRAMES and type(value) is not int:
+        raise Skip(Reason.BAD_MESSAGE, f"{key} is {value}, no number of images")
+    return value

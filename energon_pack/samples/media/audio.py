@@ -25,7 +25,6 @@ def decode_audio(data: bytes, rate: int) -> Samples:
     """Decode a sound: float32 [n], the mean of its channels, resampled.
 
     Args:
-        data: the whole file.
         rate: samples a second of the result.
 
     Raises:
@@ -53,9 +52,6 @@ def decode_audio(data: bytes, rate: int) -> Samples:
 
 def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
     """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
-
-    Args:
-        container: the file, as PyAV has opened it.
 
     Raises:
         UndecodableError: there is no sound, its rate changes, or some samples are not finite.

@@ -24,7 +24,6 @@ def probe_image(file: BinaryIO) -> Media:
 
     Raises:
         UnidentifiedImageError: it is no image.
-        Skip: `unreadable_media`.
     """
     try:
         with opened(file) as image:
@@ -43,9 +42,6 @@ def probe_image(file: BinaryIO) -> Media:
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
     """Return an open image as a medium, by its header.
-
-    Args:
-        png_chunks: the names of a PNG's chunks, as `png_chunks` returns them.
 
     Raises:
         Exception: it can't be decoded, and only then would its orientation be known.

@@ -10,7 +10,7 @@ from typing import Any
 
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.images import Image
-from energon_pack.samples.media.medium import Media, Medium
+from energon_pack.samples.media.medium import Media, MediaFormat, Medium
 from energon_pack.samples.media.sounds import Sound
 from energon_pack.samples.media.videos import Video
 
@@ -21,11 +21,7 @@ _TAKEN = ("text", "mix")  # what a sample may be beside a kind
 
 
 def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
-    """Return our kinds, and those that installed packages add, in the order of their names.
-
-    Raises:
-        PackError: a package can't be imported, or its kind lacks something or has what another kind has.
-    """
+    """Return our kinds, and those that installed packages add, in the order of their names."""
     kinds = {medium.kind: medium for medium in OURS}
     for point in sorted(points, key=lambda point: point.name):
         try:
@@ -78,3 +74,23 @@ MEDIA_KEYS = tuple(key for medium in KINDS.values() for key in medium.keys)
 def said(medium: Media) -> str:
     """Say what a medium is, for messages."""
     return KINDS[medium.kind].said(medium)
+
+
+FORMATS: tuple[MediaFormat, ...] = tuple(format for medium in KINDS.values() for format in medium.formats)
+#: extensions of images, by their content
+IMAGE_EXTENSIONS = frozenset(format.extension for format in IMAGE.formats)
+_KINDS = {name: format.kind for format in FORMATS for name in (format.extension, *format.also)}
+#: extensions that mark a file as a medium
+MEDIA_NAMES = tuple(_KINDS)
+#: extensions that mark a file as a video
+VIDEO_NAMES = tuple(name for name, kind in _KINDS.items() if kind == VIDEO.kind)
+
+
+def format_of(head: bytes) -> MediaFormat | None:
+    """Return the format of a file that begins with these 16 bytes; None: unknown."""
+    return next((format for format in FORMATS if format.magic.match(head)), None)
+
+
+def kind_by_name(part: str) -> str | None:
+    """Return the kind of medium by the extension of a name; None: it is no medium."""
+    return _KINDS.get(part.rpartition(".")[2].lower())

@@ -13,7 +13,57 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-    from energon_pack.samples.media.medium_settings import MediumSettings
+#: the keys of a record that give one medium its settings, as qwen_vl_utils names them
+PIXEL_KEYS = ("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels")
+NUMBER_OF_FRAMES_KEYS = ("fps", "nframes", "min_frames", "max_frames")
+RANGE_KEYS = ("video_start", "video_end")
+RATE_KEYS = ("sample_fps", "raw_fps")
+#: the key of a number n: the n images from this one on are the frames of one video
+FRAMES = "list_of_frames"
+#: keys that may apply to all media of a sample, and keys of a content part
+SHARED_KEYS = (*PIXEL_KEYS, *NUMBER_OF_FRAMES_KEYS, *RANGE_KEYS, *RATE_KEYS)
+SETTING_KEYS = (*SHARED_KEYS, FRAMES)
+
+
+@dataclass(frozen=True)
+class MediumSettings:
+    """The settings of one medium; None: the record does not set it."""
+
+    #: pixels in an image or a frame
+    min_pixels: float | None = None
+    max_pixels: float | None = None
+    #: height and width in pixels before rounding to whole tokens; both are set or none
+    resized_height: float | None = None
+    resized_width: float | None = None
+    #: pixels in all frames together
+    total_pixels: float | None = None
+    #: frames to take from each second; for a list of frames: its frames a second
+    fps: float | None = None
+    nframes: float | None = None
+    min_frames: float | None = None
+    max_frames: float | None = None
+    #: seconds
+    video_start: float | None = None
+    video_end: float | None = None
+    #: for a list of frames: its frames a second, and the frames a second of the video they were taken from
+    sample_fps: float | None = None
+    raw_fps: float | None = None
+    list_of_frames: int | None = None
+
+    @property
+    def pixels(self) -> list[str]:
+        """Return the keys that resize pixels."""
+        return [key for key in PIXEL_KEYS if getattr(self, key) is not None]
+
+    @property
+    def counts_frames(self) -> bool:
+        """Tell whether they set how many frames are taken."""
+        return any(getattr(self, key) is not None for key in NUMBER_OF_FRAMES_KEYS)
+
+    @property
+    def is_range(self) -> bool:
+        """Tell whether they select only a part of the clip."""
+        return self.video_start is not None or self.video_end is not None
 
 
 class MediaFormat(NamedTuple):
@@ -25,6 +75,10 @@ class MediaFormat(NamedTuple):
     also: tuple[str, ...] = ()  # other extensions
     #: checks that a video ends where its first bytes say; None: FFmpeg itself notices a cut file
     is_whole: Callable[[BinaryIO], bool] | None = None
+
+
+#: video format → the format of sounds that begin with the same bytes: only the streams tell the two apart
+SOUNDS_LIKE = {"mp4": "m4a", "mkv": "mka"}
 
 
 def begins(pattern: bytes) -> re.Pattern[bytes]:
@@ -43,7 +97,7 @@ class Media:
     num_frames: int = 0  # of a video
     fps: float = 0.0
     frames: tuple[int, ...] = ()  # indices that the sample lists for its video; empty: the model chooses
-    settings: "MediumSettings | None" = None  # settings that the sample gives it; None: none
+    settings: MediumSettings | None = None  # settings that the sample gives it; None: none
     num_samples: int = 0  # in each channel, of a sound or of the sound of a video that is heard
     rate: int = 0  # samples of a sound in a second
     is_turned: bool = False  # whether EXIF turns an image on its side
@@ -163,7 +217,6 @@ class Medium(ABC):
 
         Args:
             value: the bytes or the decoded medium; None: the part is missing.
-            name: of the part, for messages.
         """
         return b"" if value is None else value
 

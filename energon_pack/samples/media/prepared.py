@@ -1,14 +1,14 @@
 """Prepare media for a processor's call, in training and where lengths are verified."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
+from PIL import Image
 
 from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.input_rules import InputRules
@@ -16,17 +16,15 @@ from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.steps import stepped
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.media.video import decode_frames
-from energon_pack.samples.tokens import SeenMedium
+from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Step
 
 
 def prepared_media(rules: InputRules, media: Sequence[SeenMedium], own: Sequence[Any]) -> Prepared:
     """Return the media of a sample for its processor.
 
     Args:
-        media: the media of the sample, in the order of their placeholders.
         own: for each medium an image, or the bytes of another medium; for a list of frames, each image.
 
     Raises:
@@ -50,14 +48,14 @@ def _prepared(rules: InputRules, medium: SeenMedium, own: Sequence[Any]) -> Any:
     return clip(medium, frames, heard)
 
 
-def clip(video: SeenMedium, frames: Sequence[Image], sound: Any = None) -> Clip:
+def clip(video: SeenMedium, frames: Sequence[Image.Image], sound: Any = None) -> Clip:
     """Return the frames of a video for a processor's call, with the video's metadata."""
     total = int(video.num_in_source) if video.num_in_source == int(video.num_in_source) else video.num_in_source
     pixels = np.stack([np.asarray(frame) for frame in frames])
     return Clip(pixels, metadata(total, video.fps, video.frames), sound)
 
 
-def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image]:
+def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> list[Image.Image]:
     shown = [with_look(image, rules.looks[medium.kind]) for image in images]
     if other := next((image.size for image in shown if image.size != (medium.width, medium.height)), None):
         wanted = f"{medium.width}×{medium.height}"
@@ -65,14 +63,14 @@ def _pixels(rules: InputRules, medium: SeenMedium, images: Sequence[Any]) -> lis
     return changed(rules, medium, shown)
 
 
-def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image]) -> list[Image]:
+def changed(rules: InputRules, medium: SeenMedium, images: Sequence[Image.Image]) -> list[Image.Image]:
     """Return images, or frames, after the medium's steps."""
     return [stepped(image, medium.steps, partial(_changed_by_another, rules)) for image in images]
 
 
-def _changed_by_another(rules: InputRules, image: Image) -> Image:
+def _changed_by_another(rules: InputRules, image: Image.Image) -> Image.Image:
     """Return an image after the preprocessor of another package; raises PackError if it can't be imported."""
-    made: Image = _preprocessor(json.dumps(rules.media)).apply(image)
+    made: Image.Image = _preprocessor(json.dumps(rules.media)).apply(image)
     return made
 
 
@@ -87,3 +85,29 @@ def _preprocessor(media: str) -> Any:
 def media_inputs(rules: InputRules, media: Prepared) -> dict[str, Any]:
     """Return the media arguments of a processor's call, and its settings for them; the frames are already chosen."""
     return media_arguments(media, rules.call_settings, rules.nests_images)
+
+
+def stepped(image: Image.Image, steps: Sequence[Step], own: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Return an image after its steps."""
+    for step in steps:
+        size = step.width, step.height
+        if step.operation == OWN:
+            image = own(image)
+        elif step.operation == CROP:
+            left, top = (image.width - step.width) // 2, (image.height - step.height) // 2
+            image = image.crop((left, top, left + step.width, top + step.height))
+        elif step.operation == RESIZE_FRAME:
+            image = _resized_by_torch(image, size)
+        else:
+            image = image.resize(size, Image.Resampling.BICUBIC)
+    return image
+
+
+def _resized_by_torch(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize a frame as qwen_vl_utils does: with torch, whose pixels differ from Pillow's."""
+    from torch import from_numpy
+    from torch.nn.functional import interpolate
+
+    pixels = from_numpy(np.array(frame)).permute(2, 0, 1)[None].float()
+    pixels = interpolate(pixels, size=size[::-1], mode="bicubic", align_corners=False, antialias=True)
+    return Image.fromarray(pixels.clamp(0, 255).round()[0].byte().permute(1, 2, 0).numpy())

@@ -6,9 +6,8 @@ from PIL import UnidentifiedImageError
 
 from energon_pack.errors import PackError
 from energon_pack.samples.bytes import Bytes, Range, as_file
-from energon_pack.samples.media.containers import stream_format
 from energon_pack.samples.media.headers import plain_image
-from energon_pack.samples.media.kinds import IMAGE, KINDS
+from energon_pack.samples.media.kinds import IMAGE, KINDS, format_of
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Reason, Skip
@@ -36,13 +35,9 @@ def probe_part(file: Bytes, part: AnyPart) -> Media:
 
 
 def probe(file: BinaryIO) -> Media:
-    """Read kind and size of a medium from its first bytes; the content decides, not the name.
-
-    Raises:
-        Skip: `unreadable_media`.
-    """
+    """Read kind and size of a medium from its first bytes; the content decides, not the name."""
     head = file.read(16)
-    container = stream_format(head, file)
+    container = format_of(head)
     try:
         if container is not None and container.kind != IMAGE.kind:
             return KINDS[container.kind].probe(file, container)

@@ -1,40 +1,59 @@
-"""Reads how many samples a sound has, and its rate.
+"""Reads how many samples a sound has, and its rate: the decoder that training uses decodes and counts it.
 
-Headers of some files say exactly how many samples the decoder gives; `sound_headers` reads them. In other files
-delays, paddings and cuts hide samples, so the decoder that training uses decodes and counts the sound.
+Only a WAV of integers is counted by its header. A WAV, an AIFF or an MP3 that lacks its end decodes without an error:
+their headers say what is missing.
 """
 
+import os
+import struct
 from typing import Any, BinaryIO
 
 from energon_pack.samples.media.audio import pieces_in
 from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.sound_headers import plain_sound
-from energon_pack.samples.media.sound_mp3 import CutShortError
 from energon_pack.samples.media.streams import opened, probing
 from energon_pack.samples.skip import Reason, Skip
 
 _LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
+_MOST_CHUNKS = 1000
+#: sizes of data that programs write before they know its end, and into a pipe never correct; 0 is another
+_UNKNOWN_SIZES = tuple(range(most - 64, most + 1) for most in (0x7F000024, 0x7FFFF000, 0x80000000, 0xFFFFFFFF))
+_NOT_SAMPLES = (b"LIST", b"id3 ", b"fact", b"cue ", b"bext")  # chunks that FFmpeg decodes behind empty data
 
 
 def probe_audio(file: BinaryIO, container: MediaFormat) -> tuple[int, int]:
-    """Return how many samples a sound has in each channel, and how many there are in a second.
+    """Return how many samples a sound has in each channel, and how many there are in a second."""
+    if container.is_whole and not container.is_whole(file):
+        raise _cut_short("its last part is missing")
+    if container.extension in ("wav", "aiff") and (counted := _by_chunks(file, container.extension == "wav")):
+        return checked_length(*counted)
+    with probing("sound"), opened(file) as opened_file:
+        return decoded_length(opened_file)
 
-    Raises:
-        Skip: `unreadable_media` if the file is cut short, too long or holds no sound, `unsupported_media` without PyAV.
-    """
-    _check_whole(file, container)
-    try:
-        found = plain_sound(file, container.extension)
-    except CutShortError as error:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {error}") from None
-    if found is None:
-        with probing("sound"), opened(file) as opened_file:
-            found = decoded_length(opened_file)
-    return checked_length(*found)
+
+def probe_track(file: BinaryIO) -> tuple[int, int] | None:
+    """Return what `probe_audio` returns, for the first sound of a video; None: the video has no sound."""
+    with probing("video"), opened(file) as container:
+        return decoded_length(container) if container.streams.audio else None
+
+
+def decoded_length(container: Any) -> tuple[int, int]:
+    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second."""
+    num_samples = rate = 0
+    with probing("sound"):
+        for piece, rate in pieces_in(container):
+            num_samples += len(piece)
+            if num_samples > _LONGEST * rate:
+                break
+        checked_length(num_samples, rate)
+        stream = container.streams.best("audio")
+        promised = round((stream.duration or 0) * stream.time_base * rate)
+        if container.format.name in ("mp3", "flac") and num_samples < promised - 1:
+            raise _cut_short(f"its header promises {promised:,} samples, {num_samples:,} are there")
+    return num_samples, rate
 
 
 def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
-    """Return what it was given; raises Skip if no sound has so many samples, or a model would not hear so many."""
+    """Return the arguments; raises Skip if no sound has so many samples, or a model would not hear so many."""
     if not (num_samples and 0 < rate < 1 << 31):  # more is no rate to FFmpeg
         raise Skip(Reason.UNREADABLE_MEDIA, f"a sound of {num_samples} samples, {rate} a second")
     if num_samples > _LONGEST * rate:
@@ -42,21 +61,32 @@ def checked_length(num_samples: int, rate: int) -> tuple[int, int]:
     return num_samples, rate
 
 
-def _check_whole(file: BinaryIO, container: MediaFormat) -> None:
-    if container.is_whole and not container.is_whole(file):
-        raise Skip(Reason.UNREADABLE_MEDIA, "the sound is cut short")
+def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
+    """Return number of samples and rate of a WAV of integers; None: decode it."""
+    order: Any = "little" if is_wav else "big"
+    end, block, rate = file.seek(0, os.SEEK_END), 0, 0
+    file.seek(4)
+    whole, position = int.from_bytes(file.read(4), order), 12
+    for _ in range(_MOST_CHUNKS):
+        file.seek(position)
+        name, size = file.read(4), int.from_bytes(file.read(4), order)
+        position += 8
+        if name == b"fmt " and is_wav:
+            kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", file.read(16).ljust(16, b"\0"))
+            is_plain = kind == 1 and bits in (8, 16, 24, 32) and channels > 0 and block == channels * bits // 8
+            block = block if is_plain else 0
+        elif name in (b"data", b"SSND"):
+            is_known = size > 0 and not any(size in sizes for sizes in _UNKNOWN_SIZES)
+            if is_known and size > end - position and whole + 8 - end not in (-1, 0):
+                raise _cut_short(f"its header promises {size:,} bytes, {end - position:,} are there")
+            if not size and file.read(4) in (*_NOT_SAMPLES, b""):
+                return 0, rate
+            return (size // block, rate) if block and 0 < size <= end - position else None
+        elif len(name) < 4:
+            break
+        position += size + size % 2
+    raise _cut_short(f"{end} bytes do not hold its header")
 
 
-def decoded_length(container: Any) -> tuple[int, int]:
-    """Decode the sound of a file that PyAV has opened; return its number of samples, and its samples a second.
-
-    Raises:
-        Skip: `unreadable_media` if it can't be decoded.
-    """
-    num_samples = rate = 0
-    with probing("sound"):
-        for piece, rate in pieces_in(container):
-            num_samples += len(piece)
-            if num_samples > _LONGEST * rate:
-                break
-    return num_samples, rate
+def _cut_short(why: str) -> Skip:
+    return Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {why}")

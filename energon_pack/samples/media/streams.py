@@ -59,11 +59,7 @@ def is_cover(stream: Any) -> bool:
 
 @contextmanager
 def probing(noun: str) -> Iterator[None]:
-    """Turn errors of PyAV into the reason why a sample is left out.
-
-    Raises:
-        Skip: `unreadable_media`; `unsupported_media` without PyAV.
-    """
+    """Turn errors of PyAV into the reason why a sample is left out."""
     try:
         yield
     except Skip:

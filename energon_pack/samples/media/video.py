@@ -36,7 +36,6 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     """Decode frames of a video: upright, RGB.
 
     Args:
-        data: the whole file.
         indices: ascending indices of frames in the order they are shown; an index may be repeated.
 
     Raises:
@@ -88,11 +87,7 @@ def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
 
 
 def upright(frame: Any) -> Image.Image:
-    """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch.
-
-    Raises:
-        Skip: `unsupported_media`: a player turns it by another angle than a right one.
-    """
+    """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch."""
     image: Image.Image = frame.to_image()
     of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
     matrix = of_frame.get("DISPLAYMATRIX")  # `frame.side_data` refers back: the frame would wait for the collector

@@ -1,28 +1,32 @@
 """Reads size, rate and number of frames of a video from its header."""
 
+import os
 from typing import Any, BinaryIO
 
-from energon_pack.samples.media.medium import MediaFormat
-from energon_pack.samples.media.streams import film, opened, probing
+from energon_pack.samples.media.medium import SOUNDS_LIKE, Media, MediaFormat
+from energon_pack.samples.media.sound_probe import decoded_length
+from energon_pack.samples.media.streams import film, is_cover, opened, probing
 from energon_pack.samples.media.video import upright
-from energon_pack.samples.media.video_headers import plainly_upright
 from energon_pack.samples.skip import Reason, Skip
 
 _HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
+_MOST_HEADER = 16 << 20  # bytes that are searched for what turns a picture
+_MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")  # of an mp4: it changes nothing
+_TRACKS, _CLUSTER, _PROJECTION = b"\x16\x54\xae\x6b", b"\x1f\x43\xb6\x75", b"\x76\x70"  # of a Matroska
 
 
-def probe_video(file: BinaryIO, container_format: MediaFormat | None) -> tuple[int, int, int, float]:
-    """Return upright width and height, number of frames and frames a second of a video.
+def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
+    """Return a video with its upright width and height, or the sound of a container that holds no pictures.
 
     No frame is decoded, but the first of a video that may be turned.
-
-    Raises:
-        Skip: `unreadable_media` if it is cut short or holds no film; `unsupported_media` without PyAV, or if players
-            turn it by another angle than a right one.
     """
-    if container_format and container_format.is_whole and not container_format.is_whole(file):
+    if container_format.is_whole and not container_format.is_whole(file):
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
+    extension = container_format.extension
     with probing("video"), opened(file) as container:
+        if extension in SOUNDS_LIKE and container.streams.audio and all(map(is_cover, container.streams.video)):
+            num_samples, hertz = decoded_length(container)
+            return Media("audio", extension=SOUNDS_LIKE[extension], num_samples=num_samples, rate=hertz)
         stream = film(container)
         num_frames = _num_shown(container, stream)
         rate = stream.average_rate or stream.guessed_rate
@@ -31,10 +35,39 @@ def probe_video(file: BinaryIO, container_format: MediaFormat | None) -> tuple[i
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
-    if not (container_format and plainly_upright(file, container_format.extension)):
+    if not _is_plainly_upright(file, extension):
         with probing("video"), opened(file) as container:
             width, height = upright(next(container.decode(film(container)))).size
-    return width, height, num_frames, float(rate)
+    return Media("video", width, height, extension, num_frames, float(rate))
+
+
+def _is_plainly_upright(file: BinaryIO, extension: str) -> bool:
+    """Tell whether a container surely asks players not to turn its pictures; only mp4 and Matroska can ask it."""
+    if extension == "mp4":
+        tables = _moov(file)
+        return bool(tables) and tables.count(_MATRIX) == tables.count(b"mvhd") + tables.count(b"tkhd")
+    if extension == "mkv":
+        file.seek(0)
+        header, cluster, _ = file.read(_MOST_HEADER).partition(_CLUSTER)
+        return bool(cluster) and _TRACKS in header and _PROJECTION not in header
+    return True
+
+
+def _moov(file: BinaryIO) -> bytes:
+    """Return the tables of an mp4; empty: there are none, or they are too large."""
+    end, position = file.seek(0, os.SEEK_END), 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")
+        size = int.from_bytes(head[8:], "big") if size == 1 else size or end - position
+        if head[4:8] == b"moov" and size <= _MOST_HEADER:
+            file.seek(position)
+            return file.read(size)
+        if size < 8:
+            break
+        position += size
+    return b""
 
 
 def _num_shown(container: Any, stream: Any) -> int:

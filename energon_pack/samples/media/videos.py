@@ -1,10 +1,10 @@
 """Videos: one kind of media. A video may be heard, too: then it has a number of samples and a rate."""
 
+import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_pack.samples.media.images import drawn_size
 from energon_pack.samples.media.medium import Media, MediaFormat, Medium, begins
-from energon_pack.samples.media.whole import has_whole_boxes, has_whole_riff
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +13,32 @@ _SIDES = (48, 320)  # pixels of random videos
 _NUM_FRAMES = (8, 60)
 RATES = (2.0, 10.0, 24.0, 25.0, 30.0)  # frames a second
 _MP4 = rb"....ftyp(?!avi|hei|hev|mif|msf|M4[AB])"  # AVIF and HEIF are images in the same container, M4A is a sound
+
+
+def has_whole_boxes(file: BinaryIO) -> bool:
+    """Tell whether the outermost boxes of an mp4 end with the file: FFmpeg opens a cut mp4 and promises all frames."""
+    end = file.seek(0, os.SEEK_END)
+    position = 0
+    while position + 8 <= end:
+        file.seek(position)
+        head = file.read(16)
+        size = int.from_bytes(head[:4], "big")
+        if size == 1:
+            size = int.from_bytes(head[8:16], "big")
+        elif size == 0:  # the box goes to the end of the file
+            return True
+        if size < 8:
+            return False
+        position += size
+    return position == end
+
+
+def has_whole_riff(file: BinaryIO) -> bool:
+    """Tell whether the RIFF chunk of an AVI ends within the file."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    head = file.read(8)
+    return head[:4] != b"RIFF" or 8 + int.from_bytes(head[4:], "little") <= end
 
 
 class Video(Medium):
@@ -36,10 +62,10 @@ class Video(Medium):
     example = Media("video", 320, 240, "mp4", 30, 10.0)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
+        """Return a sound if the container holds no pictures: only its streams tell."""
         from energon_pack.samples.media.video_probe import probe_video
 
-        width, height, num_frames, fps = probe_video(file, container)
-        return Media(self.kind, width, height, container.extension, num_frames, fps)
+        return probe_video(file, container)
 
     def said(self, medium: Media) -> str:
         seen = f"a video of {medium.num_frames} frames of {self.size(medium)} at {medium.fps:g} a second"

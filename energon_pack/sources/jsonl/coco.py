@@ -33,11 +33,7 @@ def is_coco(file: File) -> bool:
 
 
 def with_image(raw: bytes, file: File, path: str) -> bytes:
-    """Return a line unchanged, or, in a COCO file, a caption with the name of its image.
-
-    Raises:
-        Skip: `missing_media`: no such image is listed.
-    """
+    """Return a line unchanged, or, in a COCO file, a caption with the name of its image."""
     if not _CAPTION.search(raw):
         return raw
     kept = _names.get((path, file.version)) or _names.put((path, file.version), (_image_names(file),))

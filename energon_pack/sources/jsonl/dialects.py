@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from energon_pack.run.stores import is_address
-from energon_pack.samples.dialects.columns import our_turn
-from energon_pack.samples.dialects.fields import history_turns, joined_question
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
-from energon_pack.samples.dialects.rewrite import in_our_words
+from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
+from energon_pack.samples.dialects.table import history_turns, joined_question
 from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, MEDIA_KEYS, PART_TYPES, VIDEO
-from energon_pack.samples.media.medium_settings import RATE_KEYS
+from energon_pack.samples.media.medium import RATE_KEYS
 from energon_pack.samples.placeholders import flat_content, num_placeholders
 from energon_pack.samples.record import Record, parse_in_our_words
 from energon_pack.samples.sample import Message
@@ -62,9 +61,6 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     """Parse a line's JSON to a record with a list of the media it names.
 
     Frames that a sample lists in place of a video replace its `<video>`; frames under `videos` stay one video.
-
-    Raises:
-        Skip: as `parse_record`, and `missing_media` for an entry that names no file.
     """
     value = in_our_words(value, settings)
     if isinstance(value, dict):

@@ -3,21 +3,27 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from energon_pack.errors import PackError
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.find import Form, Leaf, but_parquet
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import Form, Leaf, but_parquet, of_split
+from energon_pack.sources.inside import media_in, open_medium, split_name
 from energon_pack.sources.jsonl.dialects import Lines
+from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.jsonl.meta import Wanted, files_in, has_media
-from energon_pack.sources.media_root import find_media_root
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
-from energon_pack.sources.splits import of_split
-from energon_pack.sources.storage import folder_of, real_path, walk
+from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
 
-#: if there are such files, a CSV may be anything
-BINARY_TABLES = re.compile(r"(?i)\.(parquet|arrow)$")
+_NUM_SAMPLES = 16
+_MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in each place
+_MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
+
+
 _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
@@ -64,10 +70,7 @@ class TableFiles(LineFiles):
     """Files of tables; those of a folder may be of several splits."""
 
     def in_folder(self, folder: str) -> list[str]:
-        files = super().in_folder(folder)
-        if self._stems is not None:  # beside Parquet and Arrow, a CSV may be anything
-            files = list(filter(BINARY_TABLES.search, files)) or files
-        return of_split(folder, files, self._settings.split)
+        return of_split(folder, super().in_folder(folder), self._settings.split)
 
 
 def of_samples(stems: Collection[str], files: Sequence[str]) -> list[str]:
@@ -86,3 +89,53 @@ def _with_media_root(shard: Shard, settings: ReadSettings) -> Shard:
         return shard  # a meta file names it
     root = find_media_root(shard, settings)
     return shard if root is None else replace(shard, lines=replace(shard.lines, media_root=root))
+
+
+def find_media_root(shard: JsonlShard, settings: ReadSettings) -> str | None:
+    """Find the folder of the first media of a file; None: they are beside it, or nowhere, or it names none."""
+    folder = folder_of(shard.path)
+    most_names = _MOST_NAMES_STORED if shard.is_stored else _MOST_NAMES
+    names = [*dict.fromkeys(_first_names(shard, settings))][:most_names]
+    if not names or any(_is_there(folder, name) for name in names):
+        return None
+    found = {root: sum(_is_there(root, name) for name in names) for root in _places_around(shard.path)}
+    most = max(found.values(), default=0)
+    best = [root for root, number in found.items() if number == most]
+    if most and len(best) > 1:
+        raise PackError(
+            f"{shard.path}: {names[0]} is in {best[0]} and in {best[1]}: source.media_root=FOLDER says which is meant"
+        )
+    return best[0] if most else None
+
+
+def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
+    for raw in shard.first(_NUM_SAMPLES):
+        with suppress(Skip):
+            for name in shard.record(raw, LINE, False, settings).listed_media or ():
+                if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
+                    yield name
+
+
+def _places_around(path: str) -> Iterator[str]:
+    folder = folder_of(path)
+    above = folder_of(folder)
+    stem = os.path.basename(path).partition(".")[0]
+    yield above
+    for place in (*_inside(folder), *(place for place in _inside(above) if place != folder)):
+        yield from (place, path_in(place, stem))
+
+
+def _inside(folder: str) -> list[str]:
+    names = [name for name in names_in(folder) if not name.startswith(".")]
+    folders = [name.rstrip("/") for name in names if name.endswith("/")]
+    archives = [name for name in names if name.endswith(".zip")]
+    groups = [group for group in (folders, archives) if len(group) <= _MOST_FOLDERS]
+    return sorted(path_in(folder, name) for name in chain.from_iterable(groups))
+
+
+def _is_there(root: str, name: str) -> bool:
+    try:
+        with open_medium(media_in(root, name) or path_in(root, name)):
+            return True
+    except (OSError, KeyError, ValueError, Skip):
+        return False

@@ -25,8 +25,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
 from energon_pack.sources.compressed import compressed_error, compression
+from energon_pack.sources.file_kinds import what_else
 from energon_pack.sources.jsonl.coco import is_coco, mapped
-from energon_pack.sources.other_formats import what_else
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA
@@ -65,11 +65,7 @@ class _Bad:
 
 
 def index_lines(path: str) -> pa.Table:
-    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element.
-
-    Raises:
-        PackError: the file is compressed, holds something other than JSON in UTF-8, or can't be opened.
-    """
+    """Return a row of `INDEX_SCHEMA` for each sample; its key is the number of its line, or of its element."""
     numbers, offsets, sizes = (array("q") for _ in range(3))
     bad = _Bad()
     with _open(path) as file:
@@ -100,8 +96,6 @@ def index_of(
     """Make the table of `INDEX_SCHEMA`, damage in the schema's metadata.
 
     Args:
-        numbers, offsets, sizes: for each sample.
-        digest: identifies the content of the file.
         bad: why the last samples can't be read.
         damage: offset and description of each place from which an unknown number of samples may be lost.
     """

@@ -63,11 +63,7 @@ class Wanted:
 
 
 def files_in(path: str, settings: SourceConfig, wanted: Wanted) -> Iterator[tuple[str, Lines]]:
-    """Yield the file itself, or the files that a meta file lists, each with how it is read.
-
-    Raises:
-        PackError: an entry makes no sense, its file is not there, or an entry asks for an unknown way to draw samples.
-    """
+    """Yield the file itself, or the files that a meta file lists, each with how it is read."""
     root, folder = settings.media_root, folder_of(absolute(path))
     meta = _read(path)
     if meta is None:
@@ -133,11 +129,7 @@ def _folder(path: str) -> str:
 
 
 def _local(where: str, named: str, folder: str, remote_media: bool) -> str:
-    """Return the path of a file or folder that a meta file names.
-
-    Raises:
-        PackError: it is on another store than the meta file, and `remote_media` is off.
-    """
+    """Return the path of a file or folder that a meta file names."""
     if is_address(named) and not remote_media and bucket_of(named) != bucket_of(folder):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
@@ -160,11 +152,7 @@ def _ratio_of(where: str, value: Mapping[str, Any]) -> float:
 
 
 def meta_entries(path: str, value: Any, settings: SourceConfig) -> list[Entry] | None:
-    """Read InternVL's meta file or LLaVA-OneVision's YAML as a mixture with epochs; None: the value is of neither.
-
-    Raises:
-        PackError: an entry makes no sense, or `source.datasets` names none.
-    """
+    """Read InternVL's meta file or LLaVA-OneVision's YAML as a mixture with epochs; None: the value is of neither."""
     if (blend := _blend(path, value)) is None:
         return None
     wanted, folder, entries = Wanted(settings.datasets), folder_of(absolute(path)), list[Entry]()

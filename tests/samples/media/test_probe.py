@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps, PngImagePlugin
 
 from energon_pack.samples.bytes import Range, as_file
-from energon_pack.samples.media.formats import format_of
 from energon_pack.samples.media.image import open_image
+from energon_pack.samples.media.kinds import format_of
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.samples.media.probe import probe, probe_part
 from energon_pack.samples.sample import Part

@@ -1,0 +1,150 @@
+"""Draw numbers as bars of HTML, in the colours of the page, each with a tooltip. Letters stay as large as the page's.
+
+    strip       |text text|image|padding|         one bar, cut into pieces
+    histogram    64 – 128   |||||     12           a strip for each range of values
+                128 – 256   |||||||   21
+    barred      47.19% with a bar behind it        a number of a table, by its share of the largest
+
+Colours follow kinds, the classes `of-<kind>` of style.css: text, image, video, audio, mix, unknown, padding.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.report.pages.html import Html, tag
+from energon_pack.report.pages.rows import Cell
+
+_BARS = 20
+_ROUNDED_UP = 0.9995  # share of a unit; in three digits it is written as one
+_LEAST = 0.1  # percent: the least width of a piece, so that it is seen
+
+
+class Piece(NamedTuple):
+    """A piece of a strip."""
+
+    kind: str
+    size: float
+    label: str  # its tooltip
+    is_odd: bool = False  # drawn paler, to tell it from a neighbour of the same kind
+
+
+def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
+    """Draw one bar: the pieces, and what they leave of `total`.
+
+    Args:
+        ends: draw the rest as padding; False: leave it blank.
+    """
+    used = sum(piece.size for piece in pieces)
+    rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if ends and total > used else []
+    drawn = [
+        tag(
+            "i",
+            title=label,
+            class_=f"of-{kind}{' odd' * is_odd}",
+            style=f"width:{max(_LEAST, 100 * size / total):.2f}%",
+        )
+        for kind, size, label, is_odd in (*pieces, *rest)
+    ]
+    sums: dict[str, float] = {}
+    for piece in (*pieces, *rest):
+        sums[piece.kind] = sums.get(piece.kind, 0.0) + piece.size
+    said = ", ".join(f"{kind} {short(size)}" for kind, size in sums.items())
+    return tag("div", *drawn, class_="strip", role="img", aria_label=said)
+
+
+def _width(share: float) -> str:
+    return f"width:{max(_LEAST, 100 * share):.2f}%"
+
+
+def legend(kinds: Mapping[str, object]) -> Html | None:
+    """Say which colour stands for which kind; None where there is only one."""
+    if len(kinds) < 2:
+        return None
+    return tag("div", *(tag("span", tag("i", class_=f"of-{kind}"), kind) for kind in kinds), class_="legend")
+
+
+def barred(text: str, share: float) -> Cell:
+    """Return a number of a table with a bar behind it, whose length is a share of the column's width."""
+    return Cell(text, tag("span", text, class_="bar", style=f"--share:{100 * min(1.0, max(0.0, share)):.1f}%"))
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars by kind. Bar i counts values from edge i to below edge i + 1; the last bar also counts values at its end."""
+
+    edges: list[float]
+    counts: dict[str, list[int]]
+
+
+def log_histogram(
+    values: Mapping[str, npt.NDArray[Any]], mark: float = 0.0, counts: Mapping[str, npt.NDArray[Any]] | None = None
+) -> Histogram | None:
+    """Count whole numbers into bars a half, a quarter … of an octave wide. None: there is no value.
+
+    Args:
+        values: by kind; positive.
+        mark: a value that is an edge; 0: none.
+        counts: how often each value is there, by kind; None: once.
+    """
+    all_values = np.concatenate([np.zeros(0), *values.values()])
+    if not len(all_values):
+        return None
+    low, high = (math.floor(math.log2(max(1.0, end))) for end in (all_values.min(), max(all_values.max(), mark)))
+    per_octave = max(1, min(4, _BARS // (high + 1 - low)))
+    steps = range((high + 1 - low) * per_octave + 1)
+    edges = sorted(
+        {float(round(2 ** (low + step / per_octave))) for step in steps} | ({float(mark)} if mark else set())
+    )
+    weights = counts or {}
+    return Histogram(
+        edges, {kind: np.histogram(some, edges, weights=weights.get(kind))[0].tolist() for kind, some in values.items()}
+    )
+
+
+def histogram(shape: Histogram, x: str, y: str, mark: tuple[float, str] | None = None) -> Html:
+    """Draw a strip for each range of values, as long as its count; ranges at both ends without a value are left out.
+
+    Args:
+        x, y: what is counted, as `tokens of a sample`, and in which unit, as `samples`.
+        mark: an edge, and the words that stand between the bars below and above it.
+    """
+    sums = [sum(values[i] for values in shape.counts.values()) for i in range(len(shape.edges) - 1)]
+    return tag("div", legend(shape.counts), *_bars(shape, sums, (x, y), mark), class_="histogram")
+
+
+def _bars(
+    shape: Histogram, sums: Sequence[int], axes: tuple[str, str], mark: tuple[float, str] | None
+) -> Iterator[Html]:
+    x, y = axes
+    shown = [i for i, number in enumerate(sums) if number]
+    for i, (low, high) in enumerate(pairwise(shape.edges)):
+        if mark and low == mark[0]:
+            yield tag("p", mark[1], class_="mark")
+        if shown[0] <= i <= shown[-1]:
+            pieces = [
+                Piece(kind, values[i], f"{low:,.0f} to {high:,.0f} {x}, {kind}: {values[i]:,} {y}")
+                for kind, values in shape.counts.items()
+                if values[i]
+            ]
+            yield tag("span", f"{low:,.0f} – {high:,.0f}")
+            yield strip(pieces, max(sums), ends=False)
+            yield tag("span", short(sums[i]))
+    if mark and mark[0] >= shape.edges[-1]:
+        yield tag("p", mark[1], class_="mark")
+
+
+def short(value: float) -> str:
+    """Write a number in a few characters: 950, 12.3k, 4.1M."""
+    if value != value or math.isinf(value):
+        return str(value)
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size * (1 if unit == "k" else _ROUNDED_UP):
+            size = 1e3 if unit == "k" else size
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
