@@ -212,7 +212,7 @@ def test_a_program_of_a_trainer_runs_as_it_stands(page: str, typed_demo: Path, t
     program, *_ = blocks("python", page)
     reader.read(packing)
     (tmp_path / "program.py").write_text("__import__('energon_pack').prepare_torchvision()\n" + program)
-    words = [python_of("trl"), "-W", "ignore", "program.py"]
+    words = [str(python_of("trl")), "-W", "ignore", "program.py"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
