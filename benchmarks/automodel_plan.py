@@ -21,7 +21,7 @@ from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.templates.full import prepare_torchvision
 
 prepare_torchvision()  # before the imports that ask for it
 from nemo_automodel.components.datasets.vlm.datasets import PreTokenizedDatasetWrapper  # noqa: E402

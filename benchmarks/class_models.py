@@ -13,7 +13,7 @@ import torch
 from class_rows import CONFIGS
 from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 
-from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
 

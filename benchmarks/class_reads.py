@@ -23,11 +23,10 @@ from classes import _quiet, _said
 from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
-from energon_pack.training.made_probe import probe_of
-from energon_pack.training.outline import BOUNDARIES, values_in
+from energon_pack.training.masks import BOUNDARIES, values_in
+from energon_pack.training.probe import probe_of
 from energon_pack.training.small_model import small_model
-from energon_pack.training.tower import tower_in
-from energon_pack.training.tower_trial import run_of, tried
+from energon_pack.training.tower import run_of, tower_in, tried
 
 NUM_IMAGES = 22
 Row = dict[str, Any]

@@ -21,7 +21,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.outline import BOUNDARIES
+from energon_pack.training.masks import BOUNDARIES
 
 #: options of the encoder, and whether batches bring the values for the tower
 VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {

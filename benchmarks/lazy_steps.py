@@ -16,7 +16,7 @@ from rich.table import Table
 from step_sets import SETS
 from torch.utils.data import DistributedSampler
 
-from energon_pack.plan.epochs import plan_of_epoch
+from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig

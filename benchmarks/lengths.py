@@ -36,13 +36,13 @@ from energon_pack.samples.skip import Skip
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard
+from energon_pack.templates.full import prepare_torchvision
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.counter import CountingError
 from energon_pack.templates.tokens.words import HOSTILE
-from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 ENGINES = ("words", "gigatoken")
 NUM_HOSTILE = 60_000

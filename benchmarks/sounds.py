@@ -1,7 +1,7 @@
 """Are sounds counted as training hears them? Compares headers with the decoder, and tokens with full processors.
 
     python benchmarks/sounds.py                   # 1,000 clips, thirteen classes of transformers: ten minutes
-    python benchmarks/sounds.py --clips 100 --classes Voxtral MOSS
+    python benchmarks/sounds.py --clips 100 --classes MOSS
 
 Clips hold tones, noise and, if espeak-ng is installed, speech. They have the containers and encoders of `FORMATS`, 8 to
 96 kHz, mono to 5.1, and last 10 ms to two minutes; some are cut short. The script prints for each container how many
@@ -68,7 +68,6 @@ CLASSES: dict[str, Callable[[Path], Path]] = {
     "Music Flamingo": partial(
         processors.hearing, name="MusicFlamingo", token="<sound>", more=("<|sound_bos|>", "<|sound_eos|>")
     ),
-    "Voxtral": hearing.voxtral,
     "VibeVoice-ASR": hearing.vibevoice_asr,
     "MOSS": hearing.moss,
     "Phi-4": hearing.phi4,

@@ -11,7 +11,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.folder import local_folder
-from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.full import errors_only
 from energon_pack.training.pack_encoder import PackEncoder
 
 
@@ -27,9 +27,6 @@ def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bo
 
     Args:
         processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
-
-    Raises:
-        ValueError: the processor has another tokenizer than the dataset; or the dataset is damaged.
     """
     folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)

@@ -8,7 +8,7 @@ whatever decoder a task encoder sets.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 from energon_pack.dataset.manifest import (
     is_metadataset,
@@ -105,11 +105,7 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
-    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it.
-
-    Raises:
-        Skip: packing would skip this sample.
-    """
+    """Return the fields of a `MultiMixQASample` from an unpacked source sample, read as packing reads it."""
     key, files = str(parts.get("__key__", "")), [Part(name, 0, 0) for name in parts if not name.startswith("__")]
     record = _record(parts, settings)
     chosen = media_parts(record, key, files)
@@ -170,13 +166,6 @@ def _cook(load: Callable[[Parts], dict[str, Any]], flavor: Flavor) -> Callable[[
 # ------------------------------------------------------------------------------------------------ order of the plan
 
 
-@runtime_checkable
-class GoesOn(Protocol):
-    """A task encoder that reads packs in order: `reading.PacksInOrder`."""
-
-    def going_on(self, states: Sequence[State], micro_batches: int | None = None) -> Any: ...
-
-
 def train_arguments(
     path: str | Path,
     task_encoder: Any,
@@ -203,7 +192,7 @@ def train_arguments(
     refuse_none(states, "Journal.state()")
     common = {"worker_config": worker_config, "batch_size": 1, "shuffle_buffer_size": None}
     common |= {"max_samples_per_sequence": None, "task_encoder": task_encoder}
-    ours = isinstance(task_encoder, GoesOn)
+    ours = hasattr(task_encoder, "going_on")  # reading.PacksInOrder
     if ours:
         common["task_encoder"] = task_encoder.going_on(states, micro_batches)
     if (buffer_size := getattr(task_encoder, "packing_buffer_size", None)) is not None:

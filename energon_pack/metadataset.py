@@ -49,11 +49,7 @@ class Entry:
 
 
 def read_entry(text: str) -> Entry:
-    """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address.
-
-    Raises:
-        PackError: it is not a packed dataset, or the weight makes no sense.
-    """
+    """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
     path, equals, given = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
         path, given = text, ""
@@ -81,9 +77,6 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 
     true, false, null and numbers mean the same as in JSON and YAML 1.2. Quotes make text of them. Any other value is
     text.
-
-    Raises:
-        PackError: the argument is not `KEY=VALUE`.
     """
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -104,11 +97,6 @@ def blend(
     Args:
         weight_by: packs, samples or tokens: their number is the weight of a dataset without one.
         config: the YAML file of each dataset that is used; None: dataset.yaml.
-        relative: name folders relative to the folder of `out`.
-
-    Raises:
-        PackError: packs that no training job takes together, weights of different meanings, a `config` that a dataset
-            lacks, or a folder of this machine while `out` is on a store, where Energon would look for its path.
     """
     refuse_unlike(entries, weight_by)
     for entry in entries:
@@ -154,11 +142,7 @@ def refuse_unlike(entries: list[Entry], weight_by: str) -> None:
 
 
 def relative_path(folder: DatasetFolder, start: str) -> str:
-    """Return the path of a dataset, relative to the Metadataset's folder.
-
-    Raises:
-        PackError: they are not on one machine or in one bucket.
-    """
+    """Return the path of a dataset, relative to the Metadataset's folder."""
     (store, path), (other, beside) = map(_rooted, (folder.path, start))
     if store != other:
         raise PackError(f"--relative: from {start} there is no relative path to {folder}: leave it out")
@@ -197,12 +181,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
-    """Print a description of each dataset, how often training reads it, and the keys of its JSON.
-
-    Args:
-        batch_size: packs of one step of all ranks.
-        num_steps: of the training; None: unknown.
-    """
+    """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
     rows = []
@@ -240,7 +219,6 @@ def _shards(entry: Entry, split: str) -> list[str]:
 
 
 def _json_keys(entry: Entry) -> list[str]:
-    """Return the keys of the first pack's JSON."""
     shard = _shards(entry, next(iter(entry.counts)))[0]
     with entry.folder.open(shard) as file:
         return sorted(first_json(file))

@@ -45,9 +45,6 @@ def order_packs(
     Args:
         entries: their weights are shares of the trained tokens; without weights, each pack comes once in an epoch.
         relative: name the datasets relative to `out`.
-
-    Raises:
-        PackError: no training job can use these packs together.
     """
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)
@@ -89,11 +86,7 @@ def _labels(entry: Entry) -> object:
 
 
 def _parts(entries: list[Entry], start: str | None) -> list[Part]:
-    """Name the datasets: by their folders, with a number where two are called the same.
-
-    Args:
-        start: the folder to which paths are relative; None: they are whole.
-    """
+    """Name the datasets: by their folders, with a number where two are called the same."""
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):

@@ -11,7 +11,6 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO
-from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
@@ -45,7 +44,7 @@ def load_template(path: str | Path, processor: str | None = None, trust_remote_c
     )
     template = _built(settings)
     refuse_other_ids(read_input_rules(path, processor), path, processor, template.ids_of)
-    return template.without_shortcut() if NO_SHORTCUT.items() <= manifest["fingerprints"].items() else template
+    return template
 
 
 def tokenized(dataset: str, processor: str | None, trust_remote_code: bool, member: MemberInput) -> MemberTokens:

@@ -334,11 +334,7 @@ def _manifest(factory: Any) -> Manifest:
 
 
 def _order(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> Ints | None:
-    """Return the numbers of packs in the order of a plan over several datasets; None: there is one dataset.
-
-    Raises:
-        ValueError: a dataset was packed again after the order was made; or the order is of other packs.
-    """
+    """Return the numbers of packs in the order of a plan over several datasets; None: there is one dataset."""
     if not manifest.get("parts"):
         return None
     for part in manifest["parts"]:

@@ -32,11 +32,7 @@ def files() -> Iterator[Path]:
 
 
 def write_recipes(folder: Path) -> int:
-    """Copy the files into a folder; return how many were not there yet.
-
-    Raises:
-        PackError: a file exists and differs: nothing is written.
-    """
+    """Copy the files into a folder; return how many were not there yet."""
     new = []
     for name in files():
         content, path = (shipped() / name).read_bytes(), folder / name
@@ -51,7 +47,6 @@ def write_recipes(folder: Path) -> int:
 
 
 def _about(path: Path) -> str:
-    """Return the first line of a recipe's docstring."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 

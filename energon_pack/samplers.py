@@ -5,19 +5,17 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from energon_pack.online.length_groups import Groups, Limits, group
-from energon_pack.online.ranks import ranks_here
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.steps.position import Position, State, Stream, Taken, positions_in, taken_by
-from energon_pack.steps.topology import Topology
+from energon_pack.steps.topology import Topology, ranks_here
 
 __all__ = ["LengthGroupedSampler", "PackSampler"]
 
@@ -31,28 +29,6 @@ _JITTER = 0.005
 
 #: `overlong`: the treatment of a sample with more tokens than a batch may have, as a warning tells it
 _OVERLONG = {"alone": "each is a batch of its own", "drop": "they are in no batch"}
-
-
-class PacksOfEpochs(Protocol):
-    """The part of a `LazyPackedDataset` or `PackedDataset` that a sampler uses."""
-
-    #: packs of each rank in a step
-    micro_batches: int
-    #: identifies the packs
-    fingerprint: str
-
-    @property
-    def config(self) -> Any:
-        """Its `seed`, and `packing.step_weights`."""
-
-    def __len__(self) -> int:
-        """Number of packs in every epoch."""
-
-    def have_epoch(self, epoch: int) -> None:
-        """Plan an epoch."""
-
-    def costs(self, epoch: int) -> tuple[npt.NDArray[np.float64], Ints]:
-        """Return float64[2, num_packs], what each pack of an epoch costs, and int64[num_packs], its trained tokens."""
 
 
 class _Dealer(Sampler[Item]):
@@ -146,14 +122,12 @@ class _Dealer(Sampler[Item]):
         self._num_given = 0
 
     def _upcoming(self) -> Position:
-        """Return the position of the next item."""
         position = self._position
         while not self._left(position):
             position = self._next(position)
         return position
 
     def _end(self, position: Position) -> int:
-        """Return the number at which an iteration ends: that of the last whole step."""
         start, step = position.before.first, self._beginning.topology.unit
         return start + (self._size(position.epoch, position.topology) - start) // step * step
 
@@ -161,7 +135,6 @@ class _Dealer(Sampler[Item]):
         return (self._end(position) - position.before.first) // position.ranks - position.turns.first
 
     def _next(self, position: Position) -> Position:
-        """Return the beginning of the iteration that follows."""
         left_over = self._size(position.epoch, position.topology) - self._end(position)
         return replace(position, epoch=position.epoch + 1, before=Taken(-left_over), turns=Taken())
 
@@ -191,7 +164,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
 
     def __init__(
         self,
-        packs: PacksOfEpochs,
+        packs: Any,
         rank: int | None = None,
         world_size: int | None = None,
         micro_batches: int | None = None,
@@ -252,7 +225,7 @@ class PackSampler(_Dealer[tuple[int, int]]):
             if topology.data_parallel > 1:
                 costs, trained = self._packs.costs(epoch)
                 seed = seed_of(self._packs.config.seed, epoch)
-                order = lay_out(costs, trained, topology, seed, self._packs.config.packing.step_weights, _JITTER)
+                order = lay_out(costs, trained, topology, seed, _JITTER)
             self._orders.put(epoch, order)
         return order
 
@@ -340,6 +313,5 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         return samples
 
     def _next(self, position: Position) -> Position:
-        """Return the beginning of an iteration, in batches for these ranks unless others' are left over."""
         following = super()._next(position)
         return following if following.before.first else replace(following, topology=self._beginning.topology)

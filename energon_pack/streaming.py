@@ -16,13 +16,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
-from energon_pack.online.counted import Counted
-from energon_pack.online.packs import OnlinePacks
-from energon_pack.online.ranks import ranks_here
-from energon_pack.pooling.draws import Draws
+from energon_pack.online.packs import Counted, Draws, OnlinePacks
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool, Waiting, waiting_in
 from energon_pack.steps.position import Position, reading, taken_by
+from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_rows
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
@@ -198,11 +196,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
 
 
 def _lanes_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of a stream in that of a loader: one for each worker.
-
-    Raises:
-        PackError: the loader's state is older than its last batch.
-    """
+    """Yield the states of a stream in that of a loader: one for each worker."""
     if not isinstance(state, Mapping):
         return
     if state.get("_steps_since_snapshot"):

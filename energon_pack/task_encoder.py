@@ -31,11 +31,11 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
-from energon_pack.training.probe_tree import ProbeTree
-from energon_pack.training.tower import Tower
 
 if TYPE_CHECKING:
     from energon_pack.pooling.measuring import Measuring
+    from energon_pack.training.probe import ProbeTree
+    from energon_pack.training.tower import Tower
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -220,7 +220,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key
         return batch
 
-    def use_tower(self, tower: Tower | None) -> None:
+    def use_tower(self, tower: "Tower | None") -> None:
         """Make the values for a model's vision tower with each batch: see `guard`."""
         self.encoder.use_tower(tower)
 
@@ -228,7 +228,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         """Return members to try a model with: see `guard`."""
         return self.encoder.probe_members()
 
-    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
+    def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none. See `guard`."""
         return self.encoder.probe_tree(members)
 

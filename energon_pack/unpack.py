@@ -75,14 +75,7 @@ _Row = dict[str, Any]
 
 
 def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> int:
-    """Write the members of a packed dataset as single samples; return their number.
-
-    Args:
-        dataset: its folder, or its address.
-
-    Raises:
-        PackError: it is not a packed dataset or is damaged, or `out` exists. Nothing is written then.
-    """
+    """Write the members of a packed dataset as single samples; return their number."""
     folder = opened(dataset)
     plan, (flavor, messages_key) = PlanFile(folder), _settings(folder)
     out = out.absolute()
@@ -122,11 +115,6 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
 
 
 def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
-    """Return the flavour of a packed dataset, and its `source.messages_key`.
-
-    Raises:
-        PackError: the folder is not a packed dataset.
-    """
     path = f"{META_FOLDER}/{MANIFEST}"
     if not folder.has(path):
         raise PackError(f"{folder} is no packed dataset: it has no {path}")
@@ -148,11 +136,6 @@ def _settings(folder: DatasetFolder) -> tuple[PackedFlavor, str | None]:
 def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
-    """Yield the packs of a shard with their rows of the plan.
-
-    Raises:
-        PackError: a pack is damaged, or differs from the plan.
-    """
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
     while some := list(islice(packs, _PACKS)):
         rows = plan_rows.members({pack.files.key for _, pack, _ in some})
@@ -239,11 +222,7 @@ def _new_names(member: PlanRow) -> list[tuple[str, str]]:
 
 
 def _safe(shard: str) -> str:
-    """Return the name of a source shard, if a file with that name can be written below a folder.
-
-    Raises:
-        PackError: the name leads out of the folder.
-    """
+    """Return the name of a source shard, if a file with that name can be written below a folder."""
     if not shard or shard.startswith("/") or ".." in shard.split("/") or "\0" in shard:
         raise PackError(f"{PLAN} has a source shard {shard!r}, which is no path below a folder")
     return shard

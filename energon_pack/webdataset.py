@@ -169,11 +169,6 @@ class _Parts(dict[str, Any]):
 
 
 def _prepared(dataset: str | Path, split: str | None = None) -> Prepared | None:
-    """Read split.yaml.
-
-    Raises:
-        PackError: it has no such part, or the dataset is a file.
-    """
     if os.path.isfile(dataset):
         raise PackError(
             f"{dataset} is a file: name the folder of a packed dataset; webdataset blends several WebDatasets, each"

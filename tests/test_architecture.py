@@ -26,7 +26,7 @@ pooling
 dataset
 config
 reading packed_with
-loading dataset_encoder packed_seq_params hydra_plugin
+loading dataset_encoder hydra_plugin
 task_encoder webdataset
 report
 verify stages
@@ -45,15 +45,15 @@ errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
 samples.parts samples.references samples.member samples.pack_reader samples.input_rules
 sources.storage sources.stored sources.blockwise sources.tar sources.file_kinds sources.prepared
-templates.folder templates.full templates.quiet templates.served templates.torchvision_shim templates.voxtral
+templates.folder templates.full
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
-on_disk webdataset dataset_encoder training trainers.doors online.ranks
+on_disk webdataset dataset_encoder training trainers.doors
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
 dataset.pack_sums dataset.readable dataset.referenced
 """
-ENERGON = "task_encoder loading reading packed_seq_params flavors samples"
+ENERGON = "task_encoder loading reading flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
 ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
@@ -71,13 +71,9 @@ ASKED_FOR = {
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "members", "model_classes", "noise", "pack_encoder", "pixels")} | {
-    "training.chosen_rope",
-    "training.found_rope",
-    "training.automodel_batch",
-}
+ENCODERS = {f"training.{name}" for name in ("calls", "found_rope", "members", "own_rope", "pack_encoder", "pixels")}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
-MOST = {"a batch of images": (90, 8_500), "guard": (27, 3_500)}
+MOST = {"a batch of images": (82, 8_200), "guard": (20, 3_500)}
 
 
 def name_of(path: Path) -> str:
@@ -174,7 +170,7 @@ def test_reading_imports_nothing_of_packing() -> None:
     """A training job is installed where nothing is packed, and a person can read what it runs."""
     roots = [name for name in MODULES if not outside({name: ""}, READING)]
     assert outside(reached(*roots, stops=ASKED_FOR), BELOW + READING) == []
-    assert outside(reached(*ENERGON.split()[:4], stops=ASKED_FOR), BELOW + READING + ENERGON) == []
+    assert outside(reached(*ENERGON.split()[:3], stops=ASKED_FOR), BELOW + READING + ENERGON) == []
     assert [pair for pair in ASKED_FOR if pair[1] not in imports(MODULES[pair[0]])] == []
 
 
@@ -199,7 +195,7 @@ def test_what_a_door_imports_does_not_grow(door: str, typed_demo: Path, monkeypa
 
 
 FACES = (
-    "automodel", "flavors", "lazy", "loading", "on_disk", "packed_seq_params", "reading", "samplers", "streaming",
+    "automodel", "flavors", "lazy", "loading", "on_disk", "reading", "samplers", "streaming",
     "task_encoder", "webdataset",
 )  # fmt: skip
 

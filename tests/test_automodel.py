@@ -18,9 +18,8 @@ import pytest
 import torch
 import yaml
 
-from energon_pack.automodel import EpochCollate, PackRows, collate, dataset
+from energon_pack.automodel import EpochCollate, PackRows, collate, dataset, media, neat, thd
 from energon_pack.config.compose import compose_config
-from energon_pack.training.automodel_batch import media, neat, thd
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, Member
 from energon_pack.training.layout import neat as neat_layout

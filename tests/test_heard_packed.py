@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from energon_pack import LazyPackedDataset, PackedDataset, StreamingPackedDataset
-from energon_pack.training.heard import are_heard
+from energon_pack.training.encoded import are_heard
 from support import processors
 from support.running import need_torchvision, run_here
 from support.samples import picture, sound, video, video_with_sound

@@ -169,7 +169,7 @@ def test_clouds_are_packed_verified_and_trained(tmp_path: Path) -> None:
             "unreadable_media",
             "cloud",
         )
-        also = ["--source", "--decode", "--lengths", "20", "--processor", "processor", "--trust-remote-code"]
+        also = ["--source", "--decode", "--processor", "processor", "--trust-remote-code"]
         verified = command("-m", "energon_pack.verify", f"out/{name}", *also, cwd=tmp_path, PYTHONPATH=path)
         assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "18 point clouds" in run.stdout

@@ -24,7 +24,7 @@ from energon_pack.samplers import PackSampler
 from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.runs import Ranges
+from energon_pack.templates.tokens.added import Ranges
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack
 from support.given import conversations

@@ -1,7 +1,6 @@
 """The whole run: totals reconcile, bytes are the same every time, and nothing is published that should not be."""
 
 import errno
-import gzip
 import json
 import os
 import shutil
@@ -18,14 +17,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from energon_pack.config import MediaIn, OnDamaged, Overlong, PackConfig, Stage
+from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
 from energon_pack.dataset import check as checking
 from energon_pack.dataset import shards
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
-from energon_pack.sources.settings import Compressed
 from support.marks import slow
 from support.packed import files, json_lines
 from support.running import ROOT, need_torchvision
@@ -662,25 +660,3 @@ def test_a_run_ends_whatever_its_children_do(
     assert process.returncode == (-number if number is signal.SIGKILL else 130)
     assert ("interrupted" in errors) == (number is not signal.SIGKILL)
     assert psutil.wait_procs([child], timeout=60)[1] == []
-
-
-def test_a_compressed_source_packs_as_the_same_unpacked(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
-    """Who has .tar.gz on a store need not unpack terabytes by hand; what it is called must not tell them apart."""
-    packed = tmp_path / "gz"
-    packed.mkdir()
-    for tar in sorted(demo[0].glob("*.tar")):
-        (packed / f"{tar.name}.gz").write_bytes(gzip.compress(tar.read_bytes(), 1))
-    common: dict[str, Any] = {"measure__verify": 0, "cache_dir": str(tmp_path / "cache")}
-    plain = config(output__dir=str(tmp_path / "plain"), **common)
-    copied = config(
-        source__path=str(packed), source__compressed=Compressed.copy, output__dir=str(tmp_path / "copied"), **common
-    )
-    pack(plain)
-    pack(copied)
-    assert files(tmp_path / "copied" / "packed") == files(tmp_path / "plain" / "packed")
-    with pytest.raises(PackError, match=r"output\.media=reference: packs would point to copies"):
-        pack(
-            config(
-                source__path=str(packed), source__compressed=Compressed.copy, output__media=MediaIn.reference, **common
-            )
-        )

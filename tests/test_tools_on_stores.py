@@ -66,7 +66,7 @@ def ranges(bucket: Bucket) -> dict[str, list[tuple[int, int]]]:
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
-        ("verify", ["--decode", "--source", "--lengths", "3", "--num-workers", "1"]),
+        ("verify", ["--decode", "--source", "--num-workers", "1"]),
         ("inspect", ["5", "--full"]),
         ("inspect", ["--search", "i03"]),
         ("inspect", ["--search", "bad"]),

@@ -15,7 +15,7 @@ from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.epochs import plan_of_epoch
+from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig, Share

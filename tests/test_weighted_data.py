@@ -123,7 +123,7 @@ def test_what_was_packed_is_counted_shown_verified_and_unpacked(
     assert "assistant\nSay 2<|im_end|>" in text
     assert "the whole sample counts ×0.25" in text
 
-    assert verify(folder, Options(lengths=100, source=[], num_workers=1)).first(99) == []
+    assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
     unpack(folder, tmp_path / "unpacked")
     found = samples(tmp_path / "unpacked")
     values = {name.rpartition("/")[2]: json.loads(parts["json"]) for name, parts in found.items()}
@@ -153,14 +153,8 @@ def test_verify_sees_that_a_weight_was_taken_out(config: Make, source: Path, cha
             path,
             [(name, _changed(data, changed) if name.endswith(".json") else data) for name, data in read_shard(path)],
         )
-    defects = verify(folder, Options(lengths=100, num_workers=1)).defects["lengths"]
-    said = {
-        "a turn": ("half", " trained tokens, made again "),
-        "the sample": ("nothing", "its weight is 0, made again 1"),
-    }
-    where, what = said[change]
-    assert {of.where.rpartition("/")[2] for of in defects} == {where}
-    assert what in " ".join(of.what for of in defects)
+    defects = verify(folder, Options(source=[], num_workers=1)).defects["source text"]
+    assert {of.where.rpartition("/")[2] for of in defects} == {{"a turn": "half", "the sample": "nothing"}[change]}
 
 
 def _changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -20,7 +20,7 @@ _CONTENT = "model", "media", "labels", "packing", "source", "output"
 #: fingerprint.
 _NOT_CONTENT = {
     "model": {"processor"},
-    "source": {"path", "media_root", "remote_media", "on_damaged", "compressed"},
+    "source": {"path", "media_root", "remote_media", "on_damaged"},
     "packing": {"max_dropped_tokens"},
     "output": {"dir", "name", "overwrite"},
 }
@@ -46,7 +46,7 @@ def content_of(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         entries = {name: {key: item[key] for key in item if key not in _PLACES} for name, item in mixed.items()}
         nodes["source"] = {**nodes["source"], "mixture": entries}
     if nodes["packing"].get("share") == Share.none:
-        unshared = ("share", "share_min_tokens", "share_max_branches")
+        unshared = ("share", "share_min_tokens")
         nodes["packing"] = {key: value for key, value in nodes["packing"].items() if key not in unshared}
     later = {"epochs": 1, "max_audios": None, "max_audio_tokens": None}  # as above
     nodes["packing"] = {key: value for key, value in nodes["packing"].items() if value != later.get(key, ...)}

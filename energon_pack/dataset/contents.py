@@ -6,35 +6,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import short
-from energon_pack.samples.bytes import Bytes, Range, as_file
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.references import defects_of, with_names
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
-from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.probe import probe
-from energon_pack.samples.options import options_of
 from energon_pack.samples.pack_reader import num_shared
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.record import parse_record
 from energon_pack.samples.references import Reference, has_references, references_of
 from energon_pack.samples.sample import Message, Part, media_type
-from energon_pack.samples.settings import STORED
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged, read_tokens
 from energon_pack.sources.referenced import AT_ONCE
-
-if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.templates.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -124,33 +115,8 @@ def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
     return members_of(read_tokens(file.read(part.offset, part.size), pack.meta))
 
 
-def sample_of(file: Bytes, pack: Pack, index: int) -> "Sample":
-    """Return the member at an index as a sample, for a template.
-
-    Raises:
-        KeyError, IndexError: the pack lacks a part of the member.
-        TypeError, ValueError: its conversation is damaged.
-    """
-    from energon_pack.templates.sample import Sample
-
-    member = (pack.members or [])[index]
-    files = [pack.parts[name] for name in pack.names[index]]
-    record = parse_record({"messages": messages_of(file, pack, index), "tools": member.get("tools")}, STORED)
-    media = [probe(as_file(Range(file, part.offset, part.size))) for part in files]
-    placed, order, _ = place_media(record.messages, [medium.kind for medium in media])
-    options = options_of(pack.flavor.fields(member))
-    in_order = [files[i] for i in order]
-    seen = as_asked(
-        [media[i] for i in order],
-        member.get("video_frames"),
-        options,
-        lambda i: as_file(Range(file, in_order[i].offset, in_order[i].size)),
-    )
-    return Sample(placed, seen, record.tools, options)
-
-
 def messages_of(file: Bytes, pack: Pack, index: int) -> list[Message]:
-    """Return the stored conversation of a member, with the times from its patch positions; raises as `sample_of`."""
+    """Return the stored conversation of a member, with the times from its patch positions."""
     positions = [_positions(file, pack, name) for name in pack.names[index]]
     return pack.flavor.messages((pack.members or [])[index], positions)
 

@@ -1,6 +1,5 @@
 """Write the files that Energon and training read beside the shards: `.nv-meta`."""
 
-import io
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,21 +141,6 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     if dataset_yaml == "typed":
         return {"dataset.yaml": typed, "crude.yaml": crude}
     return {"dataset.yaml": crude, TYPED: typed}
-
-
-def frame_by_energon(data: bytes, index: int) -> list[tuple[float, float]]:
-    """Return the beginning and end, in seconds, of the frame that Energon's decoder returns for an index.
-
-    Raises:
-        ImportError: a package that the decoder needs is missing.
-    """
-    from megatron.energon.av import AVDecoder  # imports torch
-
-    decoder = AVDecoder(io.BytesIO(data), suppress_warnings=True)
-    clips: list[tuple[float, float]] = decoder.get_video_clips(
-        [(index, index)], video_unit="frames", video_out_frame_size=(8, 8)
-    )[1]
-    return clips
 
 
 def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def foresee(why: str | None, page: Path, figures: Report | Choices | None = None
         SamplesLost: `lost_too_much` or `bad_data` gave a reason.
     """
     if why is not None:
-        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures and figures.to_json())
+        raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:

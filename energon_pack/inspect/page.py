@@ -62,7 +62,7 @@ def _layouts_of(found: Found) -> Sequence[str]:
 def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
     """Make the batch of one pack; raises as `dataset_encoder.pack_encoder` and `PackEncoder`."""
     from energon_pack.dataset_encoder import pack_encoder
-    from energon_pack.templates.quiet import errors_only
+    from energon_pack.templates.full import errors_only
 
     with errors_only():
         encoder = pack_encoder(opened.folder.path, processor, **how, layout=layout, rope_rows=True)

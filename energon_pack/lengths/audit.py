@@ -1,8 +1,7 @@
 """Compares the tokens of some samples with those of transformers' full processor, which decodes, resizes and tokenizes.
 
-The samples are drawn at random, also from those whose lengths come from the cache: a source may have changed while its
-size and time stayed the same. If the full processor agreed with these very lengths before, the audit measures the
-samples again without it: importing it takes seconds, and it would give the same lengths.
+The samples are drawn at random, also from those whose lengths come from the cache. If the full processor agreed with
+these very lengths before, it is not asked again: importing it takes seconds, and writing makes the ids of every sample.
 
 The audit runs in its own process while the packs are written. A single difference stops the run before anything is
 published. Most full processors need torchvision; without it, only samples of text are checked.
@@ -14,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +22,27 @@ import numpy as np
 from energon_pack.errors import PackError, amount, one_line
 from energon_pack.lengths.measure import LengthsWrong, MeasuredShard
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Chunk, in_chunks
+from energon_pack.lengths.table_cache import Chunk, in_chunks, key_of
 from energon_pack.run.context import Run
 from energon_pack.run.files import write_whole
 from energon_pack.run.heavy_imports import importing
-from energon_pack.run.seeded import Ints
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.streams import UndecodableError
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.sources.reader import Reader, whole, whole_if_small
+from energon_pack.sources.reader import Reader, whole
 from energon_pack.sources.rows import MeasuredRow, rows_of
 from energon_pack.sources.sample import read_again
 from energon_pack.sources.shard import Shard
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full import full_processor, prepare_torchvision
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.torchvision_shim import prepare_torchvision
 from energon_pack.templates.trial import num_waiting, told_apart
 
-_KNOWN = "known.json"
-_WHY_NOT = "not_asked.txt"  # the reason why the installed packages do not let the full processor read media
 _JOB_SAMPLES = 2000  # the full processor takes about half a minute for them
 
 #: Drawn rows of a chunk of lengths, and the shards of that chunk by their numbers.
@@ -60,10 +55,6 @@ class AuditJob:
 
     rows: list[_Drawn]
     method: Method
-    #: True: the full processor agreed with these lengths before, so they are only measured again
-    is_known: bool = False
-    #: the reason why the full processor could not read their media; empty: it could
-    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Audit:
     note: str = ""
     #: the first sample that differs: its id and both lengths
     difference: str = ""
-    #: True: the full processor was not run again
+    #: True: it is the result of an earlier run
     is_known: bool = False
     #: samples with a medium that can't be decoded though its file begins and ends well, and the error of the first one
     num_undecodable: int = 0
@@ -86,8 +77,8 @@ class Audit:
         """Return the lines that a run prints about its audit at the end."""
         lines = []
         if self.num_checked:
-            how = "measured again (the full processor agreed before)" if self.is_known else "in the full processor"
-            lines.append(f"verified: {amount(self.num_checked, 'sample')} {how}, none differs")
+            when = " before" * self.is_known
+            lines.append(f"verified: {amount(self.num_checked, 'sample')} in the full processor{when}, none differs")
         if self.num_unchecked:
             lines.append(f"not verified: {amount(self.num_unchecked, 'sample')} with media: {self.note}")
         if self.num_undecodable:
@@ -107,60 +98,28 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
         return []
     chosen = np.sort(np.random.default_rng(seed).choice(ends[-1], number, replace=False))
     of_chunks = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-    return [
-        ({number: measured[number].shard for number in chunk.numbers}, chunk, _good(chunk)[mine - start].tolist())
-        for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False)
-        if len(mine)
-    ]
+    drawn = []
+    for chunk, mine, start in zip(chunks, of_chunks, [0, *ends], strict=False):
+        if len(mine):
+            with_length = np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
+            shards = {number: measured[number].shard for number in chunk.numbers}
+            drawn.append((shards, chunk, with_length[mine - start].tolist()))
+    return drawn
 
 
-def _good(chunk: Chunk) -> Ints:
-    """Return the rows whose samples have a length."""
-    return np.flatnonzero(chunk.read(["reason"])["reason"].is_null().to_numpy())
-
-
-def is_known(measured: Sequence[MeasuredShard], method: Method, share: float) -> bool:
-    """Tell whether the full processor agreed before with at least this share of exactly these lengths."""
-    known = _known(method)
-    return all(known.get(name, 0.0) >= share for name in _files(measured))
-
-
-def remember(audit: Audit, measured: Sequence[MeasuredShard], method: Method, share: float) -> None:
-    """Note that the full processor agreed, or why it could not read media, so that a sweep runs it only once."""
-    if (audit.num_checked or audit.num_unchecked) and not audit.num_undecodable and not audit.is_known:
-        known = _known(method) | dict.fromkeys(_files(measured), share)
-        if audit.num_unchecked:
-            write_whole(Path(method.template_folder, _WHY_NOT), audit.note.encode())
-        write_whole(Path(method.template_folder, _KNOWN), json.dumps(known).encode())
-
-
-def _why_not(method: Method) -> str:
-    """Return the noted reason why media could not be read; other packages have another folder of notes."""
-    path = Path(method.template_folder, _WHY_NOT)
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _known(method: Method) -> dict[str, float]:
-    """Return the files of lengths (named by a hash of their bytes) and the share of each that was compared."""
-    try:
-        values = json.loads(Path(method.template_folder, _KNOWN).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _files(measured: Sequence[MeasuredShard]) -> list[str]:
-    return sorted({Path(piece.path).name for item in measured for piece in item.pieces})
+def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
+    """Return the file of an audit's result, which is there if the full processor agreed with exactly these lengths."""
+    pieces = [(Path(piece.path).name, piece.num_rows) for item in measured for piece in item.pieces]
+    return Path(method.template_folder, f"audit-{key_of(sorted(pieces), share, seed)}.json")
 
 
 @dataclass(frozen=True)
 class Auditing:
-    """A running audit, with the lengths it checks and the share of them."""
+    """A running audit, or the result of an earlier one."""
 
-    measured: Sequence[MeasuredShard]
     method: Method
-    share: float
-    future: "Future[Audit] | None"  # None: nothing was drawn
+    kept: Path  # the file for its result
+    future: "Future[Audit] | Audit"
     rest: Sequence[AuditJob] = ()  # for all workers
 
 
@@ -173,11 +132,12 @@ def start(
         is_dealt: True: one process checks what it can in reasonable time, and the rest is dealt to all workers at the
             end. False: the one process checks all.
     """
-    rows, known = draw(measured, share, seed), is_known(measured, method, share)
-    parts = _parts(rows) if is_dealt else [rows] if rows else []
-    why_not = _why_not(method) if known else ""
-    jobs = [AuditJob(part, method, known, why_not) for part in parts]
-    return Auditing(measured, method, share, run.executor.start(audit, jobs[0]) if jobs else None, jobs[1:])
+    kept = _kept(measured, method, share, seed)
+    if kept.exists():
+        return Auditing(method, kept, Audit(**{**json.loads(kept.read_bytes()), "is_known": True}))
+    rows = draw(measured, share, seed)
+    jobs = [AuditJob(part, method) for part in (_parts(rows) if is_dealt else [rows] if rows else [])]
+    return Auditing(method, kept, run.executor.start(audit, jobs[0]) if jobs else Audit(0, 0), jobs[1:])
 
 
 def _parts(rows: Sequence[_Drawn]) -> list[list[_Drawn]]:
@@ -200,8 +160,8 @@ def finish(auditing: Auditing, run: Run) -> Audit:
         LengthsWrong: a length differs.
         PackError: its process was killed, or is stuck.
     """
-    if auditing.future is None:
-        return Audit(0, 0)
+    if isinstance(auditing.future, Audit):
+        return auditing.future
     result = run.executor.result(auditing.future)
     for more in run.executor.map(audit, () if result.difference else auditing.rest):
         result = replace(
@@ -219,14 +179,15 @@ def finish(auditing: Auditing, run: Run) -> Audit:
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
             f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
         )
-    remember(result, auditing.measured, auditing.method, auditing.share)
+    if not result.num_undecodable:
+        write_whole(auditing.kept, json.dumps(asdict(result)).encode())
     return result
 
 
 def audit(job: AuditJob) -> Audit:
     """Check the samples of a job; runs in its own process."""
     template = load_saved(job.method.template_folder)
-    processor, note = (None, job.why_not) if job.is_known else _full_processor(template)
+    processor, note = _full_processor(template)
     num_checked = num_unchecked = 0
     undecodable: list[str] = []
     for shards, chunk, indices in job.rows:
@@ -235,9 +196,8 @@ def audit(job: AuditJob) -> Audit:
         samples = [(shards[number], row) for number, row in zip(numbers, rows, strict=True)]
         checked = [(shard, row) for shard, row in samples if not (row.parts and note)]
         num_unchecked += len(samples) - len(checked)
-        of_medium = whole_if_small if processor is None else whole
         with Reader() as reader:
-            for shard, row in reader.ahead(checked, lambda one: [one], of_medium):
+            for shard, row in reader.ahead(checked, lambda one: [one], whole):
                 try:
                     difference = _difference(processor, template, reader, shard, row, job)
                 except UndecodableError as error:
@@ -247,7 +207,7 @@ def audit(job: AuditJob) -> Audit:
                     return Audit(num_checked, num_unchecked, note, f"{shard.sample_id(row.key)} has {difference}")
                 num_checked += 1
     names = len(undecodable), next(iter(undecodable), "")
-    return Audit(num_checked, num_unchecked, note, "", job.is_known, *names)
+    return Audit(num_checked, num_unchecked, note, "", False, *names)
 
 
 def _full_processor(template: Template) -> tuple[Any, str]:
@@ -278,23 +238,21 @@ def _difference(
     processor: Any, template: Template, reader: Reader, shard: Shard, row: MeasuredRow, job: AuditJob
 ) -> str:
     """Return how the tokens of one sample differ from those that were measured; empty: they do not."""
-    where = "measured again" if job.is_known else "in the full processor"
     try:
         read = read_again(reader, shard, row, job.method.read)
         sample = Sample(read.timed, read.media, read.tools, read.options)
         (encoded,) = template.member_tokens([sample], job.method.engine)
-        ids = made = encoded.ids.tolist()
-        if processor is not None:
-            data = [reader.read(shard, part) for part in read.parts]
-            ids = _ids(processor, template, sample, encoded.media, read.parts, data)
+        made = encoded.ids.tolist()
+        data = [reader.read(shard, part) for part in read.parts]
+        ids = _ids(processor, template, sample, encoded.media, read.parts, data)
     except (PackError, UndecodableError):  # the source changed; a medium is damaged
         raise
     except Skip as skip:
-        return f"no ({skip}) tokens {where}, {row.token_len} as measured"
+        return f"no ({skip}) tokens in the full processor, {row.token_len} as measured"
     except Exception as error:  # the processor refuses a sample that was measured: that is a difference
-        return f"no ({one_line(error, 160)}) tokens {where}, {row.token_len} as measured"
+        return f"no ({one_line(error, 160)}) tokens in the full processor, {row.token_len} as measured"
     if len(ids) != row.token_len:
-        return f"{len(ids)} tokens {where}, {row.token_len} as measured"
+        return f"{len(ids)} tokens in the full processor, {row.token_len} as measured"
     if ids != made:
         return f"other tokens: {told_apart(made, ids)}"
     num_visual, _ = num_waiting(template, ids)
@@ -323,17 +281,7 @@ def _ids(
     parts: Sequence[AnyPart],
     data: Sequence[bytes],
 ) -> list[int]:
-    """Return the tokens that the full processor makes of one sample.
-
-    Args:
-        media: its media as the model sees them.
-        parts: where each medium is.
-        data: the bytes of each medium.
-
-    Raises:
-        UndecodableError: one of them can't be decoded.
-        Exception: any error of the processor.
-    """
+    """Return the tokens that the full processor makes of one sample."""
     own = [KINDS[m.kind].loaded(d, part.name) for m, d, part in zip(sample.media, data, parts, strict=True)]
     try:
         prepared = prepared_media(template.input_rules, media, own)

@@ -48,10 +48,6 @@ def is_news(table: pa.Table, numbers: Ints, rows: Ints, stale: Stale) -> npt.NDA
     """Tell which rows differ from what the cache has for them.
 
     Only these are written again: rewriting equal rows would give every run another identity.
-
-    Args:
-        table: rows of lengths.
-        numbers, rows: for each row, the number of its shard and its row number in that shard.
     """
     if not stale:
         return np.ones(table.num_rows, np.bool_)
@@ -65,11 +61,7 @@ def _said(reason: str | None, detail: str | None) -> str | None:
 
 
 def check_media(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], run: Run) -> None:
-    """Compare the media of measured samples with the files that are there now.
-
-    Raises:
-        PackError: one changed.
-    """
+    """Raise PackError if a medium of a measured sample changed."""
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)
     with run.progress.stage("compare", sum(chunk.num_rows for chunk in chunks), "samples") as advance:

@@ -8,7 +8,7 @@ the next run continues there after an interruption, even in the middle of a file
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +24,7 @@ from energon_pack.lengths.changed_media import Stale, is_news, stale_rows
 from energon_pack.lengths.index import IndexedShard, batches, index_cache
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
-from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, ShortcutWrong, measure
-from energon_pack.run.console import say
+from energon_pack.lengths.worker import BEGINNINGS_VERSION, LENGTHS_VERSION, MeasureJob, measure
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
 from energon_pack.run.user_cache import version_of
@@ -36,7 +35,7 @@ from energon_pack.sources.copies import drawn_keys
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.processor import load_saved, without_shortcut
+from energon_pack.templates.processor import load_saved
 from energon_pack.templates.tokens.counter import CountingError
 
 _SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
@@ -68,7 +67,6 @@ def measure_shards(indexed: list[IndexedShard], method: Method, run: Run) -> lis
 
     Raises:
         PackError: `measure.engine` can't be used.
-        ShortcutWrong: see `without_wrong_shortcut`.
     """
     cache = lengths_cache(method, run)
     keys = [_lengths_key(item) for item in indexed]
@@ -87,15 +85,11 @@ def measure_part(indexed: list[IndexedShard], rows: Sequence[Ints], method: Meth
     Args:
         rows: for each shard, the rows of the samples to measure.
     """
-
-    def measure_rows(method: Method) -> int:
-        cache = lengths_cache(method, run)
-        keys = [_lengths_key(item) for item in indexed]
-        found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
-        _measure(indexed, cache, keys, found, method, run, rows)
-        return sum(map(len, rows))
-
-    return without_wrong_shortcut(measure_rows, method)[0]
+    cache = lengths_cache(method, run)
+    keys = [_lengths_key(item) for item in indexed]
+    found = [cache.find(key, item.num_samples) for key, item in zip(keys, indexed, strict=True)]
+    _measure(indexed, cache, keys, found, method, run, rows)
+    return sum(map(len, rows))
 
 
 def _measure(
@@ -159,20 +153,6 @@ def _measure(
         finally:
             cache.flush()
     return [*todo]
-
-
-def without_wrong_shortcut(measure: Callable[[Method], Lengths], method: Method) -> tuple[Lengths, Method]:
-    """Measure, and again without the shortcut if a chat template turns out to look at texts; return lengths and method.
-
-    Args:
-        measure: measures all samples; on the second call, those that were measured with the shortcut are measured anew.
-    """
-    try:
-        return measure(method), method
-    except ShortcutWrong as wrong:
-        say(f"{wrong}: from here on each conversation is rendered whole, and all are measured anew")
-        method = replace(method, template_folder=without_shortcut(method.template_folder))
-        return measure(method), method
 
 
 def _samples(indexed: Sequence[IndexedShard], todo: dict[int, Ints]) -> Iterator[tuple[Ints, Ints, pa.Table]]:

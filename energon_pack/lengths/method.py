@@ -31,11 +31,7 @@ class Method:
         return choice_of(self.template_folder)
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about the template before it measures samples.
-
-        Args:
-            asked: the setting `model.template`.
-        """
+        """Return the lines that a run prints about the template before it measures samples."""
         return [*self.choice.lines(asked), *lines_of(self.template_folder)]
 
 
@@ -46,9 +42,6 @@ def prepare(
 
     Args:
         settings: they name the folder of the processor. A hub id would be looked up in both processes.
-
-    Raises:
-        PackError: there is no such processor, or the model's family can't use it.
     """
     folder = saved_template(settings, run.cache())
     if folder is None:

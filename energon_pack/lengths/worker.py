@@ -3,13 +3,11 @@
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
-from energon_pack.errors import PackError
 from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
@@ -28,12 +26,10 @@ from energon_pack.sources.sample import ReadSample, read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.beginnings import beginnings
-from energon_pack.templates.chat.template import ShortcutWarning
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
 
-_FORESEEN = 64  # samples whose media the template is told at once
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
 _MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
@@ -98,14 +94,9 @@ def measure(job: MeasureJob) -> pa.Table:
     """Measure a slice of samples into a table of `LENGTHS_SCHEMA`; runs in a worker."""
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
-    warnings.filterwarnings("ignore", category=ShortcutWarning)  # the run itself says it
     with Reader() as reader, losing_no_fault():
         rows = measured(_read_all(reader, job), template, job.method)
         return lengths_table(rows, job.method.with_beginnings)
-
-
-class ShortcutWrong(PackError):
-    """The chat template looks at texts that it was believed to copy: measure everything without the shortcut."""
 
 
 def measured(
@@ -115,14 +106,11 @@ def measured(
 
     Args:
         samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
-
-    Raises:
-        ShortcutWrong: some samples have other lengths than they were measured with before.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
     num_characters = 0
-    for row, sample in _with_foresight(samples, template):
+    for row, sample in samples:
         rows.append(row)
         if sample is None or (rendered := _render(row, sample, template, method.read)) is None:
             continue
@@ -132,9 +120,6 @@ def measured(
             _count(template, waiting, method.engine)
             num_characters = 0
     _count(template, waiting, method.engine)
-    if template.is_misread:
-        begins = template.spec.chat_template[:60]
-        raise ShortcutWrong(f"the chat template that begins with {begins!r} looks at texts that it seemed to copy")
     return rows
 
 
@@ -177,15 +162,6 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.unknown_keys = [*sample.unknown[:_MOST_UNKNOWN]] or None
     row.image_modes = sorted({medium.mode for medium in sample.media if medium.mode}) or None
     row.nulls_dropped = sample.drops_nulls
-
-
-def _with_foresight(
-    samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template
-) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
-    """Yield the same pairs, after telling the template about the media of the next few samples."""
-    while some := list(islice(samples, _FORESEEN)):
-        template.foresee(medium for _, sample in some if sample is not None for medium in sample.media)
-        yield from some
 
 
 def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:

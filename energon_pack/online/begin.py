@@ -14,8 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.rows import IndexedRow, Rows, write_index
-from energon_pack.online.samples import IndexedInFiles, Samples
+from energon_pack.online.samples import IndexedInFiles, IndexedRow, Rows, Samples, write_index
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -52,15 +51,7 @@ class Begun:
 
 
 def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
-    """Index each source that is not in the cache, and load the template.
-
-    Args:
-        given: a config, or overrides as on the command line.
-        sources: the sources to draw from; None: each entry of `source.path`.
-
-    Raises:
-        PackError: the errors of packing; a source that can't be used.
-    """
+    """Index each source that is not in the cache, and load the template."""
     config = config_of(given)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
@@ -87,7 +78,6 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
 
 
 def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
-    """Return the config by which one source is read."""
     if isinstance(source, Sized) and not len(source):
         raise PackError(f"sources has {source!r}, which has no samples")
     if _is_overrides(source):
@@ -129,7 +119,6 @@ def _is_in_files(source: Any) -> bool:
 
 
 def _held(source: Any, config: PackConfig) -> Samples:
-    """Return the samples of an object in memory."""
     if hasattr(source, "look"):
         samples: Samples = source
         return samples
@@ -137,7 +126,6 @@ def _held(source: Any, config: PackConfig) -> Samples:
 
 
 def _indexed(run: PackRun) -> Samples:
-    """Return the samples that `source.*` draws from files."""
     config = run.config
     if run.source.mixture is not None:
         raise PackError(f"source.path={config.source.path}: a stream has no mixture: sources=[…] of it have weights")

@@ -17,26 +17,27 @@ from PIL import Image
 
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
-from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.frame_lists import list_settings
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image_probe import medium_of
-from energon_pack.samples.media.kinds import IMAGE, KINDS, MEDIA_KEYS, PART_TYPES, VIDEO
-from energon_pack.samples.media.medium import SETTING_KEYS, Media
+from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
+from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.options import options_of
-from energon_pack.samples.record import Record, parse_in_our_words, with_hearing
-from energon_pack.samples.sample import MESSAGE_KEYS, MediaPart, media_type, media_type_by_name
+from energon_pack.samples.record import Record, with_hearing
+from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.unread import named_media, refuse_unread
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
 from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
 NAME = "conversations"
+#: names of media in memory begin so
+_HELD = "\0"
 
 
 class MapStyle(Sized, Protocol):
@@ -46,14 +47,7 @@ class MapStyle(Sized, Protocol):
 
 
 class Given:
-    """Samples of a map-style dataset.
-
-    Args:
-        dataset: a dataset whose items are conversations.
-        settings: the settings by which they are read: `source.*`.
-        media_root: the folder that paths of media are relative to.
-        limit: read only the first so many items.
-    """
+    """Samples of a map-style dataset."""
 
     def __init__(
         self, dataset: MapStyle, settings: ReadSettings, media_root: str | None = None, limit: int | None = None
@@ -84,12 +78,7 @@ class Given:
         return read.member(self.sample_id(number), media, token_len)
 
     def read(self, number: int) -> tuple[ReadSample, list[bytes | Image.Image]]:
-        """Return a sample, and its media in the order of their placeholders.
-
-        Raises:
-            Skip: it can't be packed.
-            PackError: the dataset raises an error.
-        """
+        """Return a sample, and its media in the order of their placeholders."""
         with _named(self.sample_id(number)):
             return self._read(self._dataset[number])
 
@@ -130,21 +119,16 @@ class Given:
 
     def _record(self, item: Any) -> tuple[Record, list[Any]]:
         """Return the conversation of an item, and its media in the form the dataset gives them."""
+        held: list[Any] = []
         if isinstance(item, Mapping):
-            item = {key: value for key, value in item.items() if value is not None}
-        item = in_our_words(item, self._settings)
-        media: list[Any] = []
-        if isinstance(item, dict):
-            for key in MEDIA_KEYS:
-                if _holds_media(value := item.get(key)):
-                    media += value if isinstance(value, (list, tuple)) else [value]
-                    del item[key]
-            for key in MESSAGE_KEYS:
-                if isinstance(item.get(key), list):
-                    item[key], inside = _without_media(item[key])
-                    media = inside or media
-        record = parse_in_our_words(item, self._settings, bool(media))
-        return record, media or list(record.listed_media or ())
+            item = {
+                key: own
+                for key, own in item.items()
+                if own is not None and (key not in MEDIA_KEYS or _holds_media(own))
+            }
+        record = parse_line(_with_names(item, held), Lines(self.root), self._settings)
+        names = record.listed_media or ()
+        return record, [held[int(name[len(_HELD) :])] if name.startswith(_HELD) else name for name in names]
 
     def _kind_of(self, value: Any) -> str | None:
         try:
@@ -154,22 +138,18 @@ class Given:
 
     def _open(self, medium: Any) -> tuple[str, bytes | Image.Image]:
         """Return a medium's path (empty if it is in memory), and the medium itself."""
-        if isinstance(medium, Mapping):
-            coded = medium.get("data")  # of OpenAI's `input_audio`
-            coded = base64.b64decode(coded) if isinstance(coded, str) else None
-            medium = coded or medium.get("bytes") or medium.get("path") or medium.get("url") or medium
         if isinstance(medium, (bytes, Image.Image)):
             return "", medium
-        if not isinstance(medium, (str, os.PathLike)):
-            what = "a PIL image, bytes, {'bytes': …} or a path"
-            raise Skip(Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not {what}")
-        name = str(medium)
+        if not isinstance(medium, str):
+            raise Skip(
+                Reason.UNSUPPORTED_MEDIA, f"a medium is a {type(medium).__name__}, not a PIL image, bytes or a path"
+            )
         try:
-            return name, Path(self.root, name).read_bytes()
+            return medium, Path(self.root, medium).read_bytes()
         except FileNotFoundError:
-            raise Skip(Reason.MISSING_MEDIA, f"{name!r} is not there (source.media_root)") from None
+            raise Skip(Reason.MISSING_MEDIA, f"{medium!r} is not there (source.media_root)") from None
         except OSError as error:
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{name!r}: {error.strerror}") from None
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
 
 
 def _seems(item: Any) -> str | None:
@@ -211,38 +191,30 @@ def _undecoded(feature: Any) -> Any:
     return None
 
 
+def _with_names(value: Any, held: list[Any]) -> Any:
+    """Return a value with a name for each medium that it holds in memory, which is added to `held`."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("bytes"), bytes):
+            value = value["bytes"]
+        elif value.keys() == {"data", "format"} and isinstance(value["data"], str):  # OpenAI's `input_audio`
+            value = base64.b64decode(value["data"])
+        else:
+            return {key: _with_names(item, held) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_names(item, held) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, (bytes, Image.Image)) and not getattr(value, "shape", ()):
+        return value
+    held.append(value)
+    return f"{_HELD}{len(held) - 1}"
+
+
 def _holds_media(value: Any) -> bool:
     """Say whether a field holds media in any form; a number, None or an empty value is none."""
-    if isinstance(value, (list, tuple, str, bytes, Mapping)):
-        return bool(value)
-    return value is not None and not isinstance(value, (int, float))
-
-
-def _without_media(messages: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Take the media out of the messages' content parts: return the messages with placeholders, and the media."""
-    found: list[Any] = []
-
-    def plain(part: Any) -> list[Any]:
-        named_type = str(part.get("type")) if isinstance(part, Mapping) else ""
-        kind = PART_TYPES.get(named_type)
-        if kind is None:
-            return [part]
-        said = {key: part[key] for key in SETTING_KEYS if part.get(key) is not None}
-        name = next((key for key in (named_type, kind, "path", "url") if _holds_media(part.get(key))), None)
-        if name is not None and kind == VIDEO.kind and isinstance(part[name], (list, tuple)):
-            found.extend(part[name])
-            first, *others = ({"type": IMAGE.kind} for _ in part[name])
-            return [{**first, **list_settings(len(part[name]), said)}, *others]
-        found.extend([part[name]] if name is not None else [])
-        return [{"type": kind, **said}]
-
-    def without(message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list):
-            return message
-        return {**message, "content": [own for part in content for own in plain(part)]}
-
-    return [without(message) for message in messages], found
+    return (
+        value is not None and not isinstance(value, (int, float)) and (not hasattr(value, "__len__") or len(value) > 0)
+    )
 
 
 def _probe(medium: bytes | Image.Image) -> Media:

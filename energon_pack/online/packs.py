@@ -4,29 +4,176 @@ Pixels are decoded only for the samples of the pack that is made.
 Draws ─look─► Measuring ─► Pool ─take─► member ─► PackEncoder ─► Pack
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
 
 from energon_pack.errors import PackError
-from energon_pack.online.counted import Row
 from energon_pack.online.samples import Samples
-from energon_pack.pooling.draws import Draw, Draws
 from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, Waiting
+from energon_pack.run.seeded import Chance, mixed_one
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.steps.position import Position
 from energon_pack.templates.sample import Sample
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
+_ROUNDS = 6
+_WORD = 1 << 64
+#: 2^64 / golden ratio
+_GOLDEN = 0x9E3779B97F4A7C15
 
-class OnlinePacks(Iterator[Pack]):
-    """An iterator over packs; between two packs `state` holds everything that the next ones depend on.
+
+class Draw(NamedTuple):
+    """A drawn sample: its dataset, its number, and how often it was drawn before."""
+
+    dataset: int
+    number: int
+    #: permutations of the dataset before this one
+    turn: int
+
+
+class Draws:
+    """The draws of one lane.
 
     Args:
-        name: the lane's name, for the keys of its packs.
+        positions: this lane's position in each dataset. Each epoch has another order.
+        weights: relative frequency of each dataset; by default its number of samples.
+        replacement: begin a dataset anew when it is used up, so that draws never end; else it drops out.
     """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        positions: Sequence[Position],
+        weights: Sequence[float] | None = None,
+        *,
+        replacement: bool,
+        seed: int = 0,
+    ):
+        self._sizes = list(sizes)
+        self._weights = list(map(float, sizes if weights is None else weights))
+        _check(self._sizes, self._weights)
+        self._replacement = replacement
+        #: the whole state
+        self.positions = list(positions)
+        chance = Chance(seed, 2 * positions[0].epoch)
+        self._keys = [chance.below(_WORD) for _ in self._sizes]
+        self._phase = mixed_one(chance.below(_WORD) + positions[0].rank)
+
+    def next(self) -> Draw | None:
+        """Return the next draw; None: all datasets are used up."""
+        there = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
+        if not there:
+            return None
+        dataset = there[self._choose([self._weights[d] for d in there])]
+        turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
+        self.positions[dataset] = self.positions[dataset].after(1)
+        return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
+
+    def _is_used_up(self, dataset: int) -> bool:
+        return not self._replacement and self.positions[dataset].number() >= self._sizes[dataset]
+
+    def _choose(self, weights: Sequence[float]) -> int:
+        """Choose a dataset so that every stretch of draws has about the right shares.
+
+        Source: the sequence of multiples of the golden ratio, whose every stretch is spread evenly over [0, 1)
+        (Knuth, The Art of Computer Programming 3, 6.4).
+        """
+        sums = list(accumulate(weights))
+        num = sum(position.turns.first for position in self.positions)
+        at = (self._phase + num * _GOLDEN) % _WORD / _WORD
+        return min(bisect_right(sums, at * sums[-1]), len(sums) - 1)
+
+
+def permuted(place: int, size: int, key: int) -> int:
+    """Return the item at a place of the permutation of 0 … size - 1 that a key names, without computing the others.
+
+    Source: Black, Rogaway, "Ciphers with Arbitrary Finite Domains", 2002: a Feistel network over the next power of 4,
+    applied until its result is in range.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = [mixed_one(key * _ROUNDS + number) for number in range(_ROUNDS)]
+    while True:
+        left, right = place >> half, place & mask
+        for of_round in keys:
+            left, right = right, left ^ mixed_one(of_round + right) & mask
+        place = left << half | right
+        if place < size:
+            return place
+
+
+def _check(sizes: Sequence[int], weights: Sequence[float]) -> None:
+    if len(sizes) != len(weights) or min(weights, default=0) < 0 or not 0 < sum(weights) < float("inf"):
+        raise ValueError(f"weights={weights}: one of at least 0 for each of {len(sizes)} datasets, not all 0")
+    for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        if weight and not size:
+            raise ValueError(f"weights[{number}]={weight:g} of a dataset that is empty")
+
+
+#: counts over all packs that were yielded; `dropped`: members that could not be encoded; `above`: tokens beyond
+#: `max_token_len` in longer packs
+NAMES = ("packs", "samples", "tokens", IMAGE.plural, "dropped", "longest_wait", "above")
+_COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
+_MAX_WORKERS = 1024
+
+
+class Counted:
+    """Counters in rows, one for each worker of this rank; the parent process reads them all."""
+
+    def __init__(self) -> None:
+        self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
+
+    def row(self, worker: int) -> "Row":
+        """Return the counters of a worker."""
+        if worker >= _MAX_WORKERS:
+            raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
+        return Row(self._rows[worker])
+
+    def total(self, capacity: int) -> dict[str, Any]:
+        """Add up the rows of all workers.
+
+        Args:
+            capacity: tokens that a pack may have; a longer pack counts as full.
+        """
+        sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
+        sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
+        left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
+        room = sums["packs"] * capacity + sums.pop("above")
+        fill = sums["tokens"] / room if room else 0.0
+        return {**sums, "fill": fill, "left_out": left_out}
+
+
+class Row:
+    """The counters of one worker."""
+
+    def __init__(self, values: torch.Tensor):
+        self._values = values
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Add to a counter: one of `NAMES`, or the samples left out for a `Reason`."""
+        self._values[_COLUMNS[name]] += number
+
+    def set(self, name: str, number: int) -> None:
+        self._values[_COLUMNS[name]] = number
+
+    def state(self) -> list[int]:
+        values: list[int] = self._values.tolist()
+        return values
+
+    def load(self, state: Sequence[int]) -> None:
+        self._values.copy_(torch.tensor(state, device="cpu"))
+
+
+class OnlinePacks(Iterator[Pack]):
+    """An iterator over packs; between two packs `state` holds everything that the next ones depend on."""
 
     def __init__(
         self,
@@ -44,11 +191,7 @@ class OnlinePacks(Iterator[Pack]):
         self._in_vain = 0
 
     def __next__(self) -> Pack:
-        """Return the next pack.
-
-        Raises:
-            PackError, BadPack: a sample can't be read and may not be left out; or no sample can be packed.
-        """
+        """Return the next pack."""
         while True:
             self._fill()
             waiting = self._pool.take()
@@ -78,7 +221,6 @@ class OnlinePacks(Iterator[Pack]):
         self._counted.load(state["counted"])
 
     def _fill(self) -> None:
-        """Draw until a pack can be made."""
         while not self._has_ended and (missing := self._pool.num_missing):
             draws = [draw for draw in (self._draws.next() for _ in range(missing)) if draw is not None]
             self._add(draws)
@@ -121,7 +263,6 @@ class OnlinePacks(Iterator[Pack]):
             raise PackError(f"none of the samples drawn can be packed: {skip}")
 
     def _count(self, pack: Pack) -> None:
-        """Count a pack that is yielded."""
         self._counted.add("packs")
         self._counted.add("samples", len(pack.members))
         tokens = sum(len(member.tokens) for member in pack.members)

@@ -8,10 +8,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import config_of
@@ -22,19 +27,27 @@ from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
-from energon_pack.lengths.measure import without_wrong_shortcut
-from energon_pack.online.given import Given, MapStyle
-from energon_pack.online.measure import measure_given
-from energon_pack.online.rows import MeasuredItem, Rows, write_measured
-from energon_pack.online.samples import MeasuredGiven, MeasuredInFiles, Members
+from energon_pack.lengths.changed_media import Stale, stale_rows
+from energon_pack.lengths.index import IndexedShard
+from energon_pack.lengths.measure import MeasuredShard, add_news, lengths_cache
+from energon_pack.lengths.method import Method
+from energon_pack.lengths.table_cache import key_of
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
+from energon_pack.online.given import NAME, Given, MapStyle
+from energon_pack.online.samples import MeasuredGiven, MeasuredInFiles, MeasuredItem, Members, Rows, write_measured
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
+from energon_pack.run.context import Run
 from energon_pack.run.executors import Executor
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
-from energon_pack.sources.shard import Source
+from energon_pack.run.seeded import Ints
+from energon_pack.samples.sample import media_type
+from energon_pack.samples.skip import Skip
+from energon_pack.sources.sample import ReadSample
+from energon_pack.sources.shard import Source, TarShard
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
@@ -42,6 +55,86 @@ from energon_pack.steps.topology import Topology
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.settings import Expand
 from energon_pack.templates.template import Template
+
+_SLICE = 500  # samples a job
+_VERSION = 3  # raised when `Given.read` gives other conversations
+
+
+def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
+    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all.
+
+    Args:
+        fingerprint: identifies the dataset; a changed dataset needs another one.
+        num_workers: processes; None: all cores. They receive the dataset as workers of any DataLoader do.
+    """
+    cache, num = lengths_cache(method, run), len(given)
+    key = key_of(NAME, fingerprint, num, _VERSION)
+    files = _Conversations(NAME, NAME, num, fingerprint, given.root)
+    kept, missing = cache.find(key, num)
+    there = np.delete(np.arange(num), missing).tolist()
+    found = stale_rows([files], [kept], run.executor).get(0, {})
+    stale: Stale = {0: {there[row]: said for row, said in found.items()}}
+    todo = np.union1d(missing, np.array([*stale[0]], np.int64))
+    slices = [todo[start : start + _SLICE] for start in range(0, len(todo), _SLICE)]
+    workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
+    # With its own generator on the host, this loader changes no random numbers of the training.
+    loader = DataLoader(
+        _Slices(given, slices, method),
+        batch_size=None,
+        num_workers=workers if workers > 1 else 0,
+        generator=torch.Generator(device="cpu"),
+    )
+    run.progress.add(cached=num - len(todo))
+    with torch.device("cpu"), run.progress.stage("measure", len(todo), "samples") as advance:
+        try:
+            for numbers, table in zip(slices, loader, strict=True):
+                add_news(cache, [key], table, np.zeros_like(numbers), numbers, stale)
+                run.progress.add(table.num_rows)
+                advance(table.num_rows)
+        finally:
+            cache.flush()
+    pieces, missing = cache.find(key, num)
+    assert not len(missing)
+    return MeasuredShard(IndexedShard(files, key, pieces, num, {}), pieces, was_cached=not slices)
+
+
+@dataclass(frozen=True)
+class _Conversations(TarShard):
+    """Takes the place of a source's shard; media that are given by paths are files under `root`."""
+
+    root: str
+
+    @property
+    def media_root(self) -> str:
+        return self.root
+
+
+class _Slices(Dataset[pa.Table]):
+    """Each item measures a slice of the samples."""
+
+    def __init__(self, given: Given, slices: Sequence[Ints], method: Method):
+        self._given, self._slices, self._method = given, slices, method
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def __getitem__(self, number: int) -> pa.Table:
+        template = load_saved(self._method.template_folder)
+        return lengths_table(measured(self._read(self._slices[number]), template, self._method))
+
+    def _read(self, numbers: Ints) -> Iterator[tuple[LengthsRow, ReadSample | None]]:
+        for number in numbers.tolist():
+            row = LengthsRow(str(number), "", 0, 0, [], [], None, 0, 0, 0)
+            try:
+                sample, _ = self._given.read(number)
+            except Skip as skip:
+                leave_out(row, skip)
+                yield row, None
+                continue
+            row.media_type, row.files = media_type(sample.kinds), self._given.files(sample)
+            note(row, sample)
+            yield row, sample
+
 
 Result = TypeVar("Result")
 _ROWS = "rows.arrow"
@@ -75,12 +168,8 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
     If several processes of a machine call this, one of them works and the others wait for its result.
 
     Args:
-        settings: a config, or overrides as on the command line.
         conversations: a dataset in place of `source.path`.
         fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
-
-    Raises:
-        PackError: the errors of packing; no sample is left to pack; more samples are lost than `max_skipped`.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
@@ -112,9 +201,7 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
         else:
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard, method = without_wrong_shortcut(
-                    lambda method: measure_given(given, known or "once", method, run, num_workers), method
-                )
+                shard = measure_given(given, known or "once", method, run, num_workers)
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
             measured = Measured(lengths, method, given.num_found, 0)
@@ -130,12 +217,6 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
-    """Name the first skipped sample and the ledger, for an error.
-
-    Args:
-        is_given: whether the samples are conversations, not files.
-        known: the fingerprint of the conversations; None: the ledger is deleted when this process ends.
-    """
     with open(skipped, encoding="utf-8") as file:
         entry = json.loads(file.readline())
     first = f"the first: {entry['sample_id']}: {entry['reason']}: {entry['detail']}"
@@ -146,11 +227,7 @@ def _where(skipped: Path, is_given: bool, known: str | None) -> str:
 
 
 def in_memory(config: PackConfig, executor: Executor) -> PackRun:
-    """Begin a run without source files.
-
-    Raises:
-        PackError: a setting draws from files; the cache can't be written.
-    """
+    """Begin a run without source files."""
     for name in ("split", "map"):
         if (value := getattr(config.source, name)) is not None:
             raise PackError(f"source.{name}={value}: only for files; pass just the conversations you want to pack")

@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike
-from energon_pack.plan.even_shares import with_even_shares
 from energon_pack.plan.mended import mended
-from energon_pack.plan.order import order_packs
-from energon_pack.plan.settings import StepWeights
+from energon_pack.plan.order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.spread import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream
@@ -36,18 +34,15 @@ def lay_out(
     trained: Ints,
     topology: Topology,
     seed: int,
-    weights: StepWeights | None = None,
     jitter: float = 0.0,
     amounts: Floats | None = None,
 ) -> Ints:
-    """Return packs in the order in which they are written. In everything with a weight, whole steps are at least as
-    even as in the given order.
+    """Return packs in the order in which they are written. Whole steps are at least as even as in the given order.
 
     Args:
         costs: float64[2, num_packs] of the language model and of the vision encoder, in one unit; each is made even
             over the ranks of a step.
         trained: int64[num_packs] trained tokens, made even over the steps.
-        weights: how much each of these counts; None: alike.
         amounts: float64[num_packs, num_kinds]; steps get the shares of the whole, as nearly as even costs allow. The
             given order of packs has these shares.
         jitter: relative noise added to costs, so that with each seed other packs of about the same cost meet.
@@ -55,22 +50,21 @@ def lay_out(
     Returns:
         int64[num_packs] numbers of packs. Packs left over from whole steps are read last, and have middling costs.
     """
-    weights, num = weights or StepWeights(), len(trained)
+    num = len(trained)
     together = stream(num, topology)
     as_they_come = _Evenness(costs, trained, together, topology)
     has_any = num >= topology.data_parallel * topology.micro_batches
-    most_off = as_they_come.off / weights.trained if weights.trained and has_any else np.inf
+    most_off = as_they_come.off if has_any else np.inf
     chance = (random_keys(costs.size, seed, 30) >> np.uint64(11)).reshape(costs.shape) * 2.0**-53
-    counted = np.array([[weights.lm], [weights.vision]])
     most_waits = as_they_come.waits
-    layouts = _layouts(costs * (1 + jitter * chance), counted, trained, topology, seed, most_off, amounts)
+    layouts = _layouts(costs * (1 + jitter * chance), trained, topology, seed, most_off, amounts)
     if amounts is not None and topology.micro_batches > 1:
         most_waits, most_off = np.maximum(most_waits, _EVEN), max(most_off, _EVEN - 1)
         in_steps = with_even_shares(np.arange(num), topology.data_parallel * topology.micro_batches, amounts)
-        layouts = chain([_within_steps(_shares(costs) * counted, topology, in_steps)], layouts)
+        layouts = chain([_within_steps(_shares(costs), topology, in_steps)], layouts)
     for read in layouts:
         found = _Evenness(costs, trained, read, topology)
-        if found.off <= most_off and not ((found.waits > most_waits) & (counted[:, 0] > 0)).any():
+        if found.off <= most_off and not (found.waits > most_waits).any():
             written = np.empty(num, np.int64)
             written[together] = read
             return written
@@ -92,25 +86,19 @@ class _Evenness:
 
 def _layouts(
     costs: Floats,
-    counted: Floats,
     trained: Ints,
     topology: Topology,
     seed: int,
     most_off: float,
     amounts: Floats | None,
 ) -> Iterator[Ints]:
-    """Yield orders in which packs are read, the best first.
-
-    Args:
-        counted: float64[2, 1], the weight of each cost.
-    """
-    trains, each = _shares(trained[None]), _shares(costs) * counted
+    """Yield orders in which packs are read, the best first."""
+    trains, each = _shares(trained[None]), _shares(costs)
     if topology.rows_per_step > 1:
         yield _read(each, trains, topology, seed, most_off, amounts)
         yield _within_steps(each, topology, stream(len(trained), topology))
         return
-    together = costs * counted
-    for shares in (together / max(together.sum() / max(1, len(trained)), 1e-9), each):
+    for shares in (costs / max(costs.sum() / max(1, len(trained)), 1e-9), each):
         within = most_off
         for _ in range(_TRIES):
             read = _read(shares, trains, topology, seed, within, amounts)

@@ -13,7 +13,7 @@ from energon_pack.lengths.measure import forgetting_wrong, how_measured
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
-from energon_pack.lengths.worker import LengthsRow, ShortcutWrong, leave_out, lengths_table
+from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.parts import Making, PartsJob, Whole, parts_of
 from energon_pack.run.context import Run
@@ -38,7 +38,6 @@ def expand(lengths: Lengths, labels: LabelsConfig, method: Method, run: Run) -> 
     """Return the lengths with the samples that `labels.expand` makes in place of their conversations.
 
     Raises:
-        ShortcutWrong: see `without_wrong_shortcut`.
         SourceChanged: a file is not what was measured.
     """
     if labels.expand is Expand.none:
@@ -103,8 +102,6 @@ def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]
                 raise SourceChanged(shard.path) from None
             whole = Whole(reader, shard, row, sample, template, job.method.engine, hashes)
             found.append(_rows(whole, cuts, labels.expand) if cuts else [])
-    if template.is_misread:
-        raise ShortcutWrong(f"the chat template that begins with {template.spec.chat_template[:60]!r} looks at texts")
     table = lengths_table(list(chain.from_iterable(found)), job.method.with_beginnings, EXPANDED_TYPE)
     return table, list(map(len, found))
 

@@ -12,12 +12,13 @@ from math import ceil
 
 import numpy as np
 
+from energon_pack.plan import caps
 from energon_pack.plan.entry_shares import draws
 from energon_pack.plan.items import Items
 from energon_pack.plan.packs import PackPlan, members_of
-from energon_pack.plan.plan import laid_out
+from energon_pack.plan.plan import groups, in_order, laid_out
 from energon_pack.plan.settings import PackingConfig
-from energon_pack.run.seeded import Ints
+from energon_pack.run.seeded import Ints, random_keys, seed_of
 from energon_pack.steps.cost import CostModel
 
 _MANY_STEPS = 64  # steps of a pass at least, so that few packs are left over from whole steps
@@ -65,3 +66,24 @@ def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConf
     plan = laid_out(packs_of(sizes), drawn, packing, seed, cost)
     order: Ints = np.repeat(pack, sizes)[plan.items[plan.starts[:-1]]]
     return order
+
+
+def plan_of_epoch(plan: PackPlan, items: Items, packing: PackingConfig, seed: int, epoch: int) -> PackPlan:
+    """Return a plan with as many packs, each as full as before.
+
+    Items with equal costs (tokens, images, everything that is limited) that may be in the same packs change places at
+    random, so nothing is measured or packed again; one of which nothing is trained only with another such. Then all
+    packs are put in a new order. Epoch 0 is the plan itself.
+    """
+    if not epoch or not plan.num_packs:
+        return plan
+    seed = seed_of(seed, epoch)
+    used = np.sort(plan.items)
+    costs, _ = caps.costs(items.counts, packing)
+    has_image, is_trained = items.counts["num_images"][used] > 0, items.num_supervised[used] > 0
+    alike = [*costs[:, used], groups(items, packing)[used], has_image, is_trained]
+    by_chance = np.lexsort((random_keys(len(used), seed, 20), *alike))
+    in_place = np.lexsort((np.arange(len(used)), *alike))
+    other = np.empty(len(items), np.int64)
+    other[used[in_place]] = used[by_chance]
+    return in_order(replace(plan, items=other[plan.items]), items, packing, seed)

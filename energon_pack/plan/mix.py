@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
+from energon_pack.plan.counted import Tally
 from energon_pack.plan.entry_shares import EntryShare, chosen, draws, shares_of
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.tally import Tally
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture

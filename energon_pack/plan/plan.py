@@ -16,6 +16,7 @@ from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,
     PackPlan,
+    by_chance,
     costs_of_packs,
     features_of_packs,
     media_of_packs,
@@ -25,11 +26,12 @@ from energon_pack.plan.packs import (
     taken,
     trained_by_entry,
     turn_of_packs,
+    window_of,
+    windows,
 )
 from energon_pack.plan.settings import GroupBy, PackingConfig, Share
 from energon_pack.plan.splits import SPLITS
 from energon_pack.plan.trees import Trees, find_trees, with_own_counts
-from energon_pack.plan.windows import by_chance, window_of, windows
 from energon_pack.run.scratch import Scratch, blocks
 from energon_pack.run.seeded import Ints, seed_of
 from energon_pack.samples.media.kinds import MEDIA_TYPES
@@ -220,9 +222,7 @@ def _in_steps(
         for number in range(last + 1):
             mine = np.concatenate((over, of_split[turn[of_split] == number]))
             of_mine = None if amounts is None else amounts[mine]
-            laid = lay_out(
-                flops[:, mine], trained[mine], topology, seed_of(seed, number), packing.step_weights, amounts=of_mine
-            )
+            laid = lay_out(flops[:, mine], trained[mine], topology, seed_of(seed, number), amounts=of_mine)
             in_time = mine[laid[stream(len(mine), topology)]]
             num = len(mine) if number == last else len(mine) // topology.unit * topology.unit
             read.append(in_time[:num])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from energon_pack.errors import PackError
-from energon_pack.plan.counted import CountedPacks, count, count_packs
+from energon_pack.plan.counted import CountedPacks, Moments, count, count_packs
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.mix import mixture_figures
@@ -16,7 +16,6 @@ from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, split_co
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
-from energon_pack.plan.tally import Moments
 from energon_pack.plan.trees import sharing_figures
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason

@@ -1,8 +1,7 @@
 """Settings for packing: the config's node `packing`."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
-from math import inf
 
 from energon_pack.errors import PackError
 from energon_pack.steps.topology import Topology
@@ -67,24 +66,6 @@ class Share(str, Enum):
 
 
 @dataclass
-class StepWeights:
-    """How much each kind of evenness of steps counts, for `topology`; 0: it is ignored."""
-
-    #: the work of the language model over ranks: with 2, a FLOP of waiting counts as two; 0: ignored
-    lm: float = 1.0
-    #: the work of the vision encoder, likewise
-    vision: float = 1.0
-    #: trained tokens over steps: at worst as far from their mean as in random order; with 2, half as far
-    trained: float = 1.0
-
-    def check(self) -> None:
-        """Raise PackError if one is no weight."""
-        for name, weight in asdict(self).items():
-            if not 0 <= weight < inf:
-                raise PackError(f"packing.step_weights.{name}={weight}: from 0")
-
-
-@dataclass
 class PackingConfig:
     """Everything that a plan depends on except lengths and seed. Each `max_…` of a pack is a row of `caps.CAPS`."""
 
@@ -126,15 +107,11 @@ class PackingConfig:
     share: Share = Share.none
     #: fewest tokens of a shared beginning
     share_min_tokens: int = 64
-    #: most samples that share one beginning, as one tree; None: as many as a pack holds
-    share_max_branches: int | None = None
     #: how often each sample comes: each epoch has other packs, and the epochs lie one after another
     epochs: int = 1
     #: the ranks that train on the packs: steps are even over them; with one rank, every stretch of packs is like the
     #: whole
     topology: Topology = field(default_factory=Topology)
-    #: how much each kind of evenness counts where steps can't be even in all
-    step_weights: StepWeights = field(default_factory=StepWeights)
 
     @property
     def longest(self) -> tuple[str, int]:
@@ -162,7 +139,6 @@ class PackingConfig:
             raise PackError(f"packing.epochs={self.epochs}: from 1 to {MOST_EPOCHS:,}")
         if not 0 <= self.max_dropped_tokens <= 1:
             raise PackError(f"packing.max_dropped_tokens={self.max_dropped_tokens}: a share of the tokens, 0 to 1")
-        self.step_weights.check()
         if self.max_token_len % self.pad_to_multiple_of:
             raise PackError(
                 f"packing.max_token_len={self.max_token_len} is not a multiple of"

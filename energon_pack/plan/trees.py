@@ -117,7 +117,7 @@ def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group
     own["max_members"] = np.ones(len(order), np.int64)
     own["max_attention_cost"] = _squares(items.lens[order], shared["token_len"])
     is_first = shared["token_len"] == 0
-    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, is_first, packing.share_max_branches)
+    starts = _cut(caps.costs(own, packing)[0], costs[:, order], limits, is_first)
     is_first[starts] = True
     of_items = {name: np.zeros(len(items), np.int32) for name in _FIELDS}
     for name, values in of_items.items():
@@ -247,29 +247,26 @@ def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, In
     return item[order], shared
 
 
-def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_], max_branches: int | None) -> Ints:
+def _cut(own: Ints, whole: Ints, limits: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
     """Return where trees begin, so that each keeps to the limits of a pack.
 
     Args:
         own: int64[k, num] costs of what each item adds.
         whole: int64[k, num] costs of each item alone.
         is_first: whether an item shares nothing with the item before it.
-        max_branches: items of a tree; None: any number.
     """
     starts = np.flatnonzero(is_first)
     if not len(starts):
         return starts
     ends = np.append(starts[1:], len(is_first))
     sums = np.add.reduceat(own, starts, axis=1)
-    most = max_branches or len(is_first)
-    is_large = (sums > limits[:, None]).any(axis=0) | (ends - starts > most)
+    is_large = (sums > limits[:, None]).any(axis=0)
     more = list[int]()
     for start, end in zip(starts[is_large].tolist(), ends[is_large].tolist(), strict=True):
-        used, num = whole[:, start].copy(), 1
+        used = whole[:, start].copy()
         for place in range(start + 1, end):
             used += own[:, place]
-            num += 1
-            if num > most or (used > limits).any():
+            if (used > limits).any():
                 more.append(place)
-                used, num = whole[:, place].copy(), 1
+                used = whole[:, place].copy()
     return np.sort(np.concatenate((starts, np.array(more, np.int64))))

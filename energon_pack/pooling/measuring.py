@@ -43,9 +43,6 @@ class Measuring:
         control_tokens: how samples that spell a special token are treated.
         drop: leave faulty samples out; else they end the training.
         untrained: `labels.untrained`.
-
-    Raises:
-        PackError: a setting that needs a plan over all samples.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class Measuring:
 
     def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
         """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
-        self._template.foresee(medium for sample in samples for medium in sample.media)
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
         return [
@@ -75,11 +71,7 @@ class Measuring:
         ]
 
     def of_member(self, member: MemberInput) -> Measured | None:
-        """Measure a sample by the headers of its media; None: it is left out and logged.
-
-        Raises:
-            PackError: see `leave_out`.
-        """
+        """Measure a sample by the headers of its media; None: it is left out and logged."""
         try:
             (measured,) = self.measure([sample_of(member)])
         except (Skip, OSError, ValueError) as error:  # a medium that is missing or damaged
@@ -115,11 +107,7 @@ class Measuring:
         return [[sample.name for sample in pack] for pack in packs]
 
     def leave_out(self, sample_id: str, skip: Skip) -> None:
-        """Log that a sample is in no pack.
-
-        Raises:
-            PackError: `on_bad_member` or `packing.overlong` forbids leaving it out.
-        """
+        """Log that a sample is in no pack."""
         if skip.reason is Reason.OVERLONG and self.packing.overlong is Overlong.error:
             raise PackError(f"{sample_id}: {skip} (packing.overlong=drop leaves such a sample out)")
         if not skip.reason.is_policy and not self._drop:
@@ -158,15 +146,7 @@ class Measuring:
 
 
 def measuring_of(content: Mapping[str, Any], template: Template, drop: bool) -> Measuring:
-    """Return a Measuring with the settings of a packed dataset.
-
-    Args:
-        content: the content of its energon_pack.json.
-        drop: see Measuring.
-
-    Raises:
-        PackError: as Measuring.
-    """
+    """Return a Measuring with the settings of a packed dataset."""
     packing, read = node_of(PackingConfig, content["packing"]), node_of(ReadSettings, content["source"])
     untrained = node_of(LabelsConfig, content["labels"]).untrained
     return Measuring(template, packing, read.control_tokens, drop, untrained)

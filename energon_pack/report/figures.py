@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.lost_samples import dropped, keeps_more
+from energon_pack.plan.counted import Tally
 from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.report import Report, listed
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.plan.tally import Tally
 from energon_pack.report.images import MediaFirst, TokensOfImages, tokens_of_images
 from energon_pack.report.pages.bars import Histogram, log_histogram
 from energon_pack.run.scratch import blocks

@@ -13,9 +13,9 @@ from energon_pack.errors import PackError
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.report.pages.html import Html, details
-from energon_pack.report.views.member import vocabulary_of
 from energon_pack.report.views.packed import Place, pack_view
 from energon_pack.report.views.screens import pack_section
+from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium
 from energon_pack.samples.flavors import flavor_written

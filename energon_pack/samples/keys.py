@@ -69,9 +69,6 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
         **dict.fromkeys(("question_id", "image_id", "video_id", "conversation_id", "file_name"), "a name"),
         **dict.fromkeys(("source", "dataset", "dataset_name", "data_source", "origin", "url", "link"), "an origin"),
         **dict.fromkeys(("license", "copyright", "author", "authors"), "whose it is"),
-        **dict.fromkeys(
-            ("general_metadata", "similarity_matrix", "could_have_url_duplicate"), "of a document's images"
-        ),
         **dict.fromkeys(("metadata", "meta", "extra", "extra_info", "info", "tags", "_meta"), "remarks"),
         **dict.fromkeys(("category", "task", "task_type", "type", "domain", "subject", "topic", "subset"), "a kind"),
         **dict.fromkeys(("split", "fold", "version", "created", "created_at", "timestamp", "date"), "a state"),

@@ -9,7 +9,7 @@ import json
 import os
 import random
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,24 @@ _VERSION = 1
 
 _NUM_SHARDS = 3
 _VOCABULARY = 1024
-_OF_TEXT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_OF_MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-
-
-def chat_template(marks: dict[str, str]) -> str:
-    """Return a chat template that writes the mark of a content part's type in its place."""
-    branches = "\n{%- el".join(f'if part.type == "{kind}" %}}{mark}' for kind, mark in marks.items())
-    return (
-        "{%- for message in messages -%}\n"
-        "<|im_start|>{{ message.role }}\n"
-        "{% if message.content is string %}{{ message.content }}{% else %}\n"
-        "{%- for part in message.content %}\n"
-        f"{{%- {branches}\n"
-        "{%- else %}{{ part.text }}{% endif %}\n"
-        "{%- endfor %}\n"
-        "{%- endif %}<|im_end|>\n"
-        "{% endfor -%}\n"
-        "{%- if add_generation_prompt %}<|im_start|>assistant\n"
-        "{% endif -%}\n"
-    )
-
-
-_CHAT_TEMPLATE = chat_template(
-    {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
 )
+_CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}
+{%- if part.type == "image" %}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == "video" %}<|vision_start|><|video_pad|><|vision_end|>
+{%- else %}{{ part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
 
 
 def make_demo(folder: Path) -> tuple[str, str]:
@@ -171,14 +164,14 @@ def _write_source(folder: Path, samples: list[DemoSample]) -> None:
                 turns, images = samples[index]
                 names = [f"{i}.{'jpg' if (index + i) % 2 else 'png'}" for i in range(len(images))]
                 for name, image in zip(names, images, strict=True):
-                    add_file(tar, f"demo_{index:05d}.{name}", _encoded(image, name))
+                    _add_file(tar, f"demo_{index:05d}.{name}", _encoded(image, name))
                 record: dict[str, Any] = {"messages": turns, "media": "image" if names else "text"}
                 if names:
                     record["name"] = names
-                add_file(tar, f"demo_{index:05d}.json", json.dumps(record).encode())
+                _add_file(tar, f"demo_{index:05d}.json", json.dumps(record).encode())
 
 
-def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     """Add a file without an owner and a time."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
@@ -193,41 +186,25 @@ def _encoded(image: Image.Image, name: str) -> bytes:
 
 def _write_processor(folder: Path, samples: list[DemoSample]) -> None:
     """Write the files of a Qwen2_5_VLProcessor, as `AutoProcessor.from_pretrained` reads them."""
-    name = "Qwen2_5_VLProcessor"
-    write_tokenizer(folder, (turn["content"] for turns, _ in samples for turn in turns), _OF_MEDIA, name)
-    sizes = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1003520}
-    kinds = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": name}
-    write_json(folder / "preprocessor_config.json", {**sizes, **kinds})
-    (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE)
-
-
-def write_tokenizer(folder: Path, texts: Iterable[str], media_tokens: Sequence[str], processor_class: str) -> None:
-    """Make a folder, with a tokenizer that is learnt from texts."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCABULARY, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((turn["content"] for turns, _ in samples for turn in turns), trainer)
     tokenizer.model.save(os.fspath(folder))
-    first = tokenizer.get_vocab_size()
+    first, name = tokenizer.get_vocab_size(), "Qwen2_5_VLProcessor"
     off = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    tokens = (*_OF_TEXT, *media_tokens)
-    specials = {str(first + i): {"content": token, **off, "special": True} for i, token in enumerate(tokens)}
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "Qwen2Tokenizer",
-            "processor_class": processor_class,
-            "added_tokens_decoder": specials,
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "model_max_length": 131072,
-        },
-    )
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write settings."""
-    path.write_text(json.dumps(value, indent=1))
+    specials = {str(first + i): {"content": token, **off, "special": True} for i, token in enumerate(_TOKENS)}
+    about: dict[str, Any] = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "processor_class": name,
+        "added_tokens_decoder": specials,
+    }
+    about |= {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "model_max_length": 131072}
+    sizes = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1003520}
+    kinds = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": name}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
+    (folder / "preprocessor_config.json").write_text(json.dumps({**sizes, **kinds}, indent=1))
+    (folder / "chat_template.jinja").write_text(_CHAT_TEMPLATE)

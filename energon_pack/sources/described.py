@@ -11,7 +11,6 @@ from typing import Any
 from energon_pack.errors import PackError, amount
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
-from energon_pack.samples.documents import DOCUMENT
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -78,8 +77,6 @@ def _turns(value: Any) -> str | None:
     for name in _TURNS:
         turns = value.get(name)
         first = turns[0] if isinstance(turns, list) and turns else None
-        if isinstance(first, Mapping) and first.get("role") == DOCUMENT:  # as `in_our_words` writes them
-            return "texts and images that take turns"
         if isinstance(first, Mapping):
             return f"{name}: {'/'.join(side for side in _SIDES if side in first) or 'objects'}"
     with suppress(Skip):  # a question and an answer that are texts, not lists

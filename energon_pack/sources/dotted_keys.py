@@ -10,7 +10,6 @@ To tell the two apart, this module looks at the data of each part whose name end
 """
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -27,12 +26,6 @@ Member = tuple[str, int, int]  # part, offset, size
 _ENDINGS = (".json", ".txt")
 _SIDES = re.compile(r"\.(question|answer|context|prompt|query|response)s?\.txt$")
 _MOST_ASKED = 16  # parts of one name that are compared; the others are assumed to be like them
-
-#: command that writes a tar in which names have only their last dot
-_RENAME = (
-    'import re,sys,tarfile as t;a=t.open(sys.argv[1]);b=t.open(sys.argv[2],"w",format=t.GNU_FORMAT);'
-    '[(setattr(m,"name",re.sub("[.](?=[^/]*[.])","_",m.name)),b.addfile(m,a.extractfile(m))) for m in a];b.close()'
-)
 
 
 class DottedFile(NamedTuple):
@@ -64,7 +57,7 @@ def refusal(path: str, name: str, number: int) -> str:
         f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
         f" Energon, so its key is {key!r} and its part {part!r}, where a sample has {part.rpartition('.')[2]!r}."
         " If it is none, leave it out, or source.on_damaged=keep does; else write the tar anew, with no dot in its"
-        f" names but the last: python -c {shlex.quote(_RENAME)} {shlex.quote(path)} NEW.tar"
+        " names but the last"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.stores import on_this_machine
-from energon_pack.sources.compressed import COMPRESSED, compressed_error, plain_copies, plain_name
+from energon_pack.sources.compressed import COMPRESSED, compressed_error
 from energon_pack.sources.file_kinds import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
 from energon_pack.sources.storage import absolute, expand, walk
@@ -59,12 +59,8 @@ class Form(ABC):
         return shards
 
 
-def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> Source:
-    """Find the files of one form.
-
-    Args:
-        copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-    """
+def find_files(form: Form, path: Sequence[str]) -> Source:
+    """Find the files of one form in folders (searched recursively), files and globs."""
     roots, folders = list[str](), list[str]()
     found = dict[str, Leaf]()  # by real path
     for entry in path:
@@ -74,16 +70,11 @@ def find_files(form: Form, path: Sequence[str], copies: Path | None = None) -> S
         for leaf in form.leaves(entry, inside, [*files, *chain.from_iterable(map(form.in_folder, inside))]):
             found.setdefault(leaf.real_path, leaf)
     leaves = [*found.values()]
-    compressed = sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path))
-    if compressed and copies is None:
+    if compressed := sorted(leaf.path for leaf in leaves if COMPRESSED.search(leaf.path)):
         raise compressed_error(compressed[0], len(compressed))
-    plain = plain_copies(compressed, copies) if copies else {}
-    called = [plain_name(leaf.path) if leaf.path in plain else leaf.path for leaf in leaves]
-    if twice := [file for file, times in Counter(called).items() if times > 1]:
-        raise PackError(f"source.path: {twice[0]} is there compressed, too: leave one of them out")
     shards = [
-        shard_of(name, plain.get(leaf.path, leaf.path), leaf.kind, leaf.fields)
-        for name, leaf in zip(names_of(roots, called), leaves, strict=True)
+        shard_of(name, leaf.path, leaf.kind, leaf.fields)
+        for name, leaf in zip(names_of(roots, [leaf.path for leaf in leaves]), leaves, strict=True)
     ]
     local = on_this_machine(folders)
     return Source(

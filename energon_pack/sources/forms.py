@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError
@@ -35,17 +34,13 @@ _MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
 TARS = re.compile(r"(?i)\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|zstd|lz4))$")
 
 
-def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -> Source:
-    """Find the files of a source, in the form that the settings name, or that their names show.
-
-    Args:
-        copies: where uncompressed copies of compressed files are kept; None: compressed files are refused.
-    """
+def find_source(settings: SourceConfig, path: Any) -> Source:
+    """Find the files of a source, in the form that the settings name, or that their names show."""
     if entries := _read_entries(settings, path):
-        return _mixed(settings, entries, copies)
+        return _mixed(settings, entries)
     listed = [path] if isinstance(path, str) else path
     if settings.format != Format.auto:
-        return find_files(_form_of(settings), listed, copies)
+        return find_files(_form_of(settings), listed)
     of_forms: dict[Format, list[str]] = {}
     stems: set[str] = set()
     for entry in listed:
@@ -54,7 +49,7 @@ def find_source(settings: SourceConfig, path: Any, copies: Path | None = None) -
         for form in looked.forms:
             of_forms.setdefault(form, []).append(entry)
     forms = (_form_of(replace(settings, format=form.value), stems) for form in of_forms)
-    return _together([find_files(form, named, copies) for form, named in zip(forms, of_forms.values(), strict=True)])
+    return _together([find_files(form, named) for form, named in zip(forms, of_forms.values(), strict=True)])
 
 
 def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
@@ -93,14 +88,14 @@ def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
     return entries and checked(path, entries)
 
 
-def _mixed(settings: SourceConfig, entries: Sequence[Entry], copies: Path | None) -> Source:
+def _mixed(settings: SourceConfig, entries: Sequence[Entry]) -> Source:
     """Find the files of all entries; if there are several, ids of samples begin with the name of their entry."""
     parts, entry_of, seen = [], dict[str, int](), dict[str, str]()
     alone = replace(settings, format=Format.auto.value)
     for number, entry in enumerate(entries):
         own = own_settings(f"mixture: {entry.name}", entry.own, settings.reading)
         try:
-            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path, copies)
+            part = find_source(_read_as(replace(alone, **entry.settings), own), entry.path)
         except PackError as error:
             raise PackError(f"mixture: {entry.name}: {error}") from None
         if part.mixture is not None:

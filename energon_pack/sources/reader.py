@@ -27,7 +27,6 @@ OfMedium = Callable[[int, int], Sequence[tuple[int, int]]]
 _Wanted = dict[str, tuple[Shard, list[tuple[int, int]]]]  # by path: ranges, as offset and number of bytes
 _MOST_PLACES = 50_000  # ranges that are read ahead at a time: memory holds their places
 _LARGEST_AHEAD = 32 << 20  # bytes of a file that are read ahead; a larger file is read block by block
-_SMALL = 1 << 20
 
 
 class Reader:
@@ -183,11 +182,6 @@ class Reader:
 def whole(offset: int, size: int) -> list[tuple[int, int]]:
     """Return the range of a whole medium."""
     return [(offset, size)]
-
-
-def whole_if_small(offset: int, size: int) -> list[tuple[int, int]]:
-    """Return the range of a whole medium; a large one is not read ahead."""
-    return [(offset, size)] if size <= _SMALL else []
 
 
 def _places(shard: Shard, row: MeasuredRow, of_medium: OfMedium) -> Iterator[tuple[Shard, int, int]]:

@@ -20,13 +20,6 @@ class Format(str, Enum):
     table = "table"
 
 
-class Compressed(str, Enum):
-    """What happens with a compressed tar."""
-
-    refuse = "refuse"
-    copy = "copy"
-
-
 class OnDamaged(str, Enum):
     """What happens with a damaged file, or one that a copy broke off."""
 
@@ -51,8 +44,6 @@ class SourceConfig(ReadSettings):
     remote_media: bool = False
     #: a damaged or cut file is an error before any work, or its whole samples are kept
     on_damaged: OnDamaged = OnDamaged.error
-    #: a compressed tar is refused, with the command that unpacks it, or packed from a copy in the cache
-    compressed: Compressed = Compressed.refuse
     #: part of a prepared folder's split.yaml, or split of a folder of tables; None: all
     split: str | None = None
     #: names of the entries to take from a meta file; None: all entries whose files exist

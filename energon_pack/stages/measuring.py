@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from energon_pack.config import OnDamaged, plain
 from energon_pack.errors import amount
 from energon_pack.lengths.index import IndexedShard, first_samples, index_shards
-from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards, without_wrong_shortcut
+from energon_pack.lengths.measure import by_trusted_engine, measure_part, measure_shards
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.plan.expand import expand
 from energon_pack.plan.items import Lengths
@@ -28,7 +28,7 @@ class Measured:
     """The samples that are drawn from the source."""
 
     lengths: Lengths
-    method: Method  # without the shortcut, if it was wrong
+    method: Method
     num_found: int  # all samples in the source, also those that its settings leave out
     num_repeated: int  # draws of samples that were drawn before
     mixture: Mixture | None = None
@@ -64,16 +64,11 @@ def measure_source(run: PackRun, indexed: list[IndexedShard], method: Method) ->
         first = first_samples(indexed, config.source.limit)
         flavor, shares = config.flavor(), split_shares(plain(config.output.splits))
 
-        def lengths_by(method: Method) -> Lengths:
-            measured = measure_shards(first, method, run)
-            scratch = Scratch(run.cache())
-            lengths = Lengths(
-                measured, flavor, shares, config.seed, scratch, method.with_beginnings,
-                config.labels.untrained,
-            )  # fmt: skip
-            return expand(lengths, config.labels, method, run)
-
-        lengths, method = without_wrong_shortcut(lengths_by, method)
+        lengths = Lengths(
+            measure_shards(first, method, run), flavor, shares, config.seed, Scratch(run.cache()),
+            method.with_beginnings, config.labels.untrained,
+        )  # fmt: skip
+        lengths = expand(lengths, config.labels, method, run)
         num_repeated = sum(item.num_repeated for item in indexed)
         num_found = sum(item.num_rows for item in indexed) + source.num_left_out
         return Measured(lengths, method, num_found, num_repeated, source.mixture)

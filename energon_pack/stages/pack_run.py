@@ -19,7 +19,6 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.settings import Compressed
 from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import labels_of
@@ -114,12 +113,8 @@ def _source(config: PackConfig, cache_dir: Path) -> tuple[Source, str]:
     else:
         processor = config.model.named_processor()
         refuse_missing_folder(processor)
-    copies = cache_dir / "uncompressed" if config.source.compressed is Compressed.copy else None
-    with naming_place("cache_dir", cache_dir):
-        source = find_source(config.source, path, copies)
+    source = find_source(config.source, path)
     _check_labels(config, source)
-    if copies and config.output.media is MediaIn.reference and any(folder.parent == copies for folder in source.beside):
-        raise PackError(f"output.media=reference: packs would point to copies in {copies}: unpack the compressed tars")
     return source, processor
 
 

@@ -107,9 +107,6 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
         states: states of all ranks of a checkpoint; or none; or this rank's alone, if the number of ranks stays.
         here: the beginning of this rank.
         num: packs of an epoch.
-
-    Raises:
-        ValueError: the states are from another dataset, from different steps, or not from a single packed dataset.
     """
     if not states:
         return here

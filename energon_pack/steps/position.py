@@ -77,11 +77,7 @@ class Position:
         return self.before.left(self.turns.left(index) * self.ranks + self.rank)
 
     def index(self, number: int) -> int:
-        """Return the index of a number's turn among those that the rank has left.
-
-        Raises:
-            ValueError: the number belongs to another rank.
-        """
+        """Return the index of a number's turn among those that the rank has left."""
         turn, rank = divmod(self.before.index(number), self.ranks)
         if rank != self.rank:
             raise ValueError(f"pack {number} of the stream is rank {rank}'s, not rank {self.rank}'s of {self.ranks}")
@@ -104,11 +100,7 @@ class Position:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Position":
-        """Return the position with these fields, as `dataclasses.asdict` gives them.
-
-        Raises:
-            LookupError, TypeError, ValueError, AttributeError: a field is missing, or has another form.
-        """
+        """Return the position with these fields, as `dataclasses.asdict` gives them."""
         topology, before, turns = values["topology"], Taken(**values["before"]), Taken(**values["turns"])
         numbers = [values["ranks"], values["rank"], values["epoch"], *topology.values(), turns.first, *turns.above]
         if any(type(number) is not int for number in (*numbers, before.first, *before.above)) or min(numbers) < 0:
@@ -119,14 +111,7 @@ class Position:
 
 
 def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
-    """Return the numbers that all ranks together have taken.
-
-    Args:
-        reader: the word for a rank.
-
-    Raises:
-        ValueError: a rank is missing or there twice, or they did not begin together.
-    """
+    """Return the numbers that all ranks together have taken."""
     ranks, before = positions[0].ranks, positions[0].before
     begun = [replace(position, rank=0, turns=Taken()) for position in positions]
     if any(position != begun[0] for position in begun):
@@ -147,15 +132,7 @@ def taken_by(positions: Sequence[Position], reader: str = "rank") -> Taken:
 
 
 def positions_in(states: Sequence[State], here: Position, method: str) -> list[Position]:
-    """Return the positions in states.
-
-    Args:
-        here: a position in the stream that goes on.
-        method: what gives such states, for the message.
-
-    Raises:
-        ValueError: these are no states, or states of another stream.
-    """
+    """Return the positions in states."""
     refuse_none(states, method)
     with reading(method):
         if any(state["position"] is None for state in states):

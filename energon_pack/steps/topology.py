@@ -7,6 +7,7 @@ there: `stream` returns which pack on disk is the p-th that is read. Without shu
 on the number of packs, ranks and workers.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,3 +109,24 @@ def stream(num: int, topology: Topology) -> Ints:
     rows = starts[turn][None, :] + np.arange(whole)[:, None]
     has_more = turn[sizes[turn] > whole]
     return np.concatenate((rows.ravel(), starts[has_more] + whole))
+
+
+def ranks_here(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return this data-parallel rank and the number of ranks.
+
+    The arguments count first, then torch.distributed, then torchrun's variables; without any there is one rank.
+
+    Raises:
+        ValueError: only one argument is given, or the rank is out of range.
+    """
+    if (rank is None) is not (world_size is None):
+        raise ValueError(f"rank={rank}, world_size={world_size}: give both, or none")
+    if rank is None or world_size is None:
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} of world_size={world_size}")
+    return rank, world_size

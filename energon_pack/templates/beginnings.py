@@ -62,14 +62,7 @@ def _of_tokens(
     special: frozenset[int],
     features: frozenset[int],
 ) -> list[Beginning]:
-    """Return the beginnings of one sample.
-
-    Args:
-        media: for each medium, ascending, its range of tokens, and its kind and hash.
-        trained: ranges of trained tokens, ascending.
-        special: ids of special tokens.
-        features: ids of tokens that stand for features of media.
-    """
+    """Return the beginnings of one sample."""
     inside = {place for (start, end), _ in media for place in range(start + 1, end)}
     ends = set[int]()
     for (_, end), _ in media:

@@ -16,21 +16,18 @@ from energon_pack.errors import PackError, one_line
 from energon_pack.run.heavy_imports import importing
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.renderer import Renderer
 from energon_pack.templates.families import ASKED, FAMILIES
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
-from energon_pack.templates.folder import has_media, state_of
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.folder import class_of, has_media, settings_in, state_of
+from energon_pack.templates.frames import medium_in_question
+from energon_pack.templates.full import errors_only, full_processor, prepare_torchvision
 from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.preprocess import image_settings, video_settings
-from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.served import class_of, settings_in
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.torchvision_shim import prepare_torchvision
 
 #: settings of processors that interleave the sound of a video with its frames
 _SOUND_OF_VIDEOS = ("load_audio_from_video", "use_audio_in_video")
@@ -41,15 +38,11 @@ _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "
 def build(settings: TemplateSettings, folder: Path) -> Template:
     """Build the template for the processor in a folder, with a family's rules or with rules that ask the full
     processor.
-
-    Raises:
-        PackError: there is no processor, or it belongs to another family.
     """
     with importing():
         prepare_torchvision()
-    model, media = settings.model, settings.media
+    model = settings.model
     model.check()
-    family = FAMILIES[model.template]
     where = f"model.processor={model.named_processor()}"
     # A copy: transformers writes into the settings it is given.
     # Only one setting allows the processor's code to run: these kwargs may come from a dataset that is loaded.
@@ -60,36 +53,14 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         )
     empty = ProcessorSettings(folder=os.path.abspath(folder), kwargs=kwargs)
     files = _of_full(empty, where) if model.template in ASKED else _of_folder(folder, kwargs, where)
-    own = {**files.own, **model.processor_kwargs}  # as from_pretrained does
-
     chat_template, tool_template = _chat_templates(model.chat_template, files, where)
-    tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
-    video = _merged(files.video, kwargs, video_settings(media), has_old_names=family.has_old_names)
-    changed = _filled(video_settings(media))
-    if "size" in changed:  # a call needs the whole value
-        changed["size"] = video["size"]
-    written = {}
-    if model.template in ASKED:
-        with suppress(PackError):  # an unknown template is refused below, by its name
-            renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
-            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
-    processor = replace(
-        empty,
-        image=_plain({**files.image, **image_settings(media)}),
-        video=video,
-        audio=_plain(files.audio),
-        others=_plain(files.others),
-        processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
-        tokens=tokens,
-        changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
-        written=written,
-    )
+    processor = _settings(settings, files, empty, chat_template)
     spec = TemplateSpec(
         family=model.template,
         chat_template=chat_template,
         chat_template_kwargs=dict(model.chat_template_kwargs),
         processor=processor,
-        media=media,
+        media=settings.media,
         labels=settings.labels,
         add_special_tokens=bool(model.add_special_tokens),
         document_end=model.document_end,
@@ -97,7 +68,7 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         tool_template=tool_template,
         sets_template=model.chat_template is not None,
     )
-    rules = _rules(family, processor, model)
+    rules = _rules(FAMILIES[model.template], processor, model)
     factor = rules.settings.get("factor")
     if model.factor and factor and model.factor != factor:
         raise PackError(
@@ -109,34 +80,65 @@ def build(settings: TemplateSettings, folder: Path) -> Template:
         template = Template(spec, rules, _own_tokenizer(backend) if model.template in ASKED else backend)
     except PackError as error:  # raised by the chat template
         raise PackError(f"{where}: {error}") from None
-    if model.document_end and template.token_id(model.document_end) is None:
-        raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
-    replaced = () if model.template in ASKED else rules.media_tokens.values()
-    for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
-        if template.token_id(token) is None:
-            raise PackError(_no_token(token, model.template, class_of(folder), where))
-    if unread := [name for name in model.chat_template_kwargs if name not in spec.variables]:
-        named = ", ".join(sorted(spec.variables)) or "none"
-        raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
+    _refuse_misfits(template, model, where)
     if files.is_processor and _adds_its_own(template, files.tokenizer):
         adds = model.add_special_tokens is not False
         spec = replace(spec, add_special_tokens=adds, own_special_tokens=True)
     return template if spec is template.spec else Template(spec, rules, template.tokenizer)
 
 
+def _settings(
+    settings: TemplateSettings, files: "_Files", empty: ProcessorSettings, chat_template: str
+) -> ProcessorSettings:
+    """Return the settings of a processor, with the changes of the nodes `model` and `media`."""
+    model, media = settings.model, settings.media
+    own = {**files.own, **model.processor_kwargs}  # as from_pretrained does
+    tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    has_old_names = FAMILIES[model.template].has_old_names
+    video = _merged(files.video, empty.kwargs, video_settings(media), has_old_names=has_old_names)
+    changed = {name: value for name, value in video_settings(media).items() if value != {}}
+    if "size" in changed:  # a call needs the whole value
+        changed["size"] = video["size"]
+    written = {}
+    if model.template in ASKED:
+        with suppress(PackError):  # an unknown template is refused later, by its name
+            renderer = Renderer(chat_template, {**tokens, **model.chat_template_kwargs}, model.date)
+            written = {kind: medium_in_question(renderer.render, kind).strip() for kind in KINDS}
+    return replace(
+        empty,
+        image=_plain({**files.image, **image_settings(media)}),
+        video=video,
+        audio=_plain(files.audio),
+        others=_plain(files.others),
+        processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
+        tokens=tokens,
+        changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
+        written=written,
+    )
+
+
+def _refuse_misfits(template: Template, model: ModelConfig, where: str) -> None:
+    """Raise PackError where the tokenizer lacks a token, or the chat template reads no such variable."""
+    rules, variables = template.rules, template.spec.variables
+    if model.document_end and template.token_id(model.document_end) is None:
+        raise PackError(f"model.document_end={model.document_end}: the tokenizer in {where} has no such token")
+    replaced = () if model.template in ASKED else rules.media_tokens.values()
+    for token in (*replaced, *rules.feature_tokens.values(), *rules.marks):
+        if template.token_id(token) is None:
+            name = class_of(Path(template.spec.processor.folder))
+            raise PackError(
+                f"{where}, a {name}, has no token {token}, which model.template={model.template} writes for media:"
+                " another family's processor, or another model's tokenizer?"
+            )
+    if unread := [name for name in model.chat_template_kwargs if name not in variables]:
+        named = ", ".join(sorted(variables)) or "none"
+        raise PackError(f"model.chat_template_kwargs.{unread[0]}: of these, the chat template reads {named}")
+
+
 @lru_cache(maxsize=1)
 def _own_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """Copy a tokenizer, which takes 0.5 to 2 s: a full processor's call may leave it padding or cutting texts."""
     return Tokenizer.from_str(tokenizer.to_str())
-
-
-def _no_token(token: str, template: str, name: str, where: str) -> str:
-    if template in ASKED:
-        return f"{where} has no token {token}, which {name} writes for media: is the tokenizer another model's?"
-    return (
-        f"{where}, a {name}, has no token {token}, which model.template={template} writes for media: another family's"
-        " processor?"
-    )
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,6 @@ def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str
 
     Args:
         setting: a template, or the name of one of several; None: the processor's own.
-
-    Raises:
-        PackError: there is no such template.
     """
     found = files.chat_template or files.tokenizer.chat_template or {}
     named = found if isinstance(found, dict) else {"default": found}
@@ -300,10 +299,6 @@ def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:
                 size[edge] = layer[old]
         merged |= {**layer, "size": size}
     return merged
-
-
-def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value != {}}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

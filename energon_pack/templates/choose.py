@@ -3,21 +3,21 @@
 rules of a family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from energon_pack.errors import PackError
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.asking import part_of
-from energon_pack.templates.folder import has_media
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.folder import PROCESSOR_FILES, class_of, has_media, settings_in
+from energon_pack.templates.full import errors_only, full_processor, known_classes, models_of
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
-from energon_pack.templates.quiet import errors_only
-from energon_pack.templates.refusals import refuse_damaged, refuse_other_class, refuse_silent, refuse_unpackable
-from energon_pack.templates.served import class_of
+from energon_pack.templates.models import model_of
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
 from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
@@ -30,6 +30,15 @@ _NAMES = {
 }
 #: kinds of media in such samples: if one of these kinds is left out, so are these samples
 _PARTS = {MIXED: {IMAGE.kind, VIDEO.kind}, UNEVEN: {VIDEO.kind}, HEARD: {VIDEO.kind, AUDIO.kind}}
+
+_FILES = (*PROCESSOR_FILES, "video_preprocessor_config.json", "config.json", "special_tokens_map.json")
+#: inputs of a forward through which images reach the text other than as tokens, so that nothing keeps packs apart
+_BESIDE = {
+    "cross_attention_mask": "reads images by cross-attention",
+    "image_attention_mask": "reads images by cross-attention",
+    "encoder_outputs": "reads a sample whole with an encoder of its own",
+    "qformer_input_ids": "reads an image anew for each question",
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,7 @@ class Choice:
     ends_answers: bool = True
 
     def lines(self, asked: str) -> list[str]:
-        """Return the lines that a run prints about it before samples are measured.
-
-        Args:
-            asked: `model.template` of the config.
-        """
+        """Return the lines that a run prints about it before samples are measured."""
         lines = [
             f"{_NAMES[kind]} of {self.processor} can't be measured: {why}"
             for kind, why in self.left_out.items()
@@ -137,7 +142,9 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
                 raise PackError(f"{where}: its full processor can't be asked: {_line(error)}") from None
             return template, Choice(name, note=f"not compared with the full processor: {_line(error)}")
         full = full_processor(template.spec.processor)
-        kinds = _kinds(full) if name in AUTO else candidates[0].outcomes.keys() - {"text"}
+        kinds = candidates[0].outcomes.keys() - {"text"}
+        if name in AUTO:
+            kinds = kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
         if candidates[-1].exact >= kinds - candidates[-1].impossible:
             why_not = _by_chance(candidates[-1], settings, folder, trial) if name in AUTO else ""
             if not why_not:
@@ -170,9 +177,6 @@ def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> 
 
     Args:
         tried: gets an entry if the full processor can't be asked.
-
-    Raises:
-        PackError: a family is set by name, and the processor belongs to another.
     """
     name = settings.model.template
     if name not in AUTO:
@@ -222,9 +226,51 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
     )
 
 
-def _kinds(full: object) -> set[str]:
-    return kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
-
-
 def _line(error: ImportError) -> str:
     return " ".join(str(error).split())[:160]
+
+
+# ------------------------------------------------------------------------------- what is refused before any sample
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Raise PackError if a file of a processor's folder holds no settings."""
+    for name in _FILES:
+        settings_in(folder / name)
+
+
+def refuse_other_class(expected: str | None, folder: Path, where: str) -> None:
+    """Raise PackError if transformers knows a processor's class, and it is not the model's (`processor_class`)."""
+    name = class_of(folder)
+    if expected and name != expected and name in known_classes():
+        raise PackError(
+            f"{where} is a {name}, and this model has a {expected}: +model={model_of(name)} packs with it, and"
+            " model.processor_class=null takes it all the same"
+        )
+
+
+def refuse_unpackable(folder: Path, where: str) -> None:
+    """Raise PackError if each model class of a processor has inputs with which members can't be kept apart."""
+    reasons = {make.__name__: _why_not(make) for make in models_of(folder)}
+    if reasons and all(reasons.values()):
+        name, why = next(iter(reasons.items()))
+        raise PackError(
+            f"{where}: {name} {why}, which no layout of packs keeps apart: samples with media can't be packed for it;"
+            " +model=text packs texts"
+        )
+
+
+def _why_not(make: Any) -> str:
+    takes = inspect.signature(make.forward).parameters
+    return next((why for name, why in _BESIDE.items() if name in takes), "")
+
+
+def refuse_silent(template: Template, folder: Path, where: str) -> None:
+    """Raise PackError if the chat template writes no token for any kind of media."""
+    tokens = template.rules.media_tokens
+    if tokens and not any(map(template.shows, tokens)):
+        kinds, written = " or ".join(tokens), ", ".join(dict.fromkeys(tokens.values()))
+        raise PackError(
+            f"{where}: its chat template writes no {written} for an {kinds}, where {class_of(folder)} puts media:"
+            " model.chat_template=FILE gives another, +model=text packs texts"
+        )

@@ -1,19 +1,19 @@
-"""Find the folder with a processor's files, which may come from the model hub."""
+"""Find the folder with a processor's files, which may come from the model hub, and read the small ones."""
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from energon_pack.errors import PackError, one_line
 
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _SETTINGS_FILES = ("*.json", "*.txt", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.tiktoken", "*.py")
 
 
 def local_folder(processor: str, revision: str | None = None) -> Path:
-    """Return the folder of a processor; a hub id is downloaded.
-
-    Raises:
-        PackError: there is no such folder or hub id.
-    """
+    """Return the folder of a processor; a hub id is downloaded. Raises PackError if there is neither."""
     folder = Path(processor).expanduser()
     if folder.is_dir():
         return folder
@@ -25,8 +25,9 @@ def local_folder(processor: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(processor, revision=revision, allow_patterns=list(_SETTINGS_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise PackError(
-            f"model.processor={processor}: no such folder, and the model hub did not give it: {_why_not(error)};"
-            " model.processor=FOLDER names one on this machine"
+            f"model.processor={processor}: no such folder, and the model hub did not give it ({one_line(error)}): are"
+            " its name and model.revision right? A gated or private one needs HF_TOKEN; with HF_HUB_OFFLINE the hub is"
+            " not asked. model.processor=FOLDER names one on this machine"
         ) from None
 
 
@@ -35,25 +36,6 @@ def refuse_missing_folder(processor: str) -> None:
     is_path = processor.startswith(("/", ".", "~")) or processor.count("/") > 1
     if is_path and not Path(processor).expanduser().is_dir():
         raise PackError(f"model.processor={processor}: no such folder")
-
-
-def _why_not(error: Exception) -> str:
-    """Return the part of an error that a user can act on."""
-    from huggingface_hub import constants, errors
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, and the cache of the hub on this machine does not have it"
-    if isinstance(error, errors.GatedRepoError):
-        return "it is gated: accept its terms on its page, then log in (hf auth login, or HF_TOKEN)"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return "it has no such model.revision"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return "there is none of that name (404), or it is private and HF_TOKEN is not set"
-    if isinstance(error, errors.HFValidationError):
-        return "this is no name of a repository"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return "the hub can't be reached, and the cache of the hub on this machine does not have it"
-    return one_line(error)
 
 
 def settings_files(folder: Path) -> list[Path]:
@@ -69,3 +51,29 @@ def state_of(folder: Path) -> str:
 def has_media(folder: Path) -> bool:
     """Say whether a folder contains more than a tokenizer."""
     return any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json"))
+
+
+def class_of(folder: Path) -> str:
+    """Return the class name of a processor from its folder."""
+    return str(said(folder, PROCESSOR_FILES, "processor_class") or "processor")
+
+
+def said(folder: Path, names: Sequence[str], key: str) -> Any:
+    """Return the value of a key from the first of these files that has it."""
+    for name in names:
+        if value := settings_in(folder / name).get(key):
+            return value
+    return None
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """Return the settings of a JSON file, none if there is no such file; raises PackError if it holds no object."""
+    if not file.is_file():
+        return {}
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise PackError(f"{file} is no JSON ({error}): it is damaged, or was not downloaded whole") from None
+    if not isinstance(values, dict):
+        raise PackError(f"{file} holds a {type(values).__name__}, and no settings by name: is it another tool's?")
+    return values

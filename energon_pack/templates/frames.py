@@ -4,15 +4,17 @@ Which one? <|vision_start|><|image_pad|><|image_pad|>…<|vision_end|> The left 
            ──── before ────                           ─── after ───
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.labels import Range, Trained, without
-from energon_pack.templates.chat.media import medium_in_question
 from energon_pack.templates.chat.template import ChatTemplate
+from energon_pack.templates.chat.turns import shared_beginning
 from energon_pack.templates.tokens.added import AddedTokens
+
+_TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
 
 
 class Frames:
@@ -74,11 +76,7 @@ class Frames:
         return False
 
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
-        """Return the trained parts of a text, without its media and the text around them.
-
-        Args:
-            media: their places, ascending.
-        """
+        """Return the trained parts of a text, without its media and the text around them."""
         left = without(trained, [self._framed(text, *place) for place in media])
         holes: list[Range] = []
         for start, end, _ in left:
@@ -128,3 +126,17 @@ class Frames:
         frames = "".join("".join(pair) for pair in self._around)
         of_frames = {token for token in self._special if token in frames}
         return AddedTokens({*of_frames, *self._media_tokens.values(), *self._others})
+
+
+def medium_in_question(render: Callable[..., str], kind: str) -> str:
+    """Return the text of a medium in a question: its token and the text around it; empty: the template refuses it."""
+    try:
+        alone, both = (
+            render([{"role": "user", "content": [_TEXTS[0], *medium, _TEXTS[1]]}], None)
+            for medium in ([], [{"type": kind}])
+        )
+    except Skip:
+        return ""
+    start = len(shared_beginning(alone, both))
+    end = len(shared_beginning(alone[start:][::-1], both[start:][::-1]))
+    return both[start : len(both) - end]

@@ -1,13 +1,61 @@
-"""Load transformers' full processor (tokenizer and media), once in each process."""
+"""Load transformers' full processor (tokenizer and media), once in each process, and find the models it serves."""
 
+import importlib.metadata
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from energon_pack.templates.folder import has_media, state_of
-from energon_pack.templates.quiet import errors_only
+from energon_pack.run.heavy_imports import importing
+from energon_pack.templates.folder import PROCESSOR_FILES, has_media, said, state_of
+
+
+@lru_cache(maxsize=1)
+def prepare_torchvision() -> Any:
+    """Let a CUDA build of torchvision be imported with a CPU build of torch, before transformers tries to.
+
+    Its C++ operators cannot load there, and the import stops at registering the fake kernel of one of them. With
+    the two schemas declared it goes through; resizing and video processing use torch's own kernels.
+
+    Returns:
+        The declared schemas, alive as long as they are cached here; None: nothing had to be done.
+    """
+    try:
+        version = importlib.metadata.distribution("torchvision").locate_file("torchvision/version.py").read_text()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+    import torch
+
+    if "+cu" not in version or torch.version.cuda is not None:
+        return None
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Make transformers log only errors and give no warnings in this context; other code's warnings are not lost.
+
+    Processors warn about their own settings. If Python turns warnings into errors, they would refuse all media.
+    """
+    with importing():
+        prepare_torchvision()
+        from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
 
 
 class InFolder(Protocol):
@@ -37,7 +85,36 @@ def full_processor(processor: InFolder) -> Any:
 def _loaded(folder: str, kwargs: str, state: str) -> Any:
     from transformers import AutoProcessor, AutoTokenizer
 
-    from energon_pack.templates.voxtral import with_call
-
     loads = AutoProcessor if has_media(Path(folder)) else AutoTokenizer
-    return with_call(loads.from_pretrained(folder, **json.loads(kwargs)))
+    return loads.from_pretrained(folder, **json.loads(kwargs))
+
+
+def models_of(folder: Path) -> Iterator[Any]:
+    """Yield the model classes for media and text that go with a processor.
+
+    Args:
+        folder: the processor's folder, perhaps with a model's config.json: one processor may serve several models.
+    """
+    models, processors = _auto("modeling"), _auto("processing")
+    import transformers
+
+    own = said(folder, ("config.json",), "model_type")
+    processor = said(folder, PROCESSOR_FILES, "processor_class")
+    served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
+    of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    of_sounds = models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    for kind in [own] if own else served:
+        # In a model that also speaks, the thinker is the part that sees, hears and writes.
+        if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):
+            yield getattr(transformers, name if isinstance(name, str) else name[0])
+
+
+def known_classes() -> set[str]:
+    """Return the names of transformers' own classes of processors."""
+    return set(_auto("processing").PROCESSOR_MAPPING_NAMES.values())
+
+
+def _auto(name: str) -> Any:
+    with importing():
+        prepare_torchvision()
+        return import_module(f"transformers.models.auto.{name}_auto")

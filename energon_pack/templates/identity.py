@@ -18,8 +18,6 @@ MIXED, UNEVEN, HEARD = "mixed", "uneven", "heard"
 RULES_VERSION = 3
 #: version for templates that read no reasoning: version 3 changed none of their lengths
 _WITHOUT_REASONING = 2
-#: the fingerprint of a template that renders each conversation whole
-NO_SHORTCUT = {"shortcut": "none"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,6 @@ class TemplateSpec:
     add_special_tokens: bool = False  # whether the tokenizer adds its own, besides the chat template's
     document_end: str | None = None  # the token that ends a raw text; None: as `RawTexts.end` finds it
     date: str = DATE  # the ISO date that the chat template writes
-    shortcut: bool = True  # whether one rendering may serve all conversations of a shape
     tool_template: str = ""  # the chat template of conversations with tools; empty: the same
     sets_template: bool = False  # `model.chat_template` sets it; else the processor takes the same by itself
     own_special_tokens: bool = False  # whether the tokenizer adds its own in the processor's call by itself
@@ -70,13 +67,7 @@ class Identity:
 def fingerprints_of(
     spec: TemplateSpec, tokenizer: str, rules: Mapping[str, Any], kinds: Collection[str]
 ) -> dict[str, str]:
-    """Return a hash for each thing that a length depends on.
-
-    Args:
-        tokenizer: the tokenizer as JSON.
-        rules: everything that the text of a medium depends on.
-        kinds: the kinds of media that are measured.
-    """
+    """Return a hash for each thing that a length depends on."""
     ends = [] if spec.document_end is None else [spec.document_end]
     thoughts = ["history without thoughts"] if spec.labels.think is Think.drop_history else []
     chat: list[Any] = [*ends, *thoughts, *spec.chat_templates, spec.processor.tokens, spec.chat_template_kwargs]
@@ -90,7 +81,6 @@ def fingerprints_of(
         "chat_template": hash_of(chat),
         "media": hash_of([spec.family, rules, media]),
         "rules": str(rules_version("".join(spec.chat_templates))),
-        **({} if spec.shortcut else NO_SHORTCUT),
         **({"kinds": hash_of(added)} if (added := [one for one in ADDED if one[0] in kinds]) else {}),
     }
 

@@ -14,7 +14,7 @@ from energon_pack.samples.tokens import LengthError, MemberTokens
 from energon_pack.templates.sample import Sample
 
 
-class Tokenizing(Protocol):
+class MemberTokenizer(Protocol):
     """What tokenizes samples: a `Template`."""
 
     @property
@@ -23,27 +23,24 @@ class Tokenizing(Protocol):
     def member_tokens(self, samples: Sequence[Sample], engine: str = ...) -> list[MemberTokens]: ...
 
 
-def tokens_of(template: Tokenizing, member: MemberInput, engine: str = "auto") -> MemberTokens:
+def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "auto") -> MemberTokens:
     """Render and tokenize a member that was in no pack.
-
-    Args:
-        engine: as `measure.engine`.
 
     Raises:
         LengthError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
     (made,) = template.member_tokens([sample_of(member)], engine)
-    _check_length(member, len(made), template.fingerprint)
+    if member.token_len is not None and len(made) != member.token_len:
+        raise LengthError(
+            f"{member.sample_id} has {len(made)} tokens in training, {member.token_len} when it was packed"
+            f" (fingerprint {template.fingerprint})"
+        )
     return made
 
 
 def sample_of(member: MemberInput) -> Sample:
-    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers.
-
-    Raises:
-        OSError, Skip: a medium is missing, or its bytes are no medium.
-    """
+    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
     member.refuse_missing()
     files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
     media = {
@@ -59,14 +56,6 @@ def sample_of(member: MemberInput) -> Sample:
     found = [next(media[kind]) for kind in kinds]
     seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
     return Sample(member.messages, seen_media, member.tools, member.options)
-
-
-def _check_length(member: MemberInput, num_tokens: int, fingerprint: str) -> None:
-    if member.token_len is not None and num_tokens != member.token_len:
-        raise LengthError(
-            f"{member.sample_id} has {num_tokens} tokens in training, {member.token_len} when it was packed"
-            f" (fingerprint {fingerprint})"
-        )
 
 
 def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:

@@ -31,9 +31,6 @@ def read_model(name: str) -> dict[str, Any]:
 
     Args:
         name: as in `+model=NAME`, or the path of a YAML file.
-
-    Raises:
-        ValueError: there is no such model (the message lists all), or its file is no model's YAML.
     """
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"

@@ -45,11 +45,7 @@ class Preparation:
         self.looks = {IMAGE.kind: _look_of(media.image, media), VIDEO.kind: _look_of(media.video, media)}
 
     def choose_frames(self, video: Media) -> list[int]:
-        """Choose the frames of a video that the model sees; measuring and decoding both call this.
-
-        Raises:
-            Skip: `unreadable_media` for a video with too few frames.
-        """
+        """Choose the frames of a video that the model sees; measuring and decoding both call this."""
         if video.frames:
             return list(video.frames)
         if video.settings is None:
@@ -103,9 +99,6 @@ class Preparation:
 
         Args:
             features: for each, the tokens that hold its features; empty: nobody needs their number.
-
-        Raises:
-            Skip: as `choose_frames`, and for sizes that a rule refuses.
         """
         lists = [*lists_of_frames(media)]
         each = zip(lists, features or [0] * len(lists), strict=True)

@@ -45,20 +45,12 @@ class VideoPreprocessor(Protocol):
 
 
 def image_preprocessor(media: MediaConfig, factor: int) -> ImagePreprocessor | None:
-    """Return the preprocessor that `media.image` names; None for `default`.
-
-    Raises:
-        PackError: there is no such preprocessor, or a setting that it needs is missing.
-    """
+    """Return the preprocessor that `media.image` names; None for `default`."""
     return cast(ImagePreprocessor | None, _make("image", media.image, media, factor, IMAGE_PREPROCESSORS))
 
 
 def video_preprocessor(media: MediaConfig, factor: int) -> VideoPreprocessor | None:
-    """Return the preprocessor that `media.video` names; None for names that only set the processor's own choice.
-
-    Raises:
-        PackError: as `image_preprocessor`.
-    """
+    """Return the preprocessor that `media.video` names; None for names that only set the processor's own choice."""
     return cast(VideoPreprocessor | None, _make("video", media.video, media, factor, VIDEO_PREPROCESSORS))
 
 
@@ -76,11 +68,7 @@ def image_settings(media: MediaConfig) -> dict[str, Any]:
 
 
 def video_settings(media: MediaConfig) -> dict[str, Any]:
-    """Return the changes of the `media` node to the settings of the video processor.
-
-    Raises:
-        PackError: a setting is missing, or belongs to another choice of frames.
-    """
+    """Return the changes of the `media` node to the settings of the video processor."""
     name = media.video
     for owner, key, value in (("fps", "fps", media.fps), ("uniform", "num_frames", media.num_frames)):
         if name == owner and value is None:
@@ -209,10 +197,6 @@ class QwenVLUtilsVideo:
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`), with its defaults.
 
-    Args:
-        total: frames in the video.
-        fps: frames per second of the video.
-
     Raises:
         Skip: `unreadable_media`: it would take fewer than two frames, or more than there are.
     """
@@ -243,14 +227,7 @@ def utils_image_size(settings: MediumSettings, width: int, height: int, factor: 
 def utils_frame_size(
     settings: MediumSettings, width: int, height: int, num_frames: int, factor: int
 ) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video.
-
-    Args:
-        num_frames: number of frames that were taken.
-
-    Raises:
-        Skip: as `utils_image_size`.
-    """
+    """Return width and height that qwen_vl_utils (its `fetch_video`) gives the frames of a video."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
         return utils_image_size(settings, width, height, factor)

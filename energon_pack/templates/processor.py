@@ -5,7 +5,6 @@ it.
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from energon_pack.errors import PackError
 from energon_pack.run.files import is_as_made, make_once, write_whole
 from energon_pack.run.plain_data import node_of, plain
 from energon_pack.run.user_cache import keep, read_kept, version_of
-from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.samples.media.kinds import ADDED
 from energon_pack.templates.build import build
 from energon_pack.templates.chat.jinja import writes_date
@@ -25,14 +23,14 @@ from energon_pack.templates.choose import Choice, Tried, choose
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
 from energon_pack.templates.families.rules import MediaRules, ProcessorSettings
 from energon_pack.templates.folder import local_folder, settings_files
-from energon_pack.templates.identity import NO_SHORTCUT, RULES_VERSION, Identity, TemplateSpec, hash_of
+from energon_pack.templates.identity import RULES_VERSION, Identity, TemplateSpec
 from energon_pack.templates.settings import MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
 
 #: the tokenizer of the template that this process built last, by its folder: reading it takes a while
 _built: dict[str, Tokenizer] = {}
 
-_SAVED_VERSION = 7  # raise this number when `Template.save` writes other files, or a choice compares more
+_SAVED_VERSION = 8  # raise this number when `Template.save` writes other files, or a choice compares more
 #: packages that read a processor's files, or that it is compared with
 _PACKAGES = ("energon-pack", "transformers", "tokenizers", "torch", "torchvision", "pillow", "numpy")
 #: settings of `model` that do not change the template
@@ -41,23 +39,15 @@ _CHOICE = "choice.json"
 
 
 def load_template(settings: TemplateSettings) -> Template:
-    """Build the template of a model with transformers from its processor.
-
-    Raises:
-        PackError: there is no such family, folder or hub id, or the family cannot use the processor.
-    """
+    """Build the template of a model with transformers from its processor."""
     folder = _folder(settings.model)
     return choose(settings, folder)[0] if settings.model.template in AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
-    """Return the folder that `prepare_template` would return, if it exists already.
-
-    Raises:
-        PackError: there is no such folder or hub id.
-    """
+    """Return the folder that `prepare_template` would return, if it exists already."""
     saved = _saved(settings, cache_dir, _folder(settings.model))
-    return _as_known(saved) if is_as_made(saved) else None
+    return os.fspath(saved) if is_as_made(saved) else None
 
 
 def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
@@ -65,9 +55,6 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
 
     The folder is keyed by the content of the processor's files: the next run imports neither torch nor transformers,
     and no worker ever does.
-
-    Raises:
-        PackError: as `load_template`.
     """
     folder = _folder(settings.model)
     saved = _saved(settings, cache_dir, folder)
@@ -81,43 +68,7 @@ def prepare_template(settings: TemplateSettings, cache_dir: Path) -> str:
         _built[os.fspath(saved)] = template.tokenizer
 
     make_once(saved, make)
-    return _as_known(saved)
-
-
-def without_shortcut(folder: str) -> str:
-    """Return the folder of the same template without its shortcut: it renders each conversation whole. From now on the
-    cache of templates gives only this folder.
-
-    It has another identity: what was measured with the shortcut is never taken again.
-    """
-    _note_of(folder).parent.mkdir(exist_ok=True)
-    write_whole(_note_of(folder), b"")
-    return _as_known(Path(folder))
-
-
-def _as_known(saved: Path) -> str:
-    """Return a template's folder, or the one beside it without the shortcut if its chat template looks at texts."""
-    spec = json.loads((saved / "spec.json").read_bytes())
-    if not (spec["shortcut"] and _note_of(saved).exists()):
-        return os.fspath(saved)
-    identity = json.loads((saved / "identity.json").read_bytes())
-    identity["fingerprints"] |= NO_SHORTCUT
-
-    def make(made: Path) -> None:
-        for name in ("tokenizer.json", _CHOICE, INPUTS, TRIAL):
-            shutil.copy(saved / name, made / name)
-        write_whole(made / "spec.json", json.dumps({**spec, "shortcut": False}, ensure_ascii=False).encode())
-        write_whole(made / "identity.json", json.dumps(identity).encode())
-
-    other = saved.with_name(f"{saved.name}-whole")
-    make_once(other, make)
-    return os.fspath(other)
-
-
-def _note_of(folder: str | Path) -> Path:
-    """Return the file that notes that a chat template looks at texts, whichever processor has it."""
-    chat_template = json.loads(Path(folder, "spec.json").read_bytes())["chat_template"]
-    return Path(folder).parent / "look_at_texts" / hash_of(chat_template)
+    return os.fspath(saved)
 
 
 def choice_of(folder: str) -> Choice:

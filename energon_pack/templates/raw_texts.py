@@ -33,11 +33,7 @@ class RawTexts:
         return f"{self.begin}{self._content(message)}{self.end}"
 
     def marked(self, message: Message) -> Marked:
-        """Return the same with `OPEN` and `CLOSE` around the trained part: everything but the token that begins it.
-
-        Raises:
-            Skip: `bad_message` if the text already contains a mark, or `turn_weight` refuses its weight.
-        """
+        """Return the same with `OPEN` and `CLOSE` around the trained part: everything but the token that begins it."""
         content = self._content(message)
         if NONCHARACTERS.search(content):
             raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from energon_pack.samples.media.asked import has_lists, lists_of_frames
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import NO_OPTIONS, SampleOptions
+from energon_pack.samples.placeholders import spells_placeholder, split_content
 from energon_pack.samples.sample import Message
-from energon_pack.templates.frame_lists import as_videos
+from energon_pack.samples.skip import Reason, Skip
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,38 @@ def as_seen(sample: Sample) -> Sample:
         return sample
     messages, media = as_videos(sample.messages, sample.media)
     return sample if media is sample.media else replace(sample, messages=messages, media=media)
+
+
+def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
+    """Return a conversation as the model sees it: each list of frames is one video.
+
+    Raises:
+        Skip: `placeholder_mismatch`: text stands between the frames of a video.
+    """
+    if not has_lists(media):
+        return messages, media
+    seen = list(lists_of_frames(media))
+    kinds = {part.start: medium.kind for medium, part in seen}
+    ends = {part.start: part.stop for _, part in seen}
+    number = end = 0  # number of the next medium, and the end of its list
+    result = []
+    for message in split_content(messages, [medium.kind for medium in media]):
+        content = message["content"]
+        parts: list[Message] = []
+        for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
+            if part["type"] == "text":
+                if number < end:
+                    what = "text stands between the frames of a video (source.frames=images takes them for images)"
+                    raise Skip(Reason.PLACEHOLDER_MISMATCH, what)
+                parts.append(part)
+                continue
+            if number in ends:
+                parts.append({**part, "type": kinds[number]})
+                end = ends[number]
+            number += 1
+        is_text = isinstance(content, str) and not spells_placeholder(content)
+        result.append({**message, "content": content if is_text else parts})
+    return result, [medium for medium, _ in seen]
 
 
 @dataclass(frozen=True)

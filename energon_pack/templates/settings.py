@@ -136,11 +136,7 @@ class ModelConfig:
         return {**self.processor_kwargs, **{key: value for key, value in pixels.items() if value is not None}}
 
     def named_processor(self) -> str:
-        """Return the folder or hub id of the processor.
-
-        Raises:
-            PackError: the model has none.
-        """
+        """Return the folder or hub id of the processor."""
         processor = self.processor or self.hub_id
         if processor is None:
             raise PackError(f"+model={self.name} needs model.processor, a folder or a hub id")
@@ -257,11 +253,7 @@ class LabelsConfig(Labels):
 
 
 def labels_of(run: Labels, own: Mapping[str, Any]) -> Labels:
-    """Return the label settings of a sample: the run's, overridden by the sample's own.
-
-    Raises:
-        PackError: a name or a value is invalid.
-    """
+    """Return the label settings of a sample: the run's, overridden by the sample's own."""
     for name, value in own.items():
         default = getattr(Labels(), name, None)
         if default is None:

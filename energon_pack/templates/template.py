@@ -7,8 +7,7 @@ One `Template` does this for measuring and for training, so the two lengths agre
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -20,10 +19,9 @@ from tokenizers import Tokenizer
 from energon_pack.errors import PackError
 from energon_pack.run.files import write_whole
 from energon_pack.run.plain_data import plain
-from energon_pack.run.user_cache import version_of
 from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
 from energon_pack.samples.sample import Message
@@ -34,7 +32,6 @@ from energon_pack.templates.chat.left_out import refuse_left_out
 from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
-from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import Frames
 from energon_pack.templates.identity import (
@@ -45,54 +42,44 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
+from energon_pack.templates.inputs import input_rules_of
 from energon_pack.templates.member_tokens import tokens_of
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
-from energon_pack.templates.tokens.counter import TokenCounter
-from energon_pack.templates.tokens.runs import Ids, Ranges, Runs, grow, token_ranges, within_range, without_first
-from energon_pack.templates.trial_media import trial_of
+from energon_pack.templates.tokens.tokenizing import Tokenizing, trained_tokens
 
-#: texts by which tokenizers are compared
-_TEXTS = (
-    "The 3 quick foxes jump over 12,345.67 lazy dogs.",
-    "def f(x):\n\treturn {'a': x}  # ☃",
-    "你好世界 Größe €",
-)
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
 
-class Template(Preparation):
+class Template(Preparation, Tokenizing):
     """Renders and tokenizes samples for one model."""
 
     def __init__(self, spec: TemplateSpec, rules: MediaRules, tokenizer: Tokenizer):
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        super().__init__(spec.family, spec.media, rules)
+        in_runs = {*rules.media_tokens.values(), *rules.feature_tokens.values()}
+        Preparation.__init__(self, spec.family, spec.media, rules)
+        Tokenizing.__init__(self, tokenizer, spec.add_special_tokens, in_runs)
         self.spec = spec
-        self._tokenizer = tokenizer
-        self._counters: dict[str, TokenCounter] = {}
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        self._special = special
+        self.special = special
         variables = {**spec.processor.tokens, **spec.chat_template_kwargs}
-        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date, spec.shortcut)
+        self._chat = ChatTemplate(spec.chat_template, variables, special, spec.date)
         self._tool_chat = self._chat
         if spec.tool_template:
-            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, False, needs_tools=True)
+            self._tool_chat = ChatTemplate(spec.tool_template, variables, special, spec.date, needs_tools=True)
         self.media_tokens = {
             kind: token for kind, token in rules.media_tokens.items() if spec.kinds is None or kind in spec.kinds
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
-        self._marks = AddedTokens({OPEN, CLOSE, *self._kinds, *rules.feature_tokens.values()})
+        self._marks = AddedTokens({OPEN, CLOSE, *in_runs})
         others = [*rules.feature_tokens.values(), *rules.marks]
         self._frames = {
             chat: Frames(chat, self.media_tokens, others, special) for chat in (self._chat, self._tool_chat)
         }
         self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
-        self._runs = Runs(tokenizer, {*rules.media_tokens.values(), *rules.feature_tokens.values()})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Template, (self.spec, self.rules, self._tokenizer)
@@ -204,16 +191,6 @@ class Template(Preparation):
         messages = self.messages(sample)
         return self._raw.text(messages[0]) if is_document(messages) else None
 
-    def foresee(self, media: Iterable[Media]) -> None:
-        """Receive the media of samples that will be rendered next."""
-        self.rules.foresee(self._sizes(media))
-
-    def _sizes(self, media: Iterable[Media]) -> Iterator[Media]:
-        for medium in media:
-            if medium.kind == IMAGE.kind:
-                with suppress(Skip):
-                    yield self.prepared(medium, 0)
-
     def _expand(self, media: Sequence[Media]) -> tuple[list[tuple[str, int]], str, str]:
         """Return each medium's text with its number of feature tokens, and the texts before and after everything."""
         frames = [self.choose_frames(medium) if medium.kind == VIDEO.kind else [] for medium in media]
@@ -226,11 +203,6 @@ class Template(Preparation):
             raise Skip(Reason.UNSUPPORTED_MEDIA, "the full processor takes no videos of several lengths in one sample")
         prepared = [*map(self.prepared, media, map(len, frames))]
         return self.rules.expand_all(prepared, frames), *self.rules.around(prepared, frames)
-
-    def ids_of(self, text: str) -> list[int]:
-        """Return the ids of a text alone."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
 
     def num_features(self, media: Sequence[Media]) -> list[int]:
         """Return for each medium of a sample the tokens that hold its features; raises Skip as `render`."""
@@ -249,62 +221,11 @@ class Template(Preparation):
             what = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
             raise Skip(Reason.UNSUPPORTED_MEDIA, what)
 
-    def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """Return token ids and supervised ranges of several texts at once. The first token of a text is never
-        supervised, and empty ranges are dropped.
-        """
-        located = self.located([(item.text, item.spans) for item in rendered])
-        return [Tokens([*ids], ranges, weights) for ids, ranges, weights in _trained_tokens(rendered, located)]
-
-    def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
-        """Return the token ids of several texts, and for each span of characters the range of tokens that begin in it.
-
-        Args:
-            texts: each with its spans, which ascend.
-        """
-        squeezed = [self._runs.squeeze(text, spans) for text, spans in texts]
-        encodings = self._tokenizer.encode_batch(
-            [text for text, _, _ in squeezed], add_special_tokens=self.spec.add_special_tokens
-        )
-        return [
-            grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
-            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
-        ]
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Return the ids of the tokenizer's special tokens."""
-        return frozenset(i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
-
     @cached_property
     def feature_ids(self) -> dict[str, int]:
         """Return the id of the tokens that hold features, by kind of media."""
         ids = {kind: self.token_id(name) for kind, name in self.rules.holders.items()}
         return {kind: number for kind, number in ids.items() if number is not None}
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the package `tokenizers`; callers must not change it."""
-        return self._tokenizer
-
-    def token_id(self, token: str) -> int | None:
-        """Return the id of a token; None: there is no such token."""
-        return self._tokenizer.token_to_id(token)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Return the number of tokens of the tokenizer; a model's own table may be larger."""
-        return self._tokenizer.get_vocab_size()
-
-    def token_ends(self, text: str) -> list[int]:
-        """Return where a text may be cut: the characters at which its tokens end, ascending."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return sorted({end for _, end in encoding.offsets if end})
-
-    def token_places(self, text: str) -> list[tuple[int, int]]:
-        """Return the characters of each token of a whole text, as `tokenize` makes them."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=self.spec.add_special_tokens)
-        return [*encoding.offsets]
 
     def messages(self, sample: Sample) -> list[Message]:
         """Return the conversation in the form that the chat template takes."""
@@ -334,46 +255,18 @@ class Template(Preparation):
         except Skip:
             return True
 
-    def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
-        """Count tokens and supervised tokens of several texts: the lengths of `tokenize`'s results, without making
-        them.
-
-        Args:
-            engine: as in `TokenCounter`.
-
-        Raises:
-            CountingError: an engine that is set by name can't be used.
-        """
-        counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
-        counted = [None if item.token_range else counts for item, counts in zip(rendered, counted, strict=True)]
-        unsure = [i for i, counts in enumerate(counted) if counts is None]
-        tokens = dict(zip(unsure, self.tokenize([rendered[i] for i in unsure]), strict=True))
-        return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
-
-    def counter(self, engine: str) -> TokenCounter:
-        """Return the token counter of this tokenizer; made once."""
-        if self.spec.add_special_tokens:
-            engine = "tokenizers"
-        if engine not in self._counters:
-            self._counters[engine] = TokenCounter(self._tokenizer, engine)
-        return self._counters[engine]
-
     def encode(self, sample: Sample) -> Tokens:
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
-        """Return what a model is fed of some samples; raises Skip as `render`.
-
-        Args:
-            engine: as in `TokenCounter`; by words, what is not made by the tokenizer.
-        """
+        """Return what a model is fed of some samples; raises Skip as `render`."""
         rendered = [self.render(sample) for sample in samples]
         texts = [(item.text, item.spans) for item in rendered]
         by_words = self.counter(engine).tokens(texts)
         others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))
         located = [its or next(others) for its in by_words]
-        each = zip(samples, rendered, _trained_tokens(rendered, located), strict=True)
+        each = zip(samples, rendered, trained_tokens(rendered, located), strict=True)
         return [
             MemberTokens(
                 np.array(ids, np.int64),
@@ -392,37 +285,7 @@ class Template(Preparation):
     @cached_property
     def input_rules(self) -> InputRules:
         """How tokens and media become a model's inputs: what training needs of this template."""
-        spec, rules = self.spec, self.rules
-        names = rules.holders
-        known = dict.fromkeys([*self._special, *spec.processor.tokens.values(), *names.values()])
-        ids = {text: number for text in known if (number := self.token_id(text)) is not None}
-        types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
-        return InputRules(
-            folder=spec.processor.folder,
-            transformers=version_of("transformers"),
-            kwargs=spec.processor.kwargs,
-            tokens=spec.processor.tokens,
-            token_ids=ids,
-            num_ids=self.vocabulary_size,
-            settings={
-                IMAGE.kind: spec.processor.image,
-                VIDEO.kind: spec.processor.video,
-                AUDIO.kind: spec.processor.audio,
-            },
-            media_tokens=self.media_tokens,
-            types=types,
-            placeholders={kind: rules.placeholder(kind) for kind in rules.media_tokens},
-            call_settings=rules.call_settings(spec.processor),
-            nests_images=rules.nests_images,
-            hears_videos=rules.hears_videos,
-            rate=rules.rate,
-            is_asked=spec.family in ASKED,
-            looks=self.looks,
-            media={**plain(spec.media), "factor": self.factor},
-            trial=trial_of(self),
-            texts=[(text, self.ids_of(text)) for text in _TEXTS],
-            tokenize=partial(tokens_of, self),
-        )
+        return input_rules_of(self)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -443,23 +306,8 @@ class Template(Preparation):
         """Whether the chat template writes a token that ends an answer."""
         return self._chat.ends_answers
 
-    @property
-    def is_misread(self) -> bool:
-        """Whether the chat template turned out to look at texts that it was believed to copy; earlier lengths are
-        wrong.
-        """
-        return self._chat.is_misread
-
-    def without_shortcut(self) -> "Template":
-        """Return the same template, which renders each conversation whole."""
-        return Template(replace(self.spec, shortcut=False), self.rules, self._tokenizer)
-
     def text(self, sample: Sample) -> str:
-        """Return the text that the chat template writes for a conversation, before media are expanded.
-
-        Raises:
-            Skip: the template refuses the conversation.
-        """
+        """Return the text that the chat template writes for a conversation, before media are expanded."""
         return self._chat_for(sample)[0].render(self.messages(sample), sample.tools)
 
     def only(self, kinds: list[str]) -> "Template":
@@ -487,15 +335,6 @@ class Template(Preparation):
 def _json_of(tokenizer: Tokenizer) -> str:
     """Return a tokenizer as JSON, which takes a tenth of a second; templates of one processor share their tokenizer."""
     return tokenizer.to_str()
-
-
-def _trained_tokens(
-    rendered: Sequence[Rendered], located: Sequence[tuple[Ids, Ranges]]
-) -> Iterator[tuple[Ids, Ranges, Sequence[float]]]:
-    """Yield the ids of each text, its trained ranges without the first token, and their weights."""
-    for item, (ids, ranges) in zip(rendered, located, strict=True):
-        own, within = within_range(ids, ranges, item.token_range)
-        yield own, *without_first(within, item.weights)
 
 
 def _num_heard(text: str, token: str) -> int:

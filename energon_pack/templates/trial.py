@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,9 @@ from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import TOOL
 from energon_pack.templates.families import ASKED
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full import errors_only, full_processor
 from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.processor_inputs import full_ids
-from energon_pack.templates.quiet import errors_only
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
@@ -113,9 +112,6 @@ class Trial:
     @errors_only()
     def outcomes(self, template: Template) -> dict[str, Outcome]:
         """Return the outcome for each kind of samples (see `kinds_of`), and under `text` for the sample without media.
-
-        Args:
-            template: has the same processor and settings as earlier ones, except its family.
 
         Raises:
             ImportError: the full processor needs a package that is not here.
@@ -303,10 +299,6 @@ def told_apart(made: list[int] | str, truth: list[int] | str) -> str:
     """Say in a few words how the two results differ."""
     numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
     if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
-        first = next(_differing(made, truth))
+        first = next(index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])
         return f"token {made[first]} in place {first}, the full processor {truth[first]}"
     return f"{numbers[0]}, the full processor {numbers[1]}"
-
-
-def _differing(made: Sequence[int], truth: Sequence[int]) -> Iterator[int]:
-    return (index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])

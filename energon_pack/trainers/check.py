@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from energon_pack.errors import PackError, amount
 from energon_pack.trainers.alone import Alone, reads_in_forward, samples_alone
 from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.dealing import dealing_of
-from energon_pack.trainers.settings import refused
-from energon_pack.trainers.weighted import WeightedSteps
+from energon_pack.trainers.dealing import dealing_of, refused
+from energon_pack.trainers.loss import WeightedSteps
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import Pack
@@ -32,25 +31,7 @@ _LOOKED_AT = 8
 _SAME, _SAME_SHORT = 1e-4, 2e-2
 
 
-class Trainer(Protocol):
-    """The part of transformers' Trainer, or of a subclass, that the check uses."""
-
-    model: Any
-    args: Any
-    accelerator: Any
-    train_dataset: Any
-
-    def get_train_dataloader(self) -> Any:
-        """Return its loader."""
-
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the batches of a step, and the number that divides their loss."""
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Return the loss of a batch after its backward."""
-
-
-def check_trainer(trainer: Trainer) -> str:
+def check_trainer(trainer: Any) -> str:
     """Compare a trainer's loss over two packs with the samples alone. Call it on all ranks, just before `train()`.
 
     Both packs go through the trainer's own loader, collator, denominator, attention and backward. Nothing is learned:
@@ -79,7 +60,7 @@ def check_trainer(trainer: Trainer) -> str:
     return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
 
 
-def _patch(trainer: Trainer) -> None:
+def _patch(trainer: Any) -> None:
     """Put Liger's kernels into the model, as `train()` does first; doing it twice changes nothing."""
     if getattr(trainer.args, "use_liger_kernel", False):
         from transformers.integrations.liger import apply_liger_kernel
@@ -87,12 +68,7 @@ def _patch(trainer: Trainer) -> None:
         apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
-def _loader(trainer: Trainer) -> Any:
-    """Make the trainer's loader.
-
-    Raises:
-        PackError: it would lose the columns that name packs.
-    """
+def _loader(trainer: Any) -> Any:
     try:
         return trainer.get_train_dataloader()
     except ValueError as error:
@@ -105,11 +81,7 @@ def _loader(trainer: Trainer) -> Any:
 
 
 def _collator(collate: Any) -> Collator:
-    """Find the collator of packs inside the wrappers of a trainer.
-
-    Raises:
-        PackError: there is none.
-    """
+    """Find the collator of packs inside the wrappers of a trainer."""
     inner = collate
     while inner is not None and not isinstance(inner, Collator):
         inner = inner.func if isinstance(inner, partial) else getattr(inner, "data_collator", None)
@@ -131,12 +103,8 @@ class Step:
     loss: float
     trained: list[int]
 
-    def compared(self, alone: Alone, trainer: Trainer) -> str:
-        """Say that the losses are equal.
-
-        Raises:
-            PackError: they are not.
-        """
+    def compared(self, alone: Alone, trainer: Any) -> str:
+        """Say that the losses are equal."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
@@ -160,19 +128,15 @@ class Step:
         )
 
 
-def _cure(trainer: Trainer) -> str:
+def _cure(trainer: Any) -> str:
     """Return the line of code that makes the denominator right."""
     if any(kind.__module__.startswith("trl.") for kind in type(trainer).__mro__):
         return "after it is made: trainer.model_accepts_loss_kwargs = True"
     return "compute_loss_func=packs.loss_func(), or after it is made: trainer.compute_loss_func = packs.loss_func()"
 
 
-def _two_rows(trainer: Trainer, collator: Collator, loader: Any) -> list[Any]:
-    """Choose two rows whose trained tokens differ most; each rank looks at other rows.
-
-    Raises:
-        PackError: the dataset gives no rows of packs, or too few.
-    """
+def _two_rows(trainer: Any, collator: Collator, loader: Any) -> list[Any]:
+    """Choose two rows whose trained tokens differ most; each rank looks at other rows."""
     rank = trainer.accelerator.process_index
     data = trainer.train_dataset
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -261,13 +225,11 @@ def _without_engine(accelerator: Any) -> Iterator[None]:
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
-    """Sum numbers over all ranks."""
     own = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
     total: list[float] = trainer.accelerator.reduce(own, "sum").tolist()
     return total
 
 
 def _tolerance(model: Any) -> float:
-    """Return the relative difference that counts as rounding."""
     is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
     return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

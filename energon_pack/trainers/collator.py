@@ -1,11 +1,12 @@
 """Build a trainer's batches from rows of `as_dataset`, in any process of the trainer's loader."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.training.outline import Outline, outline_of
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, refuse_trees
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.masks import Outline, outline_of
+from energon_pack.training.pack_encoder import BadPack, Pack, refuse_trees
 
 #: the columns by which a row names its pack
 PACK, EPOCH = "pack", "epoch"
@@ -13,28 +14,15 @@ PACK, EPOCH = "pack", "epoch"
 OF_LOSS = ("labels", "loss_weight", "_packed_seq_ids")
 
 
-class Packs(Protocol):
-    """A dataset of packs."""
-
-    encoder: PackEncoder
-
-    def __getitem__(self, index: tuple[int, int]) -> Pack:
-        """Read and encode a pack by its epoch and number."""
-
-
 class Collator:
     """Builds batches. It holds a few facts about the model and no weights, so a loader's workers can have it.
 
     Args:
-        packs: the dataset.
         model: a model of transformers; guard it first. A batch has the inputs that its `forward` takes.
         weights: batches also have the weights of their tokens, for a trainer that is `weighted`.
-
-    Raises:
-        PackError: the layout of the packs is not `neat`.
     """
 
-    def __init__(self, packs: Packs, model: Any, weights: bool = False):
+    def __init__(self, packs: Any, model: Any, weights: bool = False):
         if packs.encoder.layout != "neat":
             raise PackError(f"layout={packs.encoder.layout}: models of transformers take layout=neat")
         #: the dataset
@@ -48,11 +36,6 @@ class Collator:
 
         Args:
             rows: rows of `as_dataset`, or packs. Settings that trainers pass for their own padding are ignored.
-
-        Raises:
-            PackError: a row names no pack.
-            BadPack: a pack can't be encoded; a token has a weight other than 1, and this collator gives none;
-                samples share tokens.
         """
         return self.of_packs([self.pack(row) for row in rows])
 
@@ -72,7 +55,7 @@ class Collator:
     def of_packs(self, packs: Sequence[Pack]) -> dict[str, Any]:
         """Lay packs out; raises as `__call__` does."""
         refuse_trees(packs, "a trainer's own loss")
-        batch = self.packs.encoder.batch(packs)
+        batch: PackedBatch = self.packs.encoder.batch(packs)
         if self.weights:
             inputs = batch.model_inputs(self._outline, labels=False)
             return {**inputs, **{name: batch[name] for name in OF_LOSS if name in batch}}

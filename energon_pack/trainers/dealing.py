@@ -8,8 +8,61 @@ import torch.distributed as dist
 
 from energon_pack.errors import PackError, amount
 from energon_pack.samplers import PackSampler
+from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.collator import EPOCH
-from energon_pack.trainers.settings import in_order
+
+_CUT = "members of a pack would be cut over ranks, and see each other"
+#: argument of a trainer → how any value that switches it on breaks packs
+_BREAKS = {
+    "packing": "the trainer would pack packs again",
+    "padding_free": "the trainer would flatten packs, with positions of its own",
+    "sample_packing": "the trainer would pack packs again",
+    "neat_packing": "the trainer would pack packs again",
+    "label_smoothing_factor": "the loss is smoothed, and divided batch by batch",
+    "use_asft_loss": "its reference model gets no positions, so that members see each other",
+    "use_dft_loss": "the loss of packs takes the place of this one",
+    "use_eaft_loss": "the loss of packs takes the place of this one",
+    "shift_attn": "LongLoRA's shifted attention crosses members",
+}
+#: arguments of a trainer, or of Accelerate's parallelism, that break packs if they are above 1
+_CUTS = ("context_parallel_size", "sequence_parallel_size", "cp_size", "sp_size")
+
+#: module of a trainer's class → the setting with which it reads rows in their order
+_IN_ORDER = {
+    "swift": "train_dataloader_shuffle=False",
+    "llamafactory": "disable_shuffling=True",
+    "axolotl": "curriculum_sampling=True",
+    "transformers": 'train_sampling_strategy="sequential"',
+}
+
+
+def refused(trainer: Any) -> str:
+    """Say which setting of a trainer breaks packs, and what to set; empty: no known setting does."""
+    args, accelerator = trainer.args, trainer.accelerator
+    owners = (args, getattr(trainer, "finetuning_args", None))  # LLaMA-Factory's
+    for name, told in _BREAKS.items():
+        if value := next(filter(None, (getattr(owner, name, None) for owner in owners)), None):
+            return f"{name}={value}: {told}: {name}={0 if isinstance(value, float) else False}"
+    parallelism = getattr(accelerator, "parallelism_config", None)
+    for name in _CUTS:
+        if (size := max(getattr(owner, name, None) or 1 for owner in (args, parallelism))) > 1:
+            return f"{name}={size}: {_CUT}: {name}=1"
+    known, here = accelerator.num_processes, ranks_here()[1]
+    if known < here:
+        return (
+            f"each of {here} processes trains by itself, for Accelerate knows of {known}: on a CPU use_cpu=True, or"
+            " ACCELERATE_USE_CPU=true in the environment"
+        )
+    if known > 1 and getattr(args, "average_tokens_across_devices", True) is False:
+        return "each rank divides by its own trained tokens: average_tokens_across_devices=True"
+    return ""
+
+
+def in_order(trainer: Any) -> str:
+    """Return the setting with which a trainer reads rows in their order."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(trainer).__mro__}
+    return next((setting for module, setting in _IN_ORDER.items() if module in modules), _IN_ORDER["transformers"])
+
 
 #: most rows of an epoch that are checked
 _MOST = 1_000_000
@@ -17,15 +70,7 @@ _CURE = "train on packs.as_dataset() with the trainer's own sampler, which deals
 
 
 def dealing_of(trainer: Any, loader: Any) -> str:
-    """Say how packs are dealt.
-
-    Args:
-        trainer: a trainer of transformers.
-        loader: its loader, as `get_train_dataloader` returns it.
-
-    Raises:
-        PackError: packs are dealt twice, or packs reach no rank, or dispatching cuts batches.
-    """
+    """Say how packs are dealt."""
     ranks: int = trainer.accelerator.num_processes
     data, kind = trainer.train_dataset, type(loader)
     if kind.__name__.endswith("Dispatcher"):
@@ -75,11 +120,7 @@ def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> s
 
     Args:
         dealt: the batches of rows of each rank.
-        num: rows of the dataset.
         in_order: the trainer's setting that keeps their order.
-
-    Raises:
-        PackError: more rows are dealt twice, or not at all, than the end of an epoch explains.
     """
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
@@ -103,7 +144,6 @@ def _knows_ranks(sampler: Any) -> bool:
 
 
 def _gathered(own: list[list[int]], ranks: int) -> list[list[list[int]]]:
-    """Return the batches of each rank."""
     if ranks == 1:
         return [own]
     every: list[Any] = [None] * ranks

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from energon_pack.dataset.pack_sums import PackSums
 from energon_pack.errors import PackError
-from energon_pack.online.ranks import ranks_here
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
+from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
 
@@ -39,7 +39,7 @@ class ForTrainers:
         """
         from energon_pack.trainers.collator import Collator
 
-        return Collator(self, model, weights)  # type: ignore[arg-type]
+        return Collator(self, model, weights)
 
     def loss_func(self) -> "TokenMean":
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
@@ -163,7 +163,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         rows = import_rows()
         ranks = ranks_here()[1] if ranks is None else ranks
         num = epochs * len(self) // ranks * ranks
-        packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)  # type: ignore[arg-type]
+        packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
         return rows.PackRows.of(packs, lens[tuple(np.array(packs).T)])
 

@@ -1,11 +1,15 @@
-"""The loss of a step of packs for `compute_loss_func` of transformers' Trainer."""
+"""Put the weights of tokens into a trainer's loss: `loss_weight`, and the weights of samples and turns."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.errors import PackError
+from energon_pack.trainers.collator import OF_LOSS
+from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE
 
 
@@ -26,9 +30,6 @@ class TokenMean:
             outputs: outputs of the model, with logits [B, S, vocabulary].
             labels: [B, S].
             num_items_in_batch: trained tokens of the whole step; None: count those of this batch, as in evaluation.
-
-        Raises:
-            PackError: the model gives no logits.
         """
         logits = outputs.logits
         if logits is None:
@@ -43,3 +44,50 @@ class TokenMean:
         summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
         loss: Tensor = summed / (total.to(logits.device) if isinstance(total, Tensor) else total)
         return loss
+
+
+__all__ = ["weighted"]
+
+Trainer = TypeVar("Trainer")
+
+
+def weighted(trainer: Trainer) -> Trainer:
+    """Make a trainer's loss Σ w·ce / Σ w over a whole step: all accumulated packs of all ranks.
+
+    Args:
+        trainer: transformers' Trainer or a subclass, with `data_collator=packs.collator(model, weights=True)`. It is
+            changed in place.
+    """
+    kind: Any = type(trainer)
+    trainer.__class__ = type(kind.__name__, (WeightedSteps, kind), {"__module__": kind.__module__})
+    trainer.model_accepts_loss_kwargs = True  # type: ignore[attr-defined]  # its losses are divided already
+    args: Any = trainer.args  # type: ignore[attr-defined]
+    if hasattr(args, "use_logits_to_keep"):  # ms-swift would cut labels but not their weights
+        args.use_logits_to_keep = False
+    return trainer
+
+
+class WeightedSteps:
+    """Methods that override those of a trainer's own class."""
+
+    accelerator: Any
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the batches of a step, and Σ w over the step."""
+        theirs: Any = super()
+        batches, _ = theirs.get_batch_samples(epoch_iterator, num_batches, device)
+        own = [total_weight(batch) for batch in batches]
+        total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
+        return batches, self.accelerator.reduce(total.float().to(device), "sum")
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the batch's part of the step's loss; in evaluation, without a total, the loss of the batch alone."""
+        of_loss = {name: inputs[name] for name in OF_LOSS if name in inputs}
+        outputs = model(**{name: value for name, value in inputs.items() if name not in OF_LOSS})
+        share = None
+        if num_items_in_batch is not None:  # the gradients of ranks are averaged
+            share = num_items_in_batch / self.accelerator.num_processes
+        loss = weighted_loss(outputs.logits, of_loss, share)
+        return (loss, outputs) if return_outputs else loss

@@ -58,12 +58,7 @@ class PackRows(datasets.Dataset):
 
 
 class StreamRows(datasets.IterableDataset):
-    """Rows `{pack}` of a stream: this rank's own packs.
-
-    Args:
-        packs: the stream.
-        rank, world_size: the rank of the stream, and its number of ranks.
-    """
+    """Rows `{pack}` of a stream: this rank's own packs."""
 
     def __init__(self, packs: Iterable[Pack], rank: int, world_size: int):
         features = datasets.Features({PACK: datasets.Value("null")})  # only the column's name is ever used
@@ -85,11 +80,7 @@ class StreamRows(datasets.IterableDataset):
     n_shards = num_shards  # the name of older versions, which Accelerate asks
 
     def shard(self, num_shards: int, index: int, contiguous: bool = True) -> "StreamRows":
-        """Return this dataset: its stream already belongs to this rank.
-
-        Raises:
-            PackError: the caller asks for another rank, or for another number of ranks.
-        """
+        """Return this dataset: its stream already belongs to this rank."""
         if (index, num_shards) != (self._rank, self._world_size):
             raise PackError(
                 f"a stream of rank {self._rank} of {self._world_size}, and the trainer asks for rank {index} of"

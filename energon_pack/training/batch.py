@@ -10,11 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import NOT_GUARDED, MixingError
+from energon_pack.training.inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
-from energon_pack.training.masks import additive_masks, prefix_mask
-from energon_pack.training.media_keys import MEDIA_KEYS
-from energon_pack.training.outline import BOUNDARIES, PREFIX, Outline, TowerProof, outline_of, values_in
+from energon_pack.training.masks import (
+    BOUNDARIES,
+    PREFIX,
+    Outline,
+    TowerProof,
+    additive_masks,
+    outline_of,
+    prefix_mask,
+    values_in,
+)
 from energon_pack.training.wrapped import unwrapped
 
 _log = logging.getLogger(__name__)
@@ -92,17 +99,11 @@ class PackedBatch(dict[str, Any]):
         return self._with(together(value for _, value in self._tensors()))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors and their names."""
         for name, value in self.items():
             inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
     def _with(self, others: Mapping[int, Tensor]) -> "PackedBatch":
-        """Replace tensors by others.
-
-        Args:
-            others: by the `id` of the tensor that they replace.
-        """
 
         def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):
@@ -184,14 +185,8 @@ class PackedBatch(dict[str, Any]):
         return positions.expand(4, *positions.shape)
 
     def _masks(self, outline: Outline) -> dict[str, Tensor]:
-        return additive_masks(
-            self["doc_ids"].to(outline.device),
-            self["mm_token_type_ids"].to(outline.device),
-            outline.sliding_window,
-            outline.attention_chunk_size,
-            outline.sight,
-            outline.dtype,
-        )
+        device = outline.device
+        return additive_masks(self["doc_ids"].to(device), self["mm_token_type_ids"].to(device), outline)
 
     def _prefix_mask(self, outline: Outline) -> Tensor:
         labels = self["labels"]

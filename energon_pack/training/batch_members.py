@@ -115,11 +115,7 @@ def _by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> 
 
 
 def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
-    """Return where members begin; `rest` of the tokens is in none, and has to be padding.
-
-    Args:
-        ends: boundaries in all rows, one behind the other.
-    """
+    """Return where members begin; `rest` of the tokens is in none, and has to be padding."""
     for number, (row, left) in enumerate(zip(tokens, rest, strict=True)):
         if len(row[left].unique()) > 1:
             raise MixingError(f"{name} leaves {int(left.sum())} of {len(row)} tokens of row {number} in no member")

@@ -20,13 +20,20 @@ from energon_pack.training.batch_members import (
     read_members,
 )
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.hooks import Check
 from energon_pack.training.inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.probe import Placed, Probe, leaves_of
-from energon_pack.training.subject import Subject
-from energon_pack.training.trial import Pending
-from energon_pack.training.trial_inputs import Span, TrialInputs, inputs_with_changes, switches_of, without_loss
+from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.trial_inputs import (
+    Placed,
+    Probe,
+    Span,
+    TrialInputs,
+    inputs_with_changes,
+    leaves_of,
+    switches_of,
+    without_loss,
+)
+from energon_pack.training.watch import Check
 from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
@@ -54,19 +61,7 @@ class Batches(Subject):
         batches: Sequence[Mapping[str, Any]],
         members: Sequence[GivenRows] | None,
     ) -> bool:
-        """Try the model with each batch.
-
-        Args:
-            check: the check of the model's calls.
-            members: of each batch; None: its inputs say them.
-
-        Returns:
-            Whether later batches can be tried, too: they say their members.
-
-        Raises:
-            ValueError: there are no batches, or other numbers of them and of their members.
-            MixingError: members see each other; or no row has two.
-        """
+        """Try the model with each batch."""
         if isinstance(batches, Mapping) or not all(isinstance(one, Mapping) for one in batches):
             raise ValueError("batches= is a list of batches, each a mapping of inputs by name: batches=[batch]")
         if not batches or (members is not None and len(members) != len(batches)):
@@ -88,11 +83,7 @@ class Batches(Subject):
         return members is None
 
     def read(self, inputs: Mapping[str, Any]) -> ReadMembers:
-        """Return the members of a batch.
-
-        Raises:
-            MixingError: see `read_members`; or labels train the first token of a member, or tokens in no member.
-        """
+        """Return the members of a batch."""
         members = read_members(inputs, self.given)
         _refuse_labels(inputs, members)
         return members
@@ -205,7 +196,6 @@ def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
 
 
 def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatch:
-    """Return the labels of a batch, as the loss of made samples takes them."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return PackedBatch(labels=shifted, _packed_seq_ids=None)
     labels = torch.full_like(inputs["input_ids"], IGNORE, dtype=torch.long)
@@ -233,11 +223,7 @@ def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shares(inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None) -> list[dict[str, Tensor]]:
-    """Return the media of each member: the next rows of each input, as many as are given.
-
-    Raises:
-        MixingError: nobody says whose they are, or not of all.
-    """
+    """Return the media of each member: the next rows of each input, as many as are given."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]
     members = [member for row in given or () for member in row]
     for name, value in _media_of(inputs):
@@ -253,7 +239,6 @@ def _shares(inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows |
 
 
 def _alone(sample: Encoded) -> dict[str, Any]:
-    """Return the inputs of a member as a user of transformers has them."""
     ids = sample.tokens.ids[None]
     rows = {name: row[None] for name, row in sample.tokens.rows.items()}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rows, **sample.media, "use_cache": False}

@@ -1,19 +1,49 @@
 """Call a model's processor with only the media of members."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import ctypes
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
-from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS
-from energon_pack.samples.media.prepared import media_inputs
-from energon_pack.templates.full import full_processor
-from energon_pack.templates.quiet import errors_only
+from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.prepared import changed, clip, media_inputs
+from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.templates.full import errors_only, full_processor
 from energon_pack.training.joining import JoinError
+
+#: parameters of glibc's mallopt(3): the most large blocks that are mapped; map blocks from this size on; return the
+#: heap's end above this
+_MMAP_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -4, -3, -1
+_LARGE, _KEPT = 256 << 20, 512 << 20
+#: the process in which this was done
+_kept_in = [0]
+
+
+def keep_pages_in_worker() -> None:
+    """Keep pages from now on, if this process is a loader's worker; in a user's own process nothing changes.
+
+    Blocks of 256 MB and more are still returned: one a pack costs little, and the worker would hold the most there ever
+    were. Another allocator than glibc's is left alone.
+    """
+    if _kept_in[0] == os.getpid() or get_worker_info() is None:
+        return
+    _kept_in[0] = os.getpid()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        if not mallopt(_MMAP_THRESHOLD, _LARGE):  # an older glibc takes 32 MB at most
+            mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
+
 
 #: maps the token ids of texts to one value for each token
 TokenRow = Callable[[list[list[int]]], Any]
@@ -38,10 +68,6 @@ class Calls:
 
         Args:
             as_rows: put each member in its own text.
-
-        Raises:
-            ImportError: there are videos or sounds, and torchvision is not installed.
-            Exception: any error of the processor.
         """
         every = merged(members)
         given = media_inputs(self._rules, every)
@@ -76,11 +102,7 @@ class Calls:
         return _tensors({name: value for name, value in made.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
-        """Return functions that make, from a member's tokens, inputs that only this model has for each token.
-
-        Raises:
-            JoinError: no function makes one of these inputs.
-        """
+        """Return functions that make, from a member's tokens, inputs that only this model has for each token."""
         processor, _ = self._loaded
         made = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
         if lost := sorted(name for name, make in made.items() if make is None):
@@ -145,3 +167,33 @@ def _tensor(value: Any) -> Tensor:
 
 def _is_of_tokens(value: Tensor, shape: torch.Size) -> bool:
     return value.shape == shape and not value.is_floating_point()
+
+
+def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    size = medium.width, medium.height
+    sound = Media(AUDIO.kind, num_samples=medium.num_samples, rate=rules.rate)
+    if medium.kind == IMAGE.kind:
+        return changed(rules, medium, [IMAGE.noise(Media(IMAGE.kind, *size), rng)])[0]
+    if medium.kind == VIDEO.kind:
+        frames = VIDEO.noise(Media(VIDEO.kind, *size, num_frames=len(medium.frames)), rng)
+        heard = AUDIO.noise(sound, rng) if medium.num_samples else None
+        return clip(medium, changed(rules, medium, [*map(Image.fromarray, frames)]), heard)
+    if medium.kind == AUDIO.kind:
+        return AUDIO.noise(sound, rng)
+    return KINDS[medium.kind].noise(Media(medium.kind, *size, num_samples=medium.num_samples, rate=rules.rate), rng)
+
+
+def filled_with_noise(rules: InputRules, member: MemberTokens, seed: int) -> Prepared:
+    """Return the media of a member with random content."""
+    return Prepared([medium.kind for medium in member.media], [_noise(rules, one, seed) for one in member.media])
+
+
+def noisy_members(rules: InputRules, purpose: str, kind: str) -> Iterator[Prepared]:
+    """Yield the media of the trial's members of a purpose and a kind."""
+    yield from (filled_with_noise(rules, one, seed) for seed, one in enumerate(members_of_trial(rules, purpose, kind)))
+
+
+def members_of_trial(rules: InputRules, purpose: str, kind: str) -> list[MemberTokens]:
+    """Return the trial's members of a purpose and a kind."""
+    return [one.tokens for one in rules.trial if (one.purpose, one.kind) == (purpose, kind)]

@@ -1,27 +1,20 @@
-"""Prove the class of a model that trains on packs: by what is kept from an earlier start, or by a small model of it."""
+"""Prove the class of a model that trains on packs by a small model of it."""
 
-import hashlib
-import json
 import logging
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.finding import Finding, Proof
+from energon_pack.training.finding import Proof
 from energon_pack.training.inputs import MixingError, attention_of
-from energon_pack.training.makeup import code_of, kinds_of
-from energon_pack.training.probe_tree import ProbeTree, Samples, samples_of
-from energon_pack.training.wrapped import class_of, parts
+from energon_pack.training.probe import ProbeTree, Samples
+from energon_pack.training.proof import kinds_of, prove, way_out
+from energon_pack.training.wrapped import class_of
 
 _log = logging.getLogger(__name__)
-#: raise it when the same input would give another proof
-_VERSION = 5
-_PACKAGES = ("torch", "transformers", "flash-attn", "flash-linear-attention", "causal-conv1d", "mamba-ssm", "kernels")
 
 
 class Encoder(Protocol):
@@ -37,14 +30,6 @@ class Encoder(Protocol):
 
     def probe_members(self) -> list[Encoded]:
         """Return members with each kind of media that the encoder makes."""
-
-
-@runtime_checkable
-class TreeEncoder(Protocol):
-    """An encoder whose packs may have trees."""
-
-    def probe_tree(self, members: Sequence[Encoded]) -> ProbeTree | None:
-        """Return trees of such members; None: its packs have none."""
 
 
 @dataclass(frozen=True)
@@ -65,35 +50,32 @@ class Shown:
 
 
 def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
-    """Prove that the class of a model keeps members of packs apart.
-
-    Args:
-        is_trusted: whether a class that does not is only warned of.
-
-    Raises:
-        MixingError: it was not shown to.
-    """
+    """Prove that the class of a model keeps members of packs apart."""
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
     samples = encoder.probe_members() if encoder else _texts(model.config.get_text_config().vocab_size)
     device = model.device if model.device.type == "cuda" else torch.device("cpu")
-    proofs = kept_proofs(model, samples, mask, attention, longest, device)
+
+    def proved(samples: Samples, mask: str) -> list[Proof]:
+        return prove(class_of(model), model.config, samples, mask, attention, longest, device, kinds_of(model))
+
+    proofs = proved(samples, mask)
     images = [member for member in samples if not member.num_videos]
     if all(proof.finding is None for proof in proofs) and len(images) < len(samples):  # GLM-4.1V takes one or the other
-        fewer = kept_proofs(model, images, mask, attention, longest, device)
+        fewer = proved(images, mask)
         if fewer[-1].is_exact:
             _log.warning("%s is shown without videos: with them, %s", name, proofs[-1].error)
             proofs, samples = fewer, images
     _refuse_unshown(
         model, "is not shown to keep members of packs apart", proofs, samples, attention, longest, is_trusted
     )
-    tree = encoder.probe_tree(samples) if isinstance(encoder, TreeEncoder) else None
+    tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
         return Shown(proofs, samples)
     from energon_pack.training.tree_inputs import refuse
 
     refuse(model)
-    of_trees = kept_proofs(model, tree, "", attention, longest, device)
+    of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
     return Shown(proofs, samples, of_trees[-1], tree)
@@ -108,83 +90,17 @@ def _refuse_unshown(
     longest: int | None,
     is_trusted: bool,
 ) -> None:
-    """Raise MixingError with what the class lacks if it was not shown; warn if it is trusted."""
     if proofs[-1].is_exact:
         return
     kind = class_of(model)
     said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
-        from energon_pack.training.way_out import way_out
-
         out = way_out(kind, model.config, samples, attention, longest, proofs)
         raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
     _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
 
 
-def kept_proofs(
-    model: Any,
-    samples: Samples,
-    mask: str,
-    attention: str | None,
-    longest: int | None,
-    device: torch.device | str = "cpu",
-) -> list[Proof]:
-    """Return `prove`'s result, from the user's cache if code, config, versions, media and positions are the same.
-
-    A model that could not run is tried again each time, because memory may have been short.
-
-    Args:
-        model: a model of transformers.
-        samples: as in `prove`.
-    """
-    make, config = class_of(model), model.config
-    key = _key(model, samples, mask, attention, longest, device)
-    if kept := read_kept("proofs", key, _parsed):
-        return kept
-    from energon_pack.training.proof import prove  # builds small models
-
-    proofs = prove(make, config, samples, mask, attention, longest, device, kinds_of(model))
-    if proofs[-1].finding is not None:
-        keep("proofs", key, [asdict(proof) for proof in proofs])
-    return proofs
-
-
-def _parsed(values: Any) -> list[Proof]:
-    proofs = [Proof(**{**value, "finding": value["finding"] and Finding(**value["finding"])}) for value in values]
-    if not proofs:
-        raise ValueError("it holds nothing")
-    return proofs
-
-
-def _key(
-    model: Any,
-    samples: Samples,
-    mask: str,
-    attention: str | None,
-    longest: int | None,
-    device: torch.device | str,
-) -> str:
-    """Hash everything that the proof depends on."""
-    members = samples_of(samples)
-    media = [sorted((name, value.shape[1:]) for name, value in member.media.items()) for member in members]
-    content = [
-        _VERSION,
-        f"{class_of(model).__module__}.{class_of(model).__qualname__}",
-        sys.version,
-        [sorted(kinds_of(model)), code_of(model)],
-        model.config.to_dict(),
-        {name: version_of(name) for name in _PACKAGES},
-        [[member.tokens.ids.tolist(), member.tokens.types.tolist()] for member in members],
-        [None if member.tokens.rope is None else member.tokens.rope.tolist() for member in members],
-        [isinstance(samples, ProbeTree), [(one.tokens.shared_len, one.tokens.factor) for one in members]],
-        [mask, attention, longest, str(device), media],
-        [getattr(part, "_attn_implementation", None) for part in parts(model.config)],
-    ]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _texts(vocabulary: int) -> list[Encoded]:
-    """Return members of random words, for models that train on text."""
     generator = torch.Generator().manual_seed(0)
     first = min(10, vocabulary // 2)
     lengths = (19, 24, 16)

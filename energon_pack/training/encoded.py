@@ -31,3 +31,19 @@ def text_of(ids: Tensor, rows: Iterable[str] = ()) -> Encoded:
     """Return a text of some ids [L], trained from the second one on; its further `rows` are 0."""
     zeros, labels = torch.zeros_like(ids), torch.cat([torch.full((1,), IGNORE), ids[1:]])
     return Encoded("text", Member(ids, labels, zeros, rows=dict.fromkeys(rows, zeros)))
+
+
+#: argument of `forward` and of `get_rope_index` that says that videos are heard
+HEARD = "use_audio_in_video"
+#: tokens of a video and of a sound in `mm_token_type_ids`
+_VIDEO, _SOUND = 2, 3
+
+
+def are_heard(types: Tensor) -> bool:
+    """Whether the videos of a member are heard: tokens of sounds then stand right beside tokens of videos.
+
+    Args:
+        types: [L], as `mm_token_type_ids` has them.
+    """
+    pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
+    return bool(((pairs[0] == _VIDEO) & (pairs[1] == _SOUND)).any())

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,52 @@ import torch
 from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
-from energon_pack.templates.served import models_of
-from energon_pack.training.model_classes import small_config
-from energon_pack.training.own_rope import OwnRope
+from energon_pack.samples.media.kinds import IMAGE
+from energon_pack.templates.full import full_processor, models_of
 from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions
 from energon_pack.training.shrink import shrink
+from energon_pack.training.wrapped import parts
+
+#: words in the names of a tokenizer's special tokens, and the words that configs use instead
+_SAME = {"bos": "start", "eos": "end"}
+
+
+def small_config(make: Any, rules: InputRules) -> Any:
+    """Return a config with few and small layers: the model's own, or the class's default with the processor's sizes."""
+    folder = Path(rules.folder)
+    if (folder / "config.json").is_file():
+        from transformers import AutoConfig
+
+        trusted = bool(rules.kwargs.get("trust_remote_code"))
+        every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
+        found = next((part for part in every if isinstance(part, make.config_class)), None)
+        if found is None:
+            raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
+        return shrink(found)
+    config = shrink(make.config_class())
+    for part in parts(config):
+        _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
+    _take_ids(config, rules)
+    return config
+
+
+def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
+    for name, own in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
+        if image.get(name) is not None and hasattr(part, own):
+            setattr(part, own, image[name])
+
+
+def _take_ids(config: Any, rules: InputRules) -> None:
+    """Set the config's ids of special tokens: `vision_start_token_id` is the processor's `vision_bos_token`."""
+    named = {**rules.tokens, **vars(full_processor(rules))}
+    for name, token in named.items():
+        token_id = rules.token_id(token) if name.endswith("_token") and isinstance(token, str) else None
+        if token_id is None:
+            continue
+        *words, last, _ = name.split("_")
+        for known in {last, _SAME.get(last, last)}:
+            setattr(config, "_".join([*words, known, "token_id"]), token_id)
+
 
 _log = logging.getLogger(__name__)
 
@@ -22,39 +64,17 @@ _SECONDS, _TOKENS_PER_SECOND = 1.5, 2
 
 
 def found_rope(folder: Path) -> str | None:
-    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules.
-
-    Args:
-        folder: a processor's folder, with or without a model's config.json: one processor may serve several models.
-    """
-    make = _with_rows(folder)
+    """Return one of `ROPE_KINDS`, or `none` for plain positions; None: the models' rows follow none of these rules."""
+    make = with_rows(folder)
     return "none" if make is None else _kind(make)
 
 
-def _with_rows(folder: Path) -> Any:
+def with_rows(folder: Path) -> Any:
     """Return the first class among a processor's models that has M-RoPE rows; None: none has."""
     for make in models_of(folder):
         if any(hasattr(value, "get_rope_index") for value in vars(sys.modules[make.__module__]).values()):
             return make
     return None
-
-
-def own_rope_of(rules: InputRules) -> OwnRope:
-    """Return the rule that calls the model class itself.
-
-    Raises:
-        ValueError: the class can't be built here.
-    """
-    folder = Path(rules.folder)
-    make = _with_rows(folder)
-    try:
-        return OwnRope(make, small_config(make, rules))
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise ValueError(
-            f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"
-            f" ({' '.join(str(error).split())[:200]}): train with layout=thd in a framework that computes them, or on"
-            " unpacked samples"
-        ) from None
 
 
 def _kind(make: Any) -> str | None:

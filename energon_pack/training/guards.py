@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
-from energon_pack.training.hooks import Check, hook
 from energon_pack.training.inputs import (
+    MEDIA_KEYS,
     PROVEN,
     MixingError,
     attention_of,
@@ -25,9 +25,9 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.trial import Trial
 from energon_pack.training.trial_inputs import members_of
+from energon_pack.training.watch import Check, hook
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def guard(
 
     A model that is guarded already is guarded anew.
 
-    The test runs a small model of the same class and config. It takes seconds the first time, and its result is kept in
-    the user's cache. Then the model itself runs a few more times with the first batch of each kind: outputs, loss and
+    The test runs a small model of the same class and config, which takes seconds. Then the model itself runs a few more
+    times with the first batch of each kind: outputs, loss and
     gradients are compared. A guarded model refuses `generate`, which needs a cache of keys and values; with `batches`
     it refuses it of rows with several members.
 
@@ -113,13 +113,9 @@ def guard(
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
-    """Prove a model's class now, and try the model itself with the first batch of each kind.
-
-    Raises:
-        MixingError: see `guard`.
-    """
+    """Prove a model's class now, and try the model itself with the first batch of each kind."""
     from energon_pack.training.class_proof import prove_class
-    from energon_pack.training.makeup import replaced_in
+    from energon_pack.training.proof import replaced_in
 
     name = class_of(model).__name__
     if not first_batch and not is_trusted and (replaced := replaced_in(model)):
@@ -133,7 +129,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     PROVEN[model] = shown.proofs[-1].mask
     for_tower: frozenset[str] = frozenset()
     if encoder is not None:
-        from energon_pack.training.tower_trial import use_tower
+        from energon_pack.training.tower import use_tower
 
         for_tower = use_tower(model, encoder, shown.samples, shown.proofs[-1].mask)
     tried = for_tower.union(name for member in shown.samples for name in member.media)
@@ -150,12 +146,7 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
-    """Try a model with batches of any collator now, and with each later one that is of another kind.
-
-    Raises:
-        ValueError: there are no batches, or other numbers of them and of their members.
-        MixingError: see `guard`.
-    """
+    """Try a model with batches of any collator now, and with each later one that is of another kind."""
     from energon_pack.training.batch_trial import Batches
 
     _end_earlier(model)
@@ -178,11 +169,6 @@ def _end_earlier(model: Module) -> None:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model of transformers inside its wrappers.
-
-    Raises:
-        MixingError: there is none, or it makes no logits.
-    """
     inner = unwrapped(model)
     if hasattr(model, "_orig_mod"):
         torch.compiler.reset()  # code that is compiled already runs no hooks

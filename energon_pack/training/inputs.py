@@ -37,11 +37,7 @@ def missing_kernels() -> list[str]:
 
 
 def refuse_missing_kernels() -> None:
-    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed.
-
-    Raises:
-        MixingError: kernels are missing; without them the state runs on from member to member.
-    """
+    """Check that the kernels of hybrid models (gated delta nets), which carry a state along the row, are installed."""
     if missing := missing_kernels():
         raise MixingError(
             "a hybrid model carries its state from member to member without its kernels:"
@@ -233,3 +229,15 @@ def _check_boundaries(row: Tensor, cu_seq_lens: Tensor) -> None:
     filled = cu_seq_lens[:-1][cu_seq_lens.diff() > 0]  # empty segments stand behind the last one
     if begins.tolist() != filled.tolist() or int(cu_seq_lens[-1]) != len(flat):
         raise MixingError("position_ids do not start again where cu_seq_lens_q says a member begins")
+
+
+#: names of most models' media inputs, for places that don't know the processor
+MEDIA_KEYS = frozenset(
+    (
+        "pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images",
+        "pixel_values_videos", "video_grid_thw", "second_per_grid_ts",
+        "pixel_mask", "high_res_pixel_values", "pixel_values_images", "image_position_ids", "image_grid_hw",
+        "image_merge_sizes", "spatial_shapes", "target_sizes", "num_local_patches", "pixel_values_local",
+        "input_features", "feature_attention_mask", "input_features_mask", "audio_input_features", "audio_embed_sizes",
+    )
+)  # fmt: skip

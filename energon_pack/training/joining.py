@@ -39,14 +39,7 @@ class Join:
     only_alike: str = ""
 
     def __call__(self, values: Sequence[Tensor], counted: Sequence[Tensor] = ()) -> Tensor:
-        """Join one tensor of each member.
-
-        Args:
-            counted: for the same members, the tensors of the input that `counts` names.
-
-        Raises:
-            RuntimeError: their sizes can't be joined.
-        """
+        """Join one tensor of each member."""
         if len(values) == 1:
             return values[0]
         if self.fill is not None:
@@ -76,9 +69,6 @@ def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dic
 
     Args:
         joins: rules by name; an input without a rule is concatenated in the first dimension.
-
-    Raises:
-        ValueError: some sizes can't be joined.
     """
     parts = [part for part in parts if part]
     joined = {}
@@ -125,10 +115,6 @@ def prove(
         call: calls the processor for the media of some members, in one text or (True) in a text each.
         given: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
-
-    Raises:
-        JoinError: no rule joins an input.
-        Exception: any error of the processor for a single member.
     """
     given, own = _made(call, given)
     first: Exception | None = None
@@ -276,7 +262,6 @@ def _find(name: str, parts: Sequence[Media], together: Tensor) -> Join | None:
 
 
 def _rules(name: str, having: Sequence[Media], num_dims: int) -> Iterator[Join]:
-    """Yield candidate rules, the simplest first."""
     along = [Join(dim) for dim in range(num_dims)]
     yield from along
     yield from (replace(rule, fill=fill) for fill in _FILLS for rule in along)

@@ -59,14 +59,7 @@ class Kind:
 
 
 def kind_of(model: Module, part: Module, inputs: Mapping[str, Any], longest: int, is_open: bool) -> Kind:
-    """Return the kind of a pending forward.
-
-    Args:
-        part: what was called: the model, or a part of it.
-        inputs: by name.
-        longest: tokens of the longest member.
-        is_open: whether a mask of its own lets members see each other.
-    """
+    """Return the kind of a pending forward."""
     tokens = tokens_of(inputs)
     (rows, width), device = tokens.shape[:2], tokens.device.type
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

@@ -94,18 +94,12 @@ def loss_weights(member: Member, kind: str) -> Tensor:
 def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
     """Lay members out in rows for transformers and libraries that follow its conventions.
 
-    Args:
-        rows: B packs.
-
     Returns:
         input_ids, labels, doc_ids, mm_token_type_ids [B, S]; position_ids [4, B, S] where `form.rope` (text, then
         time, height, width), else [B, S]; cu_seq_lens_q/k int32 [documents + 1] over the flattened B·S;
         max_length_q/k; use_cache False; loss_weight [B, S] with `form.weights`, or if a member has weights;
         is_weighted: whether a trained token's weight is not 1; `_packed_seq_ids` [B, S] if labels are shifted; each
         entry of the members' `rows` [B, S].
-
-    Raises:
-        ValueError: a row is longer than `form.width`.
     """
     lengths = [[len(member) for member in row] for row in rows]
     width = form.width or max(map(sum, lengths))
@@ -157,17 +151,11 @@ def seq_idx(cu_seq_lens: Tensor) -> Tensor:
 def thd(members: Sequence[Member], form: Form) -> Batch:
     """Lay members out in one physical row of T tokens for Megatron and Transformer Engine.
 
-    Args:
-        members: of one pack.
-
     Returns:
         input_ids, labels, loss_mask, padding_mask [1, T], position_ids [1, T], or [3, 1, T] where `form.rope`;
         attention_mask None; cu_seqlens_q/kv int32 [n + 1] of real lengths, with `_padded` ones beside them if
         anything is padded; max_seqlen_q/kv int32 0-d; total_tokens; seq_lens, seq_lens_padded int32 [n]; each
         entry of the members' `rows` [1, T].
-
-    Raises:
-        ValueError: the members, rounded up, are longer than `form.width`.
     """
     lengths = torch.tensor([len(member) for member in members])
     slots = -(-lengths // form.multiple) * form.multiple
@@ -211,9 +199,6 @@ def rows_of(members: Sequence[Member], form: Form) -> Batch:
 
     Returns:
         input_ids, labels, loss_mask, position_ids [n, longest]; attention_mask None.
-
-    Raises:
-        ValueError: a member's last token is 0; Megatron-Bridge would cut it off.
     """
     if any(int(member.ids[-1]) == 0 for member in members):
         raise ValueError("a member ends with token 0, which Megatron-Bridge up to 0.5 takes for padding")

@@ -1,17 +1,24 @@
-"""Make masks for models in which positions alone do not keep members apart, on the batch's device, not in a worker.
+"""Make masks for models in which positions alone do not keep members apart, by a few facts about the model.
 
-A boolean mask is never made: eager attention would add it to the scores. Nor is a 2-D mask of ones: it switches off
-transformers' own recognition of packs.
+A loader's worker holds these facts, the `Outline`, and no weights; masks are made on the batch's device. A boolean mask
+is never made: eager attention would add it to the scores. Nor is a 2-D mask of ones: it switches off transformers' own
+recognition of packs.
 """
 
 import inspect
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
+from energon_pack.training.inputs import PROVEN, has_rope_rows
 from energon_pack.training.layout import IGNORE
+from energon_pack.training.wrapped import unwrapped
 
 
 class Sight(Enum):
@@ -35,13 +42,78 @@ def sight_of(model: Any) -> Sight:
     return Sight.IN_WINDOWS if "token_type_ids" in inspect.signature(model.forward).parameters else Sight.CAUSAL
 
 
-def reads_prefix_whole(make: Any, config: Any) -> bool:
-    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`.
+#: a batch has the values under their names behind this: some models have media of the same names
+PREFIX = "tower_"
+#: part of the names of boundaries, which attention without variable lengths reads on the host
+BOUNDARIES = "_cu_"
 
-    Args:
-        make: the class.
-        config: the config of a model of this class.
-    """
+
+@dataclass(frozen=True)
+class TowerProof:
+    """A tower whose values were shown to change nothing."""
+
+    #: the tower's: see `Tower.mark`
+    mark: str
+    #: names of the values
+    names: frozenset[str]
+    #: whether boundaries stay on the host, where this attention reads them
+    on_host: bool
+    #: host reads of a forward over the packs of the trial, without the values and with them
+    reads: tuple[int, int]
+
+
+#: by guarded model
+TOWERS: weakref.WeakKeyDictionary[Module, TowerProof] = weakref.WeakKeyDictionary()
+
+
+def values_in(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a batch has, by the names under which a model takes them."""
+    return {name.removeprefix(PREFIX): value for name, value in batch.items() if name.startswith(PREFIX)}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What `PackedBatch.model_inputs` asks a model for."""
+
+    name: str
+    #: whether it takes M-RoPE rows as positions
+    rope_rows: bool
+    #: the mask that `guard` found; None: it is not guarded
+    proven: str | None
+    sliding_window: int | None
+    attention_chunk_size: int | None
+    sight: Sight
+    dtype: torch.dtype
+    device: torch.device
+    #: the values for its tower that were shown to change nothing
+    tower: TowerProof | None = None
+
+    def for_worker(self) -> "Outline":
+        """Return the outline for a process that may not touch the model's device: it makes masks on the CPU."""
+        return replace(self, device=torch.device("cpu"))
+
+
+def outline_of(model: Any) -> Outline:
+    """Return the outline of a model, which may be wrapped; an outline is returned unchanged."""
+    if isinstance(model, Outline):
+        return model
+    model = unwrapped(model)
+    text = model.config.get_text_config()
+    return Outline(
+        name=type(model).__name__,
+        rope_rows=has_rope_rows(model),
+        proven=PROVEN.get(model),
+        sliding_window=getattr(text, "sliding_window", None),
+        attention_chunk_size=getattr(text, "attention_chunk_size", None),
+        sight=sight_of(model),
+        dtype=model.dtype,
+        device=model.device,
+        tower=TOWERS.get(model),
+    )
+
+
+def reads_prefix_whole(make: Any, config: Any) -> bool:
+    """Say whether a class attends in both directions before the answer, as PaliGemma does; it needs `prefix4d`."""
     is_both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", None) is True
     return is_both_ways and "token_type_ids" in inspect.signature(make.forward).parameters
 
@@ -75,31 +147,21 @@ def prefix_mask(doc_ids: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
     return _additive(seen & (doc_ids[:, :, None] == doc_ids[:, None, :]), dtype)
 
 
-def additive_masks(
-    doc_ids: Tensor,
-    types: Tensor,
-    sliding_window: int | None,
-    chunk_size: int | None,
-    sight: Sight,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
+def additive_masks(doc_ids: Tensor, types: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Make masks for models that take a dict of them, such as Gemma 3 and gpt-oss.
 
     Args:
         doc_ids: [B, S], 0 on the pad tail.
         types: [B, S]: 1 on image tokens, 2 on those of videos.
-        sliding_window: `sliding_window` of the model's text config.
-        chunk_size: `attention_chunk_size` of the model's text config: a token sees only its chunk of so many tokens.
-        sight: in which layers tokens of one image see each other in both directions.
 
     Returns:
         full_attention and, with a window or chunks, sliding_attention and chunked_attention: [B, 1, S, S], 0 where a
-        token is seen, else the least value of `dtype`.
+        token is seen, else the least value of the model's dtype.
     """
     here = torch.arange(doc_ids.shape[1], device=doc_ids.device)
     same = doc_ids[:, :, None] == doc_ids[:, None, :]
     causal = (here[:, None] >= here) & same
-    return _by_kind(causal, _same_block(types) & same, _positions(doc_ids), sliding_window, chunk_size, sight, dtype)
+    return _by_kind(causal, _same_block(types) & same, _positions(doc_ids), outline)
 
 
 class TreeRows(NamedTuple):
@@ -111,16 +173,10 @@ class TreeRows(NamedTuple):
     types: Tensor
 
 
-def tree_masks(
-    rows: TreeRows,
-    sliding_window: int | None,
-    chunk_size: int | None,
-    sight: Sight,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
+def tree_masks(rows: TreeRows, outline: Outline) -> dict[str, Tensor]:
     """Make the masks of `additive_masks` for trees: windows and chunks go by a token's place in its sample."""
     block = _same_block(rows.types, cuts_of(rows.doc_ids))
-    return _by_kind(tree_causal(rows.tree_end), block, rows.tree_index, sliding_window, chunk_size, sight, dtype)
+    return _by_kind(tree_causal(rows.tree_end), block, rows.tree_index, outline)
 
 
 def tree_causal(tree_end: Tensor) -> Tensor:
@@ -129,31 +185,24 @@ def tree_causal(tree_end: Tensor) -> Tensor:
     return (here[:, None] >= here) & (here[:, None] < tree_end[:, None, :])
 
 
-def _by_kind(
-    causal: Tensor,
-    block: Tensor,
-    index: Tensor,
-    sliding_window: int | None,
-    chunk_size: int | None,
-    sight: Sight,
-    dtype: torch.dtype,
-) -> dict[str, Tensor]:
+def _by_kind(causal: Tensor, block: Tensor, index: Tensor, outline: Outline) -> dict[str, Tensor]:
     """Make a mask for each kind of layer.
 
     Args:
         causal, block: bool [B, S, S]: tokens that a token follows; tokens of one image.
         index: [B, S]: the place of each token in its sample.
     """
+    sight = outline.sight
     image = block if sight is not Sight.CAUSAL else torch.zeros_like(block)
     seen = causal if sight is Sight.IN_WINDOWS_ALONE else causal | image
     masks = {"full_attention": seen}
-    if sliding_window:
-        near = index[:, :, None] - index[:, None, :] < sliding_window
+    if window := outline.sliding_window:
+        near = index[:, :, None] - index[:, None, :] < window
         masks["sliding_attention"] = causal & near | image if sight is Sight.BEYOND_WINDOWS else (causal | image) & near
-    if chunk_size:
-        chunk = index // chunk_size
+    if outline.attention_chunk_size:
+        chunk = index // outline.attention_chunk_size
         masks["chunked_attention"] = seen & (chunk[:, :, None] == chunk[:, None, :])
-    return {name: _additive(mask, dtype) for name, mask in masks.items()}
+    return {name: _additive(mask, outline.dtype) for name, mask in masks.items()}
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,8 +20,7 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, VIDEO
 from energon_pack.samples.media.prepared import changed, prepared_media
 from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
-from energon_pack.training import noise
-from energon_pack.training.calls import TokenRow
+from energon_pack.training.calls import TokenRow, filled_with_noise
 from energon_pack.training.encoded import Encoded as Encoded
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
@@ -42,12 +41,7 @@ class MemberEncoder:
         self._pixels = Pixels(rules)
 
     def encode(self, member: MemberInput) -> Encoded:
-        """Encode one member with all of its media, whatever it shares.
-
-        Raises:
-            LengthError: its length differs from packing; names it, both lengths and the fingerprint.
-            Exception: whatever decoding its media or rendering its text raises.
-        """
+        """Encode one member with all of its media, whatever it shares."""
 
         def fail(_: MemberInput, error: Exception) -> None:
             raise error
@@ -66,10 +60,6 @@ class MemberEncoder:
         Args:
             on_bad: called for each member that can't be encoded; if it returns, that member is left out, and the next
                 one brings what it shared with it.
-
-        Raises:
-            LengthError: see `encode`.
-            ValueError: the first one shares tokens with a member before it.
         """
         drafts: list[_Draft] = []
         lost: Shared | None = None
@@ -105,22 +95,14 @@ class MemberEncoder:
         return self._encoded(drafts, shares), media
 
     def check(self) -> None:
-        """Try the processor with random media if nobody has compared its output yet, and the model's own M-RoPE rows.
-
-        Raises:
-            ValueError: no rule joins the media, or the model makes no positions for them.
-        """
+        """Try the processor with random media if nobody compared its output yet, and the model's own M-RoPE rows."""
         if self._rules.is_asked:
             self._pixels.check()
         if isinstance(self._rope, OwnRope):
             self._rope.check([member.tokens for member in self.probe_members()])
 
     def join(self, media: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Join the media of several packs into one model input for each name.
-
-        Raises:
-            ValueError: sizes that can't be joined.
-        """
+        """Join the media of several packs into one model input for each name."""
         parts = [part for part in media if part]
         if len(parts) < 2:
             return dict(*parts)
@@ -131,9 +113,6 @@ class MemberEncoder:
 
         Args:
             several_sounds: two members have sounds, of two lengths, if this processor can join them.
-
-        Raises:
-            RowsError: the model makes no positions for its processor's tokens.
         """
         members: list[Encoded] = []
         tried: list[str] = []
@@ -146,7 +125,7 @@ class MemberEncoder:
                 draft = _Draft(
                     MemberInput(f"{kind or 'text'} {seed}", []),
                     trial.tokens,
-                    noise.filled(self._rules, trial.tokens, seed),
+                    filled_with_noise(self._rules, trial.tokens, seed),
                 )
                 media, shares = self._media([draft])
                 (encoded,) = self._encoded([draft], shares)
@@ -173,12 +152,6 @@ class MemberEncoder:
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
     def _tokens(self, member: MemberInput) -> MemberTokens:
-        """Return what the model is fed of a member.
-
-        Raises:
-            ValueError: it is in no pack, and nothing here can tokenize it.
-            LengthError, OSError, Skip: as `InputRules.tokenize`.
-        """
         if member.tokens is not None:
             return member.tokens
         if self._rules.tokenize is None:
@@ -283,12 +256,7 @@ class MemberEncoder:
 
 
 def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
-    """Return the parts of a member in the order of its media: images, and the bytes of other files.
-
-    Raises:
-        OSError: one of them is missing.
-        ValueError: there are not so many of a kind.
-    """
+    """Return the parts of a member in the order of its media: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
     counts = {kind: len(own) for kind, own in member.media.items() if own}

@@ -2,14 +2,18 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
-from energon_pack.training.heard import HEARD, are_heard
+from energon_pack.templates.folder import said
+from energon_pack.training.encoded import HEARD, are_heard
 from energon_pack.training.layout import Member
+from energon_pack.training.rope import ROPE_KINDS, Rope
 
 #: name of an input in `forward` → its name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
@@ -27,15 +31,7 @@ class OwnRope:
     """Makes M-RoPE rows as one model class does."""
 
     def __init__(self, make: Any, config: Any):
-        """Make a model of a class, without weights.
-
-        Args:
-            make: a class that has a module with `get_rope_index`.
-            config: the config of a small model of this class.
-
-        Raises:
-            Exception: any error of the class for the config.
-        """
+        """Make a model of a class, without weights."""
         self._make, self._config = make, config
         with torch.device("meta"):
             model = make._from_config(config)
@@ -56,9 +52,6 @@ class OwnRope:
 
         Returns:
             [3, L] int64.
-
-        Raises:
-            RowsError: the class raises an error, or its rows have another shape.
         """
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
@@ -84,11 +77,7 @@ class OwnRope:
         return rows[:, 0].long()
 
     def check(self, members: Sequence[Member]) -> None:
-        """Check that rows give images and videos other positions than text; sounds are numbered as text is.
-
-        Raises:
-            RowsError: images or videos are numbered as text: the class looks for other tokens.
-        """
+        """Check that rows give images and videos other positions than text; sounds are numbered as text is."""
         for member in members:
             is_seen = bool(torch.isin(member.types, _SEEN).any())
             if is_seen and member.rope is not None and bool((member.rope == member.rope[0]).all()):
@@ -96,3 +85,46 @@ class OwnRope:
                     f"{self._make.__name__} finds no media in the tokens of this processor: config.json of the model in"
                     " the processor's folder says which tokens it looks for"
                 )
+
+
+def rope_of(
+    stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
+) -> Rope | OwnRope | None:
+    """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
+
+    If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
+
+    Args:
+        tokens_per_second: of Qwen2.5-VL's vision config; None: as the processor's folder says.
+        is_needed: whether batches hold the rows.
+    """
+    if stated is None:
+        raise ValueError("this dataset does not say what positions its model takes (model.rope): pack it again")
+    folder = Path(rules.folder)
+    kind: str | None = stated
+    if stated not in ROPE_KINDS:
+        from energon_pack.training.found_rope import found_rope  # builds small models
+
+        kind = found_rope(folder) if rules.media_tokens else "none"
+        if kind is None and is_needed:
+            return _own_rope_of(rules)
+    if kind not in ROPE_KINDS:
+        return None
+    vision = said(folder, ("config.json",), "vision_config") or {}
+    seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
+    return Rope(kind, int(rules.settings[IMAGE.kind]["merge_size"]), seconds)
+
+
+def _own_rope_of(rules: InputRules) -> OwnRope:
+    from energon_pack.training.found_rope import small_config, with_rows
+
+    folder = Path(rules.folder)
+    make = with_rows(folder)
+    try:
+        return OwnRope(make, small_config(make, rules))
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ValueError(
+            f"{make.__name__} of the processor in {folder} takes M-RoPE rows of its own, and can't be asked for them"
+            f" ({' '.join(str(error).split())[:200]}): train with layout=thd in a framework that computes them, or on"
+            " unpacked samples"
+        ) from None

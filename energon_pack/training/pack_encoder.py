@@ -22,17 +22,15 @@ from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
-from energon_pack.training.chosen_rope import rope_of
-from energon_pack.training.inputs import refuse_missing_kernels, refuse_rows
+from energon_pack.training.calls import keep_pages_in_worker
+from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.media_keys import MEDIA_KEYS
 from energon_pack.training.members import Encoded, MemberEncoder, without
-from energon_pack.training.own_rope import RowsError
-from energon_pack.training.worker_memory import keep_pages_in_worker
+from energon_pack.training.own_rope import RowsError, rope_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.probe_tree import ProbeTree
+    from energon_pack.training.probe import ProbeTree
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
@@ -83,15 +81,7 @@ class Pack:
 
 
 def check_options(options: Mapping[str, Any], layout: str) -> None:
-    """Refuse wrong options of `PackEncoder` before there is anything to encode.
-
-    Args:
-        layout: the layout of the packs.
-
-    Raises:
-        TypeError: there is no such option.
-        ValueError: an option has no such value, or the layout does not support it.
-    """
+    """Refuse wrong options of `PackEncoder` before there is anything to encode."""
     names = [*signature(PackEncoder).parameters][2:]
     if unknown := next((name for name in options if name not in names), None):
         raise TypeError(f"{unknown}={options[unknown]}: no such option; there are: {', '.join(names)}")
@@ -300,7 +290,7 @@ class PackEncoder:
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none."""
-        from energon_pack.training.probe_tree import probe_tree
+        from energon_pack.training.probe import probe_tree
 
         return probe_tree(members, self.members.joined) if self.has_trees else None
 
@@ -363,11 +353,7 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
 
 
 def refuse_trees(packs: Sequence[Pack], what: str) -> None:
-    """Raise BadPack if samples share tokens.
-
-    Args:
-        what: the layout, mask or trainer that has no place for trees, for the message.
-    """
+    """Raise BadPack if samples share tokens."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.shared_len:
@@ -378,11 +364,7 @@ def refuse_trees(packs: Sequence[Pack], what: str) -> None:
 
 
 def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
-    """Raise BadPack if a sample, or a turn of it, has a weight other than 1.
-
-    Args:
-        what: the layout or trainer that can't use weights, for the message.
-    """
+    """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.is_weighted:
@@ -408,6 +390,5 @@ def _multiple(given: int | None, planned: int) -> int:
 
 
 def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:
-    """Count the media of each row (neat), or of each member (thd)."""
     counts = [[getattr(member, name) for member in pack.members] for pack in packs]
     return torch.tensor([sum(row) for row in counts] if per_pack else [n for row in counts for n in row])

@@ -16,12 +16,10 @@ from torch import Tensor
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
 from energon_pack.training.layout import Form
-from energon_pack.training.made_probe import plain_inputs, probe_of, twins_of
-from energon_pack.training.probe import Probe
-from energon_pack.training.probe_tree import ProbeTree, tree_batch
-from energon_pack.training.subject import Subject
-from energon_pack.training.trial import Pending
+from energon_pack.training.probe import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
+from energon_pack.training.trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
+    Probe,
     TrialInputs,
     members_of,
     special_ids,
@@ -118,12 +116,6 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     """Lay samples and their twins out at the end of the first row; texts fill the other places that the batch fills.
 
     Texts are as long as the members of the batch; the first and shortest is compared, too.
-
-    Args:
-        model: a guarded model of transformers.
-        inputs: of the batch.
-        members: at least two.
-        longest: tokens of a row up to which the model keeps members apart; None: any.
     """
     num_rows, width = tokens_of(inputs).shape[:2]
     spans = members_of(inputs)

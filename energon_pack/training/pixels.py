@@ -14,9 +14,8 @@ from energon_pack.samples.input_rules import HEARD, SIZES, TWINS, InputRules
 from energon_pack.samples.media.arguments import Prepared, merged
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.tokens import SeenMedium
-from energon_pack.templates.quiet import errors_only
-from energon_pack.training import noise
-from energon_pack.training.calls import Calls, TokenRow
+from energon_pack.templates.full import errors_only
+from energon_pack.training.calls import Calls, TokenRow, members_of_trial, noisy_members
 from energon_pack.training.joining import Join, JoinError, join, prove
 
 _log = logging.getLogger(__name__)
@@ -54,12 +53,7 @@ class Pixels:
         self._tried: dict[str, _Tried] = {}
 
     def __call__(self, members: Sequence[Prepared]) -> dict[str, Tensor]:
-        """Return the media inputs of some members.
-
-        Raises:
-            JoinError: they can't be joined, or the processor returns an input that it did not return when tried.
-            ImportError: there are videos, and torchvision is not installed.
-        """
+        """Return the media inputs of some members."""
         members = [member for member in members if member.order]
         if not members:
             return {}
@@ -85,15 +79,7 @@ class Pixels:
         return all(self._of(kind).at_once for kind in used) and (len(used) < 2 or self._mixes)
 
     def check_split(self, whole: Prepared, last: Prepared) -> None:
-        """Check that a member's media inputs equal its parts' media inputs, joined.
-
-        Args:
-            whole: all of its media.
-            last: the last of them.
-
-        Raises:
-            JoinError: they are not, so members can't share its first media.
-        """
+        """Check that a member's media inputs equal its parts' media inputs, joined."""
         first = whole.first(len(whole.order) - len(last.order))
         together = self([whole])
         apart = join([self([first]), self([last])], self._known)
@@ -104,11 +90,7 @@ class Pixels:
             )
 
     def check(self) -> None:
-        """Try every kind of media now.
-
-        Raises:
-            JoinError: no kind can be trained on, or the model takes an input for each token that nothing here makes.
-        """
+        """Try every kind of media now."""
         tried = [self._of(kind) for kind in self._call.kinds]
         self._call.of_tokens()
         if tried and all(one.refused for one in tried):
@@ -142,9 +124,9 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
-        given = list(noise.members(self._rules, SIZES, kind))
+        given = list(noisy_members(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, given, list(noise.members(self._rules, TWINS, kind)))
+            proven = prove(self._call, given, list(noisy_members(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
             said = " ".join(str(error).split())[:300] or type(error).__name__
             tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {said}")
@@ -167,7 +149,7 @@ class Pixels:
     def _tokens_of_rows(self, kind: str, given: Sequence[Prepared]) -> dict[str, float]:
         """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
         found: dict[str, set[float]] = {}
-        for tokens, media in zip(noise.tokens_of(self._rules, SIZES, kind), given, strict=True):
+        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), given, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
                 made = self._call([media])
@@ -178,15 +160,7 @@ class Pixels:
         return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
 
     def refuse_other_features(self, made: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
-        """Compare the features that a model will make of its inputs with the tokens that wait for them.
-
-        Args:
-            made: the media inputs.
-            media: what they were made of.
-
-        Raises:
-            ValueError: there are other numbers of them.
-        """
+        """Compare the features that a model will make of its inputs with the tokens that wait for them."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features
@@ -206,8 +180,8 @@ class Pixels:
     @cached_property
     def _mixes(self) -> bool:
         """Whether media of several kinds give the same in one call as in separate calls."""
-        each = [list(noise.members(self._rules, SIZES, kind)) for kind in self._call.kinds]
-        heard = [*noise.members(self._rules, HEARD, HEARD)]
+        each = [list(noisy_members(self._rules, SIZES, kind)) for kind in self._call.kinds]
+        heard = [*noisy_members(self._rules, HEARD, HEARD)]
         members = [*(of_kind[0] for of_kind in each), merged([of_kind[1] for of_kind in each]), *heard]
         try:
             together = self._call(members)

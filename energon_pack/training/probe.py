@@ -1,48 +1,217 @@
-"""A batch of samples to try a model with: made ones, or the members of a batch."""
+"""Make batches of samples that were made to try a model, and the inputs of each sample alone."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.encoded import Encoded
-from energon_pack.training.trial_inputs import is_content
+from energon_pack.training.encoded import HEARD, Encoded, are_heard
+from energon_pack.training.inputs import has_rope_rows
+from energon_pack.training.joining import join
+from energon_pack.training.layout import IGNORE, Form, neat
+from energon_pack.training.masks import is_answer, reads_prefix_whole
+from energon_pack.training.trial_inputs import Placed, Probe, is_content, leaves_of
+
+#: tokens behind the last member
+PAD_TAIL = 3
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A sample in a batch, which is compared with itself alone."""
-
-    sample: Encoded
-    row: int
-    #: the places of its tokens in the row, int64 [L]
-    places: Tensor
-    #: whether the batch's loss is of it
-    in_loss: bool = True
-    #: its pixels and sounds in the batch, from which gradients are followed
-    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+def twins_of(members: Sequence[Encoded]) -> list[Encoded]:
+    """Return the members in reverse order, with other media: a mean over the media of a batch would show nothing."""
+    return [replace(member, media=_other_media(member)) if member.media else member for member in reversed(members)]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A batch of samples to try a model with, and how it and each of them run."""
-
-    batch: PackedBatch
-    placed: Sequence[Placed]
-    #: the inputs of the batch, without labels
-    inputs: Mapping[str, Any]
-    #: makes the inputs of a sample alone
-    plain: Callable[[Encoded], dict[str, Any]]
-    #: a kind of `loss_weights`
-    weights: str = "token"
-
-
-def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of pixels and sounds from which gradients can be followed."""
+def _other_media(member: Encoded) -> dict[str, Tensor]:
     return {
-        name: value.detach().clone().requires_grad_()
-        for name, value in media.items()
-        if value.is_floating_point() and is_content(name)
+        name: value.flip(0) + 0.5 if value.is_floating_point() and is_content(name) else value
+        for name, value in member.media.items()
     }
+
+
+def rows_of(members: Sequence[Encoded], mask: str) -> list[list[Encoded]]:
+    """Put members and their twins in two rows, or in one if the mask is `hybrid`."""
+    return [[*members, *twins_of(members)]] if mask == "hybrid" else [[*members], twins_of(members)]
+
+
+def probe_of(
+    model: Any,
+    rows: Sequence[Sequence[Encoded]],
+    mask: str,
+    compared: Sequence[Encoded] | None = None,
+    form: Form | None = None,
+    device: torch.device | None = None,
+) -> Probe:
+    """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
+
+    Args:
+        mask: how members are kept apart: `model.mask`.
+        compared: the samples that are compared; None: all.
+        form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
+    """
+    form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
+    batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
+    placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
+    add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
+    batch.mask = mask
+    if mask == "indexed":
+        batch["attention_mask"] = batch["doc_ids"]
+    placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
+    number = len(placed)
+    in_loss = [i > 0 and (number - i) % 2 == 1 and _is_trained(one.sample) for i, one in enumerate(placed)]
+    return made_probe(
+        model, batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)], device
+    )
+
+
+def made_probe(
+    model: Any,
+    batch: PackedBatch,
+    placed: Sequence[Placed],
+    device: torch.device | None = None,
+    weights: str = "token",
+) -> Probe:
+    """Return made samples with the inputs that packs have; each runs alone in transformers' plain way."""
+    device = device or model.device
+    inputs = batch.to(device).model_inputs(model, labels=False)
+    return Probe(batch, placed, inputs, partial(plain_inputs, model, device=device), weights)
+
+
+def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Mapping[str, Tensor]]) -> None:
+    """Put the media of samples into their batch, joined."""
+    batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
+    batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
+
+
+def _is_trained(sample: Encoded) -> bool:
+    return bool((sample.tokens.labels != IGNORE).any())
+
+
+def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:
+    found = []
+    for number, row in enumerate(rows):
+        start = 0
+        for sample in row:
+            found.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
+    return found
+
+
+def plain_logits(model: Any, member: Encoded) -> Tensor:
+    """Return the logits of a member as a user of transformers gets them, from a processor's output."""
+    with torch.no_grad():
+        logits: Tensor = model(**plain_inputs(model, member)).logits[0]
+    return logits
+
+
+def plain_inputs(model: Any, member: Encoded, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the inputs of a member as a user of transformers has them, from a processor's output."""
+    device = device or model.device
+    ids, types = member.tokens.ids[None].to(device), member.tokens.types[None].to(device)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    accepted = inspect.signature(model.forward).parameters
+    # Without images no processor gives token_type_ids; GPT-2 would add embeddings for them.
+    kinds = ("mm_token_type_ids", "token_type_ids") if member.tokens.types.any() else ("mm_token_type_ids",)
+    inputs |= {name: types for name in kinds if name in accepted}
+    if HEARD in accepted and are_heard(member.tokens.types):
+        inputs[HEARD] = True
+    if reads_prefix_whole(type(model), model.config):
+        labels = member.tokens.labels[None].to(device)
+        inputs["token_type_ids"] = is_answer(torch.ones_like(ids), labels).long()
+    inputs |= {name: value.to(device) for name, value in member.media.items()}
+    if member.media:
+        inputs |= {name: row[None].to(device) for name, row in member.tokens.rows.items()}
+    return {**inputs, "use_cache": False}
+
+
+_WEIGHTS = "sample"  # each sample's own number of trained tokens counts
+
+
+@dataclass(frozen=True)
+class ProbeTree:
+    """The samples of a few trees, depth first."""
+
+    #: the whole members, each with all of its media; `shared_len` is the length of its shared beginning
+    samples: list[Encoded]
+    #: the media that each one adds
+    added: list[Mapping[str, Tensor]]
+
+
+#: packs of members, or trees of them
+Samples = Sequence[Encoded] | ProbeTree
+
+
+def samples_of(samples: Samples) -> Sequence[Encoded]:
+    """Return the samples of packs or trees."""
+    return samples.samples if isinstance(samples, ProbeTree) else samples
+
+
+def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]], Encoded]) -> ProbeTree:
+    """Make trees of some members: media in the root and in a branch, a fork in a fork, a fork right before an answer.
+
+    Two samples are equal, one ends inside others, and their weights differ.
+
+    Args:
+        members: at least two of text; the first with an image or video begins all.
+        joined: makes one sample of several members.
+    """
+    texts = [member for member in members if not member.media]
+    first, *others = [member for member in members if member.media] or texts[:1]
+    some, text = texts[0], texts[-1]
+    answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
+    asked = [_part(text, 0, answer)] if answer else []
+    said, other = _part(text, answer), _turned(_part(text, answer))
+    listed: list[tuple[list[Encoded], float]] = [
+        ([first], 1.0),
+        ([first, *asked, said], 0.5),
+        ([first, *asked, other], 1.0),
+        ([first, some], 1.0),
+        ([first, some, (others or [first])[0]], 2.0),
+        ([first, some, *asked, other], 3.0),
+        ([first, some, *asked, other], 1.0),
+    ]
+    for one in others:
+        listed += [([one, *asked, said], 1.0), ([one, *asked, other], 1.0)]
+    before: list[Encoded] = []
+    samples: list[Encoded] = []
+    added: list[Mapping[str, Tensor]] = []
+    for parts, factor in listed:
+        num = next(
+            (i for i, (a, b) in enumerate(zip(before, parts, strict=False)) if a is not b), min(len(before), len(parts))
+        )
+        whole = joined(parts)
+        shared = sum(len(part.tokens) for part in parts[:num])
+        samples.append(replace(whole, tokens=replace(whole.tokens, factor=factor, shared_len=shared)))
+        added.append(join([part.media for part in parts[num:]], whole.joins))
+        before = parts
+    return ProbeTree(samples, added)
+
+
+def _part(member: Encoded, start: int, end: int | None = None) -> Encoded:
+    tokens, cut = member.tokens, slice(start, end)
+    return replace(
+        member, tokens=replace(tokens, ids=tokens.ids[cut], labels=tokens.labels[cut], types=tokens.types[cut])
+    )
+
+
+def _turned(member: Encoded) -> Encoded:
+    tokens = member.tokens
+    ids, labels = (torch.cat([row[:1], row[1:].flip(0)]) for row in (tokens.ids, tokens.labels))
+    return replace(member, tokens=replace(tokens, ids=ids, labels=labels))
+
+
+def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
+    """Lay the trees out in one row."""
+    from energon_pack.training.trees import neat_trees, paths
+
+    tokens = [sample.tokens for sample in tree.samples]
+    width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
+    batch = PackedBatch(neat_trees([tokens], Form(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
+    add_media(batch, tree.samples, tree.added)
+    places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
+    placed = [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)]
+    return made_probe(model, batch, placed, device, _WEIGHTS)

@@ -1,12 +1,13 @@
 """Prove that a model class keeps members apart, and find the mask with which it does.
 
-    guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof, kept for the next start
+    guard(model, encoder) ─prove─► a small model of the same class and config ─probe─► Proof
 
 A class is exact with `positions`, with masks (`dict4d`, `prefix4d`), or with its kernels (`hybrid`). Any other class is
 refused, and the error names a setting that was probed and works, if there is one. It is tried in eval() and in train().
 """
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,24 +16,29 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import Way, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.inputs import KINDS, attention_of, check_inputs
-from energon_pack.training.made_probe import probe_of, rows_of
-from energon_pack.training.makeup import kinds_of
+from energon_pack.training.inputs import KINDS, TREE, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe_tree import ProbeTree, Samples, samples_of, tree_batch
+from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
+from energon_pack.training.trial_inputs import SOUNDS
+from energon_pack.training.wrapped import class_of, parts
 
 #: masks that `auto` tries, in this order
 _MASKS = ("positions", "dict4d", "hybrid")
 #: shares that count as no difference: in float32; in shorter types, for which encoders of media round a pack otherwise.
 #: Text in bfloat16 on an H100, flash-attn: 90 classes have at most 0.016; BlenderbotSmall, which mixes, has 0.031.
 _TOLERANCE, _SHORT_TEXT, _SHORT_MEDIA = 1e-4, 2e-2, 5e-2
+
+
+#: attributes that are switched on and off while a model is trained
+_SWITCHES = frozenset(("training", "gradient_checkpointing"))
 
 
 def prove(
@@ -51,14 +57,12 @@ def prove(
     effects that begin beyond them (a scale, a block of keys, other angles of RoPE).
 
     Args:
-        make: the class.
         config: the config of the class, of any size; it is not changed.
         samples: at least two members, with each kind of media that packs have; or trees of them.
         mask: `positions`, `dict4d`, `prefix4d`, `hybrid`, `indexed`, or `auto`: the first that is exact. Trees have no
             choice of masks.
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
-        device: where its kernels run.
         kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
 
     Returns:
@@ -110,6 +114,48 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
 
 
+def kinds_of(model: Module) -> frozenset[str]:
+    """Return the kinds of a model's parts: each class, and each class with one of its bool, str or None attributes.
+
+    Parts from other packages (adapters, quantized weights) are left out.
+    """
+    homes = set(_homes(model))
+    found = set()
+    for part in model.modules():
+        kind = class_of(part)
+        if kind.__module__ in homes:
+            is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
+            values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
+            found.add(kind.__name__)
+            found |= {
+                f"{kind.__name__} with {name}={value}"
+                for name, value in values.items()
+                if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
+            }
+    return frozenset(found)
+
+
+def replaced_in(model: Module) -> list[str]:
+    """Return the names of parts whose `forward` was replaced; a decorated forward of the class does not count."""
+    return [
+        name or type(model).__name__
+        for name, part in model.named_modules()
+        if "forward" in vars(part) and _bare(vars(part)["forward"]) is not _bare(type(part).forward)
+    ]
+
+
+def _homes(model: Module) -> Iterator[str]:
+    """Yield the names of the Python modules that define the model and the models inside it."""
+    yield class_of(model).__module__
+    for kind in {class_of(part) for part in model.modules()}:
+        yield from (base.__module__ for base in kind.__mro__ if hasattr(base, "_from_config"))
+
+
+def _bare(function: Any) -> Any:
+    bare = inspect.unwrap(function)
+    return getattr(bare, "__func__", bare)
+
+
 def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     """Compare outputs in eval(), and outputs, loss and gradients in train().
 
@@ -121,9 +167,6 @@ def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
         again in float64, if the class can run in it.
-
-    Raises:
-        MixingError: the inputs alone would mix members.
     """
     finding = _worst(model, samples, mask)
     if not finding.may_be_rounding or model.dtype == torch.float64:
@@ -197,3 +240,48 @@ def _as_users_do(model: Any) -> Iterator[None]:
         yield
     finally:
         text._attn_implementation = before
+
+
+#: attention implementations to try where another one fails, and those for trees
+_ATTENTIONS = ("sdpa", "eager")
+_OF_TREES = (TREE, *_ATTENTIONS)
+
+
+def way_out(
+    make: Any,
+    config: Any,
+    samples: Samples,
+    attention: str | None,
+    longest: int | None,
+    tried: Sequence[Proof],
+) -> str:
+    """Name a mask or an attention implementation that keeps members apart, after probing it."""
+    masks, seen = {proof.mask for proof in tried}, [*tried]
+    is_partly_set = len({getattr(part, "_attn_implementation", None) is None for part in parts(config)}) > 1
+    config = copy.deepcopy(config)
+    config._attn_implementation = None  # a name that is given reaches all parts
+    for name in dict.fromkeys([attention, *(_OF_TREES if isinstance(samples, ProbeTree) else _ATTENTIONS)]):
+        for mask in masks_for(make, config, samples):
+            if name == attention and mask in masks and not is_partly_set:
+                continue
+            proof = prove(make, config, samples, mask, name, longest)[-1]
+            seen.append(proof)
+            if proof.is_exact:
+                settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
+                settings += [_setting(name)] if name != attention or is_partly_set else []
+                return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
+    if isinstance(samples, ProbeTree):
+        return "nothing tried here keeps them apart: pack with packing.share=none"
+    members = [*samples]
+    sounds = [number for number, member in enumerate(members) if any(name.startswith(SOUNDS) for name in member.media)]
+    if len(sounds) > 1:
+        fewer = [member for number, member in enumerate(members) if number not in sounds[1:]]
+        if (proof := prove(make, config, fewer, tried[-1].mask, attention, longest)[-1]).is_exact:
+            return f"packing.max_audios=1 and a pack a batch keep them apart: there is one sound ({proof.finding})"
+    if not any(proof.finding for proof in seen):
+        return "nothing could be tried here: does the encoder's processor go with this model?"
+    return "nothing tried here keeps them apart: train this class on unpacked samples"
+
+
+def _setting(attention: str | None) -> str:
+    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"

@@ -40,9 +40,6 @@ def rope_positions(
 
     Returns:
         [3, L] int64.
-
-    Raises:
-        ValueError: the grids do not match the visual tokens; there is a video, and no `tokens_per_second`.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)

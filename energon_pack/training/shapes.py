@@ -1,6 +1,7 @@
-"""Give batches few shapes: rows of few widths, and boundaries of one number."""
+"""Give batches few shapes, rows of few widths and boundaries of one number, and Megatron-Core's PackedSeqParams."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,15 +23,7 @@ def check_shapes(pad_to: Any, pad_segments: Any) -> None:
 
 
 def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | None) -> Sequence[int]:
-    """Return the widths that batches may have, the least first.
-
-    Args:
-        planned: `max_token_len` of the packing.
-        longest: tokens of the longest pack.
-
-    Raises:
-        ValueError: none of the widths has room for it.
-    """
+    """Return the widths that batches may have, the least first."""
     if isinstance(pad_to, int):
         return range(pad_to, -(-max(planned, longest or 0) // pad_to) * pad_to + 1, pad_to)
     widths = [planned] if isinstance(pad_to, str) else sorted(pad_to)
@@ -40,11 +33,7 @@ def widths_of(pad_to: str | int | Sequence[int], planned: int, longest: int | No
 
 
 def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]:
-    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's.
-
-    Raises:
-        ValueError: there are more segments.
-    """
+    """Return boundaries filled up with empty segments behind the last one, and the row's length as the longest's."""
     width, filled = batch["input_ids"].shape[1], {}
     for name in _BOUNDARIES:
         if (ends := batch.get(name)) is not None:
@@ -58,3 +47,34 @@ def with_segments(batch: Mapping[str, Any], num_segments: int) -> dict[str, Any]
     return filled | {
         name: value.new_tensor(width) if isinstance(value, torch.Tensor) else width for name, value in longest.items()
     }
+
+
+def packed_seq_params(batch: Mapping[str, Any], make: Any = None, *, physical: bool = False) -> Any:
+    """Return the argument of `GPTModel.forward(packed_seq_params=…)`.
+
+    Args:
+        batch: a batch of layout `thd`.
+        make: the class to make, by default megatron-core's; it gets the fields that it has.
+        physical: count the gap after a member as part of it; the member never sees it. Multi-token prediction needs
+            this if members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
+
+    Raises:
+        ValueError: the batch has gaps, and this version has no field for them.
+    """
+    if make is None:
+        from megatron.core.packed_seq_params import PackedSeqParams
+
+        make = PackedSeqParams
+    known = {field.name for field in fields(make)}
+    is_padded = "cu_seqlens_q_padded" in batch and not physical
+    if is_padded and "cu_seqlens_q_padded" not in known:
+        raise ValueError(
+            "this megatron-core knows no cu_seqlens_q_padded: pack with packing.pad_to_multiple_of=1, or physical=True"
+        )
+    names = ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+    values: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+    if physical:
+        values |= {name: batch.get(f"{name}_padded", batch[name]) for name in ("cu_seqlens_q", "cu_seqlens_kv")}
+    values |= {name: int(batch[name]) for name in ("max_seqlen_q", "max_seqlen_kv")}
+    values |= {"qkv_format": "thd", "total_tokens": batch["total_tokens"], "pad_between_seqs": is_padded}
+    return make(**{name: value for name, value in values.items() if name in known})

@@ -1,22 +1,27 @@
-"""Make in a loader's worker what a vision tower would work out from the sizes of its media, on the host.
-
-A tower works out windows, boundaries and positions from grids, and waits for the GPU each time that it reads one.
-transformers makes the same values beforehand for its exports, and its classes take them as keyword arguments.
-"""
+"""Try a class with the values that a worker makes for its tower: outputs and gradients must be as without them."""
 
 import copy
 import hashlib
 import inspect
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.outline import PREFIX
+from energon_pack.errors import one_line
+from energon_pack.training.as_it_was import full_precision
+from energon_pack.training.encoded import Encoded
+from energon_pack.training.host_reads import HostReads
+from energon_pack.training.inputs import attention_of
+from energon_pack.training.masks import BOUNDARIES, PREFIX, TOWERS, TowerProof, values_in
+from energon_pack.training.probe import probe_of, rows_of
+from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of, is_whole
 
 #: input of a tower from which it works out the rest
@@ -26,12 +31,7 @@ _OF_A_KIND = re.compile(rf"[a-z]+_{_GRID}")
 
 
 class Tower:
-    """Makes the values for one tower.
-
-    Args:
-        make: its class.
-        config: its config, of full size.
-    """
+    """Makes the values for one tower."""
 
     def __init__(self, make: Any, config: Any):
         self._given = make, config
@@ -86,3 +86,90 @@ def module_in(model: Module) -> Any:
     """Return the part of a model that reads grids; None: it has none."""
     parts = (part for part in model.modules() if is_whole(part) and part is not model)
     return next((part for part in parts if _GRID in inspect.signature(part.forward).parameters), None)
+
+
+_log = logging.getLogger(__name__)
+#: largest difference, relative to the largest value
+_SAME, _SAME_SHORT = 1e-6, 1e-2
+
+
+def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
+    """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
+
+    Returns:
+        The names of the values.
+    """
+    TOWERS.pop(model, None)
+    tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
+    if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
+        return frozenset()
+    try:
+        with full_precision():
+            proof = tried(model, tower, samples, mask, device)
+    except Exception as error:  # foreign code, with inputs it may not be made for
+        _log.info("%s takes no values for its tower: %s", class_of(model).__name__, one_line(error, 200))
+        return frozenset()
+    if proof is None:
+        return frozenset()
+    TOWERS[model] = proof
+    encoder.use_tower(tower)
+    _log.info(
+        "%s reads tensors on the host %d times in a forward, %d times with the values for its tower, which batches of"
+        " this encoder bring from now on",
+        class_of(model).__name__,
+        *proof.reads,
+    )
+    return proof.names
+
+
+def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
+    small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
+    own, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
+    if own is None:
+        return None
+    given = values_in(own(batch))
+    inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
+    kept = [value for name, value in given.items() if BOUNDARIES in name and not is_flash]
+    plain = _counted(small, inputs, (), device)
+    try:
+        ours = _counted(small, {**inputs, **(placed := _placed(given, kept, device))}, kept, device)
+    except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
+        ours = None
+    if ours is None or ours.mixes:
+        kept, placed = [], _placed(given, (), device)
+        ours = _counted(small, {**inputs, **placed}, (), device)
+    if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
+        return None
+    return TowerProof(tower.mark, frozenset(given), bool(kept), (plain.number, ours.number))
+
+
+def _is_flash(model: Any) -> bool:
+    return "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
+
+
+def _placed(given: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
+    """Put the values on a device, but those that are kept on the host."""
+    moves = {name for name, value in given.items() if isinstance(value, Tensor) and all(value is not k for k in kept)}
+    return {name: value.to(device) if name in moves else value for name, value in given.items()}
+
+
+@torch.no_grad()
+def _counted(model: Any, inputs: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> HostReads:
+    with HostReads(kept, device) as reads:
+        model(**inputs)
+    return reads
+
+
+def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the logits, and the gradients of all parameters."""
+    model.zero_grad(set_to_none=True)
+    logits = model(**inputs).logits
+    logits.float().square().mean().backward()
+    return [logits.detach(), *(own.grad for own in model.parameters() if own.grad is not None)]
+
+
+def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    same = _SAME if some[0].dtype == torch.float32 else _SAME_SHORT
+    return len(some) == len(others) and all(
+        bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(some, others, strict=True)
+    )

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.inputs import TREE, TREE_FLEX, MixingError, attention_of
-from energon_pack.training.masks import Sight, TreeRows, blocks_of, cuts_of, reads_prefix_whole, sight_of, tree_masks
+from energon_pack.training.masks import (
+    Outline,
+    Sight,
+    TreeRows,
+    blocks_of,
+    cuts_of,
+    outline_of,
+    reads_prefix_whole,
+    sight_of,
+    tree_masks,
+)
 from energon_pack.training.tree_attention import TreePlan, register
 from energon_pack.training.wrapped import class_of
 
@@ -29,15 +39,7 @@ _WAY_OUT = "pack with packing.share=none"
 
 
 def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees.
-
-    Args:
-        batch: on the model's device.
-        model: a model of transformers, unwrapped.
-
-    Raises:
-        MixingError: the model or its attention implementation can't keep the branches of a tree apart.
-    """
+    """Return `attention_mask`, and for this package's attention `tree_plan`, for a batch of trees."""
     refuse(model)
     attention = attention_of(model)
     if attention == TREE:
@@ -71,11 +73,7 @@ def plan_of(batch: Mapping[str, Any]) -> TreePlan:
 
 
 def refuse(model: Any) -> None:
-    """Refuse a model in which the branches of a tree would see each other, or have another loss.
-
-    Raises:
-        MixingError: it names the part, and what to do.
-    """
+    """Refuse a model in which the branches of a tree would see each other, or have another loss."""
     name, text, attention = class_of(model).__name__, model.config.get_text_config(), attention_of(model)
     if strange := sorted(kinds_of_layers(text) - _KINDS):
         raise MixingError(f"{name} has layers of {strange[0]}: a branch would go on from its sibling; {_WAY_OUT}")
@@ -122,23 +120,17 @@ def _each(model: Any, mask: Callable[[str], Any]) -> Any:
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 
-def _sizes(model: Any) -> tuple[int | None, int | None]:
-    text = model.config.get_text_config()
-    return getattr(text, "sliding_window", None), getattr(text, "attention_chunk_size", None)
-
-
 def _dense_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Tensor]:
-    rows, sight = _rows(batch, model)
-    return tree_masks(rows, *_sizes(model), sight, model.dtype)
+    outline = outline_of(model)
+    return tree_masks(_rows(batch, outline), outline)
 
 
-def _rows(batch: Mapping[str, Any], model: Any) -> tuple[TreeRows, Sight]:
-    """Return what masks are made of, on the model's device, and how it sees images."""
-    sight = sight_of(model)
-    if sight is not Sight.CAUSAL:
+def _rows(batch: Mapping[str, Any], outline: Outline) -> TreeRows:
+    """Return what masks are made of, on the model's device."""
+    if outline.sight is not Sight.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
-    return TreeRows(*(batch[name].to(model.device) for name in names)), sight
+    return TreeRows(*(batch[name].to(outline.device) for name in names))
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
@@ -155,9 +147,10 @@ def _block_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
     from torch.nn.attention.flex_attention import create_block_mask
 
     register()
-    (end, index, docs, types), sight = _rows(batch, model)
-    block = blocks_of(types, cuts_of(docs))
-    window, chunk = (size or 0 for size in _sizes(model))
+    outline = outline_of(model)
+    end, index, docs, types = _rows(batch, outline)
+    block, sight = blocks_of(types, cuts_of(docs)), outline.sight
+    window, chunk = outline.sliding_window or 0, outline.attention_chunk_size or 0
 
     def image(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (block[b, q] == block[b, k]) & (block[b, k] > 0)

@@ -39,12 +39,7 @@ from energon_pack.training.layout import (
 
 
 def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
-    """Return for each member of a row the places of its tokens in the row, int64 [L], ascending.
-
-    Args:
-        lengths: tokens of each whole member.
-        shared_lens: how many of its first tokens are those of the member before it.
-    """
+    """Return for each member of a row the places of its tokens in the row, int64 [L], ascending."""
     found: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
     for length, shared in zip(lengths, shared_lens, strict=True):
@@ -56,15 +51,7 @@ def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
 
 
 def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
-    """Check that the members of a pack share what they say, and that a branch begins with an untrained token.
-
-    Args:
-        names: the ids of their samples, for the message.
-
-    Raises:
-        ValueError: the shared tokens, types or positions of two members differ; or a member trains a token with which
-            a branch begins: its own row would predict it from another branch.
-    """
+    """Check that the members of a pack share what they say, and that a branch begins with an untrained token."""
     if not has_trees([members]):
         return
     for (before, name_before), (member, name) in pairwise(zip(members, names, strict=True)):
@@ -159,9 +146,6 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         cu_seq_lens_k int32 [segments + 1]: whole members; k_index int64 [keys]: where in the flattened B·S each
         segment's keys are; tree_index [B, S]: each token's place in its sample; tree_end [B, S]: the first token of
         the row, behind it, that does not see it.
-
-    Raises:
-        ValueError: a row is longer than `form.width`.
     """
     merged = [merge(row, form.weights or "token") for row in rows]
     batch = neat([[one.row] for one in merged], replace(form, weights="token"))

@@ -1,8 +1,8 @@
 """Find members in the inputs of a forward; make inputs in which the words of some, or one medium, are others."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import pairwise
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MixingError, forks_of, text_row
-from energon_pack.training.media_keys import MEDIA_KEYS
+from energon_pack.training.batch import PackedBatch
+from energon_pack.training.encoded import Encoded
+from energon_pack.training.inputs import MEDIA_KEYS, MixingError, forks_of, text_row
 from energon_pack.training.watch import tokens_of
 from energon_pack.training.wrapped import parts
 
@@ -47,6 +48,34 @@ Run = tuple[Mapping[str, Any], Sequence[Span]]
 
 
 @dataclass(frozen=True)
+class Placed:
+    """A sample in a batch, which is compared with itself alone."""
+
+    sample: Encoded
+    row: int
+    #: the places of its tokens in the row, int64 [L]
+    places: Tensor
+    #: whether the batch's loss is of it
+    in_loss: bool = True
+    #: its pixels and sounds in the batch, from which gradients are followed
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A batch of samples to try a model with, and how it and each of them run."""
+
+    batch: PackedBatch
+    placed: Sequence[Placed]
+    #: the inputs of the batch, without labels
+    inputs: Mapping[str, Any]
+    #: makes the inputs of a sample alone
+    plain: Callable[[Encoded], dict[str, Any]]
+    #: a kind of `loss_weights`
+    weights: str = "token"
+
+
+@dataclass(frozen=True)
 class TrialInputs:
     """The inputs of the test runs with one batch."""
 
@@ -67,15 +96,7 @@ class TrialInputs:
 
 
 def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) -> TrialInputs | None:
-    """Make the inputs of the test runs from the inputs of one forward.
-
-    Args:
-        config: the model's config, which names special tokens.
-        media: names of inputs that are media.
-
-    Returns:
-        None if there are no two members with words.
-    """
+    """Make the inputs of the test runs from the inputs of one forward."""
     members, starts = members_of(inputs), text_row(inputs, inputs["position_ids"])
     rows = [[member for member in members if member.row == row] for row in sorted({one.row for one in members})]
     ends = [member for row in rows for member in _ends_of_branches(row, starts)]
@@ -113,11 +134,7 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
-    """Return the members of a row on which no other member builds; in a row without trees, return all members.
-
-    Args:
-        starts: [B, S], the positions, which start again with each member.
-    """
+    """Return the members of a row on which no other member builds; in a row without trees, return all members."""
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
     is_end = [later <= own for own, later in pairwise(begins)]
     return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
@@ -129,6 +146,15 @@ def is_content(name: str) -> bool:
     Inputs for kinds that packages add may have any name.
     """
     return name.startswith(_VALUES) or (name not in MEDIA_KEYS and _are_kinds_added())
+
+
+def leaves_of(media: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of pixels and sounds from which gradients can be followed."""
+    return {
+        name: value.detach().clone().requires_grad_()
+        for name, value in media.items()
+        if value.is_floating_point() and is_content(name)
+    }
 
 
 @cache
@@ -147,11 +173,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
-    """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding.
-
-    Raises:
-        MixingError: a stretch has holes.
-    """
+    """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding."""
     found = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
@@ -221,7 +243,6 @@ def _with_other_media(inputs: dict[str, Any], media: Mapping[str, Tensor]) -> li
 
 
 def _place(name: str, value: Tensor, media: Mapping[str, Tensor], is_last: bool) -> Any:
-    """Return where the first or last medium is in an input of all media."""
     if value.dim() > 4:  # [rows, images, channels, height, width]
         return (-1, slice(-1, None)) if is_last else (0, slice(1))
     grid = media.get("video_grid_thw" if "_videos" in name else "image_grid_thw" if "pixel" in name else "")

@@ -2,14 +2,14 @@
 
 Workers read every shard's headers, JSON and names in parallel. They are compared with the index, the plan, the ledger,
 the report and `.nv-meta`. `--decode` also decodes pixels, `--source` compares bytes and tokens with the
-source, `--lengths` tokenizes. No defect hides another: whatever can be checked is checked, even if the rest is
+source. No defect hides another: whatever can be checked is checked, even if the rest is
 damaged. DIR may be an address.
 """
 
 import argparse
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,6 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.lengths import measured_again, packed_with, saved_template
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
 from energon_pack.verify.source import (
@@ -44,11 +43,12 @@ from energon_pack.verify.source import (
     drawn_of,
     find_source,
     read_settings,
+    saved_template,
     source_samples,
     trusted_map,
     unaccounted,
 )
-from energon_pack.verify.videos import is_read_as_bytes
+from energon_pack.verify.totals import Ledger, totals
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class Options:
     source: list[str] | None = None  # compare with the source at these paths; []: at the paths it was packed from
     media_root: str | None = None  # the media of a JSONL source now; None: where they were when packed
     map: str | None = None  # the step that may run on the records of the source, as `source.map` named it
-    lengths: int = 0  # how many members are measured again
-    model: str | None = None  # probe this class of models, or the model of this folder
-    processor: str | None = None  # for `lengths` and `model`; None: the one it was packed with
+    processor: str | None = None  # for `source`; None: the one it was packed with
     trust_remote_code: bool = False
     max_errors: int = 20  # defects of each check that are kept
     num_workers: int | None = None  # None: all cores
@@ -73,9 +71,6 @@ _DEFAULTS = Options()
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
     """Return everything that is wrong with a packed dataset.
-
-    Args:
-        dataset: its folder, or its address.
 
     Raises:
         PackError: it is not a packed dataset, or the source is missing.
@@ -98,38 +93,19 @@ def _verify(folder: DatasetFolder, options: Options, findings: Findings) -> None
     given = options.source
     if not has_messages(stated.manifest):
         why = "the packs hold no conversations (output.messages=false)"
-        if options.lengths:
-            raise PackError(f"--lengths {options.lengths}: {why}; --source compares their tokens")
         findings.notes += [f"{why}: only their tokens are compared with the source"] * (given is not None)
     source = None if given is None else find_source(folder, stated.report, given, options.media_root)
     how = options.processor, options.trust_remote_code
     with nullcontext() if source is None else saved_template(folder, stated.report, *how, findings) as template_folder:
         jobs = list(_jobs(stated, source, template_folder, options))
-        with _working(max(len(jobs), len(source.shards) if source else 0), options) as run:
+        num_jobs = max(len(jobs), len(source.shards) if source else 0)
+        with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:  # a single job needs no process
+            run = Run(executor, Progress())
             samples = None if source is None else source_samples(source, drawn_of(stated.report), run)
-            shards, ledger = verify_shards(jobs, findings, run), checks.Ledger(folder)
+            shards, ledger = verify_shards(jobs, findings, run), Ledger(folder)
             _check_dataset(stated, shards, ledger, findings)
     if samples is not None:
         _check_accounts(stated, samples, shards, ledger, findings)
-    if options.lengths:
-        processor = options.processor or packed_with(folder, stated.report)
-        _check_lengths(stated, shards, processor, options, findings)
-    if options.model:
-        from energon_pack.verify.model import check_model  # torch and the model's own code
-
-        processor = options.processor or packed_with(folder, stated.report)
-        with Progress().stage("model", 1, "model") as advance:
-            checked = check_model(folder, options.model, processor, options.trust_remote_code)
-            advance(1)
-        findings.add("model", options.model, checked.defects, checked.num_members)
-        findings.notes.append(str(checked))
-
-
-@contextmanager
-def _working(num_jobs: int, options: Options) -> Iterator[Run]:
-    """Start processes for `num_jobs` jobs; a single job needs none."""
-    with LocalExecutor(1 if num_jobs < 2 else options.num_workers) as executor:
-        yield Run(executor, Progress())
 
 
 @dataclass(frozen=True)
@@ -173,7 +149,6 @@ def _plan(folder: DatasetFolder, findings: Findings) -> PlanFile | None:
 def _jobs(stated: Stated, source: Source | None, template_folder: str | None, options: Options) -> Iterator[VerifyJob]:
     shares, seed = _splits(stated.manifest)
     packing = at(stated.manifest, "content", "packing")
-    as_bytes = is_read_as_bytes(stated.folder)
     by_name = None if source is None else {shard.name: shard for shard in source.shards}
     is_reference = at(stated.manifest, "content", "output", "media") == MediaIn.reference
     root = source.root if source is not None and is_reference else None
@@ -190,7 +165,6 @@ def _jobs(stated: Stated, source: Source | None, template_folder: str | None, op
             packing=packing if isinstance(packing, dict) else {},
             fingerprint=stated.manifest.get("fingerprint"),
             decode=options.decode,
-            is_read_as_bytes=as_bytes,
             source=by_name,
             read=read,
             media=media,
@@ -216,7 +190,7 @@ def _splits(manifest: dict[str, Any]) -> tuple[tuple[float, ...], int]:
         return (), 0
 
 
-def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.Ledger, findings: Findings) -> None:
+def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: Ledger, findings: Findings) -> None:
     folder, manifest = stated.folder, stated.manifest
     prefix = at(manifest, "content", "output", "shard_prefix")
     packed = checks.packed_samples(shards)
@@ -228,30 +202,16 @@ def _check_dataset(stated: Stated, shards: list[VerifiedShard], ledger: checks.L
     findings.add("samples", name, checks.samples(folder, shards), len(packed))
     findings.add("ledger", LEDGER, ledger.check(packed), ledger.reasons.total())
     findings.add("metadata", META_FOLDER, checks.metadata(folder, stated.report, manifest, shards), len(shards))
-    findings.add("totals", name, checks.totals(stated.report, manifest, shards, ledger))
+    findings.add("totals", name, totals(stated.report, manifest, shards, ledger))
 
 
 def _check_accounts(
-    stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: checks.Ledger, findings: Findings
+    stated: Stated, samples: SourceSamples, shards: list[VerifiedShard], ledger: Ledger, findings: Findings
 ) -> None:
-    names = chain(_samples(stated.folder, shards), ledger.names())
+    packs = (pack for shard in shards for _, pack, _ in packs_of(stated.folder, shard.name))
+    names = chain((sample for pack in packs for sample, _ in samples_of(pack, None)), ledger.names())
     for number, defects, file in unaccounted(samples, checks.packed_samples(shards), ledger.samples, names):
         findings.add("source samples", stated.folder.name, defects, number, file)
-
-
-def _samples(folder: DatasetFolder, shards: Iterable[VerifiedShard]) -> Iterator[str]:
-    packs = (pack for shard in shards for _, pack, _ in packs_of(folder, shard.name))
-    return (sample for pack in packs for sample, _ in samples_of(pack, None))
-
-
-def _check_lengths(
-    stated: Stated, shards: list[VerifiedShard], processor: str | None, options: Options, findings: Findings
-) -> None:
-    number, how = options.lengths, (processor, options.trust_remote_code)
-    with Progress().stage("lengths", number, "members") as advance:
-        for member, defects in measured_again(stated.folder, stated.flavor, shards, number, *how):
-            findings.add("lengths", member, defects)
-            advance(1)
 
 
 # ----------------------------------------------------------------------------------------------- what a user sees
@@ -294,24 +254,17 @@ def _arguments() -> argparse.Namespace:
         "Check a packed dataset.",
         examples=(
             "packed/demo-qwen2_5_vl-neat-8192",
-            "packed/demo-qwen2_5_vl-neat-8192 --source --decode --lengths 100",
-            "packed/demo-qwen2_5_vl-neat-8192 --model Qwen2ForCausalLM",
+            "packed/demo-qwen2_5_vl-neat-8192 --source --decode",
         ),
         codes={0: "all is well", 1: "a defect, each with its line; or refused, in one line"},
     )
     tool.add_argument("dataset", metavar="DIR", help="a packed dataset: its folder, or its address on an object store")
     more = tool.add_argument_group("look at more")
-    more.add_argument("--decode", action="store_true", help="decode every image and video, these by Energon, too")
+    more.add_argument("--decode", action="store_true", help="decode every medium")
     more.add_argument("--source", nargs="*", metavar="PATH", help="compare with the source, at PATH if it has moved")
     more.add_argument("--media-root", metavar="FOLDER", help="where media of a JSONL source are now")
     more.add_argument("--map", metavar="MODULE:FUNCTION", help="with --source: run the step that source.map named")
-    more.add_argument("--lengths", type=count, default=0, metavar="N", help="tokenize N random members again")
-    more.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="does it keep members apart? a class of transformers, module:Class, or a folder with a config.json",
-    )
-    processor = tool.add_argument_group("the processor of --source, --lengths and --model")
+    processor = tool.add_argument_group("the processor of --source")
     processor.add_argument("--processor", metavar="FOLDER", help="another than when it was packed")
     processor.add_argument("--trust-remote-code", action="store_true", help="run the processor's own code")
     how = tool.add_argument_group("how")

@@ -1,10 +1,11 @@
-"""Checks of a packed dataset as a whole: its files, whether they agree, and their totals."""
+"""Checks of a packed dataset as a whole: its files, and whether they agree."""
 
-import json
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -12,29 +13,33 @@ from energon_pack.dataset.energon import SAMPLE_LOADER, changed_keys, dataset_ya
 from energon_pack.dataset.files import LEDGER, NEEDED, PAGE, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
+from energon_pack.dataset.pack_files import packs_in
 from energon_pack.dataset.sample_class import STACKS
 from energon_pack.dataset.shards import shard_names
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.samples.bytes import as_file
 from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS, TRIAL
-from energon_pack.samples.skip import Reason
-from energon_pack.verify.findings import Hashes, hashed, hashes, joined, named, several
+from energon_pack.sources.tar import TarScan
+from energon_pack.verify.findings import Hashes, hashes, joined, named, several
 from energon_pack.verify.packs import samples_of
 from energon_pack.verify.shard import VerifiedShard, packs_of
-from energon_pack.verify.sqlite import INDEX, sqlite
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,
     "index.sqlite", "index.uuid", SAMPLE_LOADER, INPUTS, TRIAL, PACKS,
 }  # fmt: skip
-_REASONS = {reason.value for reason in Reason}
-#: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
-_OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+INDEX = "index.sqlite"
+#: as Energon queries its index
+_SAMPLES = "SELECT sample_key, sample_index, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY 2"
+_PARTS = (
+    "SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts WHERE tar_file_id = ?"
+    " ORDER BY 1, 3"
+)
+_SHARDS = "SELECT tar_file_id FROM samples UNION SELECT tar_file_id FROM sample_parts"
 
 
 def files(folder: DatasetFolder, prefix: str) -> Iterator[str]:
@@ -195,6 +200,35 @@ def _load(folder: DatasetFolder, name: str) -> Any:
     return yaml_value(folder.read(path))
 
 
+def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with an index of these shards."""
+    try:
+        with (
+            folder.on_this_machine(f"{META_FOLDER}/{INDEX}") as path,
+            closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as index,
+        ):
+            for number, shard in enumerate(shards):
+                yield from _shard(index, number, folder, shard)
+            more = sorted({row[0] for row in index.execute(_SHARDS)} - set(range(len(shards))), key=str)
+            yield from (f"{INDEX} has packs of a shard that is not there: {short(number)}" for number in more)
+    except (OSError, sqlite3.Error) as error:
+        yield f"{INDEX} can't be read: {error}"
+
+
+def _shard(index: sqlite3.Connection, number: int, folder: DatasetFolder, shard: str) -> Iterator[str]:
+    with folder.open(shard) as file:
+        packs = list(packs_in(TarScan(file)))
+    samples = [(pack.key, place, pack.start, pack.end - pack.start) for place, pack in enumerate(packs)]
+    parts = [(place, *part) for place, pack in enumerate(packs) for part in pack.parts]
+    for what, wanted, query in (("packs", samples, _SAMPLES), ("parts", parts, _PARTS)):
+        found: list[Any] = index.execute(query, (number,)).fetchall()
+        if len(found) != len(wanted):
+            yield f"{INDEX} has {len(found)} {what} of {shard}, there are {len(wanted)}"
+        elif found != wanted:
+            ours, theirs = next(pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1])
+            yield f"{INDEX} has {short(ours)} of {shard}, there is {short(theirs)}"
+
+
 # ------------------------------------------------------------------------------------------------ packs and samples
 
 
@@ -237,114 +271,3 @@ def packed_samples(shards: Sequence[VerifiedShard]) -> Hashes:
     """Return every sample that is in a pack, whole or in parts."""
     cut = {sample for shard in shards for sample in shard.parts}
     return joined([*(shard.samples for shard in shards), hashes(cut)])
-
-
-# ------------------------------------------------------------------------------------------------ ledger and totals
-
-
-class Ledger:
-    """skipped.jsonl: the samples it names, and what is wrong with it.
-
-    A sample that is `cut_off` is packed, and counts for nothing but the check of its line.
-    """
-
-    def __init__(self, folder: DatasetFolder):
-        self._folder = folder
-        self.reasons: Counter[str] = Counter()
-        self.defects: list[str] = []
-        samples, alone, cut_off = [], [], []
-        try:
-            for number, entry in self._entries():
-                sample, reason = at(entry, "sample_id"), at(entry, "reason")
-                if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
-                    self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
-                    continue
-                if reason == Reason.CUT_OFF:
-                    cut_off.append(hashed(sample))
-                    continue
-                self.reasons[reason] += 1
-                samples.append(hashed(sample))
-                if reason not in _OF_ANOTHER:
-                    alone.append(samples[-1])
-        except OSError as error:
-            self.defects.append(f"it can't be read: {error.strerror or error}")
-        #: all samples that it names, and samples that can be in no pack
-        self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
-        self._cut_off = np.array(cut_off, np.uint64)
-
-    def _entries(self) -> Iterator[tuple[int, Any]]:
-        with self._folder.open(LEDGER) as ledger:
-            for number, line in enumerate(as_file(ledger, 1 << 20), 1):
-                try:
-                    yield number, json.loads(line)
-                except (ValueError, RecursionError):
-                    yield number, None
-
-    def names(self) -> Iterator[str]:
-        yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
-
-    def check(self, packed: Hashes) -> Iterator[str]:
-        """Check that its lines are entries, and that no entry names a packed sample but one that was cut."""
-        yield from self.defects
-        both = np.intersect1d(self.in_no_pack, packed)
-        yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
-        lost = np.setdiff1d(self._cut_off, packed)
-        yield from (f"{sample} is in no pack" for sample in (named(lost, self.names()) if len(lost) else ()))
-
-
-def totals(
-    report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
-) -> Iterator[str]:
-    """Check that report.json and the manifest count what is there."""
-    packed = len(np.unique(packed_samples(shards)))
-    num_cut = len({sample for shard in shards for sample in shard.parts})
-    num_packs = sum(len(shard.packs) for shard in shards)
-    num_parts = sum(len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards)
-    num_tokens = sum(shard.num_tokens for shard in shards)
-    skipped = ledger.reasons.total()
-    counted: dict[str, Any] = {
-        "samples_in": packed + skipped,
-        "samples_packed": packed,
-        "samples_skipped": skipped,
-        "samples_cut": num_cut,
-        "skipped_by_reason": dict(ledger.reasons),
-        "parts": num_parts,
-        "packs": num_packs,
-        "tokens": num_tokens,
-        "num_supervised": sum(shard.num_supervised for shard in shards),
-        "fingerprint": manifest.get("fingerprint"),
-    }
-    if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` reports it, or the shares are not known
-        counted["by_split"] = _by_split(shards)
-    yield from (
-        f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
-        for name, value in (counted.items() if report else ())
-        if report.get(name) != value
-    )
-    in_manifest: dict[str, Any] = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
-    packing = at(manifest, "content", "packing")
-    in_manifest |= {name: at(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
-    in_manifest["mask"] = at(manifest, "content", "model", "mask")
-    in_manifest["splits"] = counted.get("by_split", manifest.get("splits"))
-    yield from (
-        f"{MANIFEST} has {name}={short(manifest.get(name))}, there is {short(value)}"
-        for name, value in in_manifest.items()
-        if manifest.get(name) != value
-    )
-    media_types: Counter[str] = sum((shard.media_types for shard in shards), Counter())
-    by_media = at(report, "by_media")
-    for name in sorted({*media_types, *by_media}) if isinstance(by_media, dict) else ():
-        claimed = at(by_media, name, "packs") or 0
-        if claimed != media_types[name]:
-            yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"
-
-
-def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
-    """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
-    found: dict[str, dict[str, int]] = {}
-    for shard in shards:
-        of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
-        of["packs"] += len(shard.packs)
-        of["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
-        of["tokens"] += shard.num_tokens
-    return found

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -40,8 +40,6 @@ CHECKS = {
     "source text": "conversations are those of the source",
     "source tokens": "tokens are those that the source makes",
     "source samples": "every sample of the source is accounted for",
-    "lengths": "tokens made again are the same",
-    "model": "the model keeps members of a pack apart",
 }
 
 
@@ -74,11 +72,7 @@ class Findings:
     def add(
         self, check: str, where: str, whats: Iterable[str], num_looked_at: int = 1, file: str | None = None
     ) -> None:
-        """Record what a check found at one place.
-
-        Args:
-            file: see `Defect`.
-        """
+        """Record what a check found at one place."""
         self.num_looked_at[check] += num_looked_at
         for what in whats:
             self.num_defects[check] += 1
@@ -91,10 +85,6 @@ class Findings:
         elif len(kept) < self.max_defects:
             kept.append(defect)
 
-    def note(self, notes: Iterable[str]) -> None:
-        """Keep notes for the user, at most as many as defects of one check."""
-        self.notes += islice(notes, max(0, self.max_defects - len(self.notes)))
-
     def merge(self, other: "Findings") -> None:
         """Add the findings of another."""
         self.num_looked_at += other.num_looked_at
@@ -102,7 +92,6 @@ class Findings:
         self.more += other.more
         for defect in chain.from_iterable(other.defects.values()):
             self._keep(defect)
-        self.note(other.notes)
 
     def first(self, number: int) -> list[Defect]:
         """Return at most `number` defects, from as many checks as possible: one check with thousands hides no other."""

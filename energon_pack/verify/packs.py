@@ -84,11 +84,7 @@ def _few(numbers: Sequence[int], first: int) -> str:
 
 
 def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
-    """Check that the first bytes of a part fit its extension; without an extension, its kind.
-
-    Args:
-        head: its first 16 bytes.
-    """
+    """Check that the first bytes of a part fit its extension; without an extension, its kind."""
     extension, wanted = name.rpartition(".")[2], pack.flavor.kind(name)
     if extension == "npy" and not pack.flavor.names_content:
         if not head.startswith(_ARRAY_MAGIC):
@@ -106,11 +102,7 @@ def kind(pack: Pack, name: str, head: bytes) -> Iterator[str]:
 
 
 def messages(pack: Pack, wanted: bool) -> Iterator[str]:
-    """Check that a pack holds conversations, or none, as `output.messages` said.
-
-    Args:
-        wanted: whether it should hold them.
-    """
+    """Check that a pack holds conversations, or none, as `output.messages` said."""
     if MESSAGES in pack.flavor.optional and pack.fields and (MESSAGES in pack.fields) != wanted:
         yield f"{'no' if wanted else 'it has'} {MESSAGES}, and it was packed with output.messages={str(wanted).lower()}"
 

@@ -22,11 +22,12 @@ from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
 from energon_pack.run.stores import losing_no_fault
-from energon_pack.samples.bytes import Bytes, Range
+from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.video import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
@@ -35,13 +36,12 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TOKENS, TokensDamaged
 from energon_pack.sources.compressed import compression
 from energon_pack.sources.shard import Shard
-from energon_pack.sources.storage import File, counted, read_ahead
+from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
 from energon_pack.verify import packs as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
-from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 
 #: How many packs, and bytes of packs, are checked together. The rows of the plan for all of them are held at once,
 #: and their bytes are still in memory when they are read after their headers.
@@ -59,7 +59,6 @@ class VerifyJob:
     packing: Mapping[str, Any]
     fingerprint: Any
     decode: bool
-    is_read_as_bytes: bool  # its dataset.yaml has Energon decode nothing
     source: dict[str, Shard] | None  # source shards by name; None: not compared
     read: ReadSettings
     media: DatasetMedia
@@ -77,7 +76,7 @@ class VerifiedShard:
     name: str
     findings: Findings
     packs: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of their keys
-    members: "array[int]" = field(default_factory=lambda: array("Q"))  # how many are in each
+    num_members: int = 0
     ends: "array[int]" = field(default_factory=lambda: array("Q", [0]))  # where each pack begins, and the last one ends
     samples: "array[int]" = field(default_factory=lambda: array("Q"))  # hashes of whole samples' `<source shard>/<key>`
     parts: dict[str, list[str]] = field(default_factory=dict)  # the other members: sample → its parts, as `2of3`
@@ -87,11 +86,7 @@ class VerifiedShard:
     splits: set[str] = field(default_factory=set)  # the splits of its samples, by their ids
 
     def add(self, pack: Pack, members: list[PlanRow] | None, job: VerifyJob) -> None:
-        """Count a pack.
-
-        Args:
-            members: its rows of the plan; None: they are not known.
-        """
+        """Count a pack."""
         self.packs.append(hashed(pack.files.key))
         samples = list(checks.samples_of(pack, members))
         if job.shares:
@@ -102,7 +97,7 @@ class VerifiedShard:
                 self.samples.append(hashed(sample))
             else:
                 self.parts.setdefault(sample, []).append(part)
-        self.members.append(len(pack.ids))
+        self.num_members += len(pack.ids)
         self.num_tokens += sum(pack.meta.get("token_lens", ())) - sum(pack.shared_lens)
         self.num_supervised += sum(pack.meta.get("num_supervised", ()))
         self.media_types[pack.media_type] += 1
@@ -118,7 +113,7 @@ def verify_shards(jobs: Sequence[VerifyJob], findings: Findings, run: Run) -> li
         for (shard, num_bytes), size in zip(results, sizes, strict=True):
             findings.merge(shard.findings)
             shards.append(shard)
-            run.progress.add(sum(shard.members), num_bytes)
+            run.progress.add(shard.num_members, num_bytes)
             advance(1, size)
     return shards
 
@@ -208,26 +203,17 @@ def packs_of(
     folder: DatasetFolder,
     name: str,
     flavor: PackedFlavor = DEFAULT,
-    places: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
     """Yield the packs of a shard: the file to read them from, each pack, and the defects of its JSON.
 
     Args:
         flavor: need not be the packs' own where only `meta` is read.
-        places: where the wanted packs begin and end; None: read all.
     """
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
-        for some in [file] if places is None else (_alone(file, *place) for place in places):
-            for files in packs_in(TarScan(some)):
-                pack, defects = parse(files, _json(some, files), flavor)
-                yield with_media(some, pack, media), pack, defects
-
-
-def _alone(file: File, start: int, end: int) -> Bytes:
-    """Return a part of a file; of an object, no other part is read."""
-    read_ahead([(file, [(start, end - start)])])
-    return Range(file, start, end - start)
+        for files in packs_in(TarScan(file)):
+            pack, defects = parse(files, _json(file, files), flavor)
+            yield with_media(file, pack, media), pack, defects
 
 
 def _json(file: Bytes, files: PackFiles) -> bytes | None:
@@ -299,17 +285,11 @@ def _check_media(file: Bytes, job: VerifyJob, pack: Pack, findings: Findings) ->
         if job.decode:
             origin = pack.origin(part.name)
             where += f": {origin}" * (origin is not None)
-            beside: list[str] = []
-            findings.add("decode", where, _decoded(file, part, beside if job.is_read_as_bytes else None))
-            findings.note(f"not by its dataset.yaml, but by crude.yaml: {where}: {what}" for what in beside)
+            findings.add("decode", where, _decoded(file, part))
 
 
-def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]:
-    """Decode a medium, and yield what fails.
-
-    Args:
-        beside: collects what Energon's own decoder can't do, if that is no defect.
-    """
+def _decoded(file: Bytes, part: Part) -> Iterator[str]:
+    """Decode a medium, and yield what fails; of a video, also that it has fewer frames than its header says."""
     try:
         if part.name.endswith(".npy"):
             load_positions(file.read(part.offset, part.size), part.name)
@@ -319,14 +299,8 @@ def _decoded(file: Bytes, part: Part, beside: list[str] | None) -> Iterator[str]
         if medium.kind != VIDEO.kind:
             if what := KINDS[medium.kind].defect(data, medium):
                 yield f"{part.name}: {what}"
-            return
-        times, ours = decoded_by_us(medium, data)
-        yield from (f"{part.name}: {what}" for what in ours)
-        theirs = [] if ours else [f"{part.name}: {what}" for what in decoded_by_energon(times, data)]
-        if beside is None:
-            yield from theirs
-        else:
-            beside += theirs
+        elif (number := len(frame_times(data))) < medium.num_frames:
+            yield f"{part.name}: {number} frames decode, its header says {medium.num_frames}"
     except Skip as skip:
         yield f"{part.name}: {skip.detail}"
     except Exception as error:  # damaged pixels make Pillow's plugins raise anything

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,9 +13,11 @@ import numpy as np
 from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import REPORT, when_packed
+from energon_pack.dataset.inputs import OtherTokenizer
+from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
 from energon_pack.dataset.referenced import source_root
-from energon_pack.errors import PackError, short
+from energon_pack.errors import PackError, one_line, short
+from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
@@ -25,7 +30,7 @@ from energon_pack.sources.demo import make_demo
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.storage import folder_of, path_in
-from energon_pack.verify.findings import Hashes, hashes, joined, named
+from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
 
 _FEW = 20  # samples of a file that are named each
 
@@ -38,9 +43,6 @@ def find_source(
     Args:
         given: its paths now; empty: those of report.json, or, if packs refer to their source, where loading looks.
         media_root: where the media of JSONL are now; None: where they were.
-
-    Raises:
-        PackError: nothing is there, or report.json names no source.
     """
     settings = at(report, "config", "source")
     if not isinstance(settings, dict) or "path" not in settings:
@@ -94,6 +96,33 @@ def _now(folder: DatasetFolder, report: Mapping[str, Any], path: str) -> str:
     return tidy(path_in(source_root(folder.path), path[len(root) :].lstrip("/")))
 
 
+@contextmanager
+def saved_template(
+    folder: DatasetFolder, report: Mapping[str, Any], processor: str | None, trust_remote_code: bool, findings: Findings
+) -> Iterator[str | None]:
+    """Save the template of a dataset, and yield its folder; None: there is none here, as the findings then say."""
+    with TemporaryDirectory(prefix="energon_pack-") as made:
+        try:
+            load_template(folder.path, processor or packed_with(folder, report), trust_remote_code).save(Path(made))
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+            why = f"its tokens are not compared with the source: {one_line(error)}"
+            if processor or isinstance(error, OtherTokenizer):
+                findings.add("source tokens", folder.name, [why], 0)
+            else:
+                findings.notes.append(f"{why} (--processor FOLDER names its processor)")
+            yield None
+            return
+        yield made
+
+
+def packed_with(folder: DatasetFolder, report: Mapping[str, Any]) -> str | None:
+    """Return the processor a dataset was packed with; None: the model's published one."""
+    processor: str | None = at(report, "config", "model", "processor")
+    if processor is None and at(report, "config", "source", "path") is None and report:
+        return demo_of(folder, report)[1]
+    return processor_folder(folder.path) or processor  # a hub id, or a folder that is gone
+
+
 def demo_of(folder: DatasetFolder, report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the source and the processor of a packed demo: from its cache, or made again."""
     cache = at(report, "config", "cache_dir")
@@ -122,9 +151,6 @@ def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
 
     Args:
         trusted: the step that the caller lets run, as `module:function`.
-
-    Raises:
-        PackError: the caller names no step or another one, or the step's file has changed.
     """
     name = at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None

@@ -42,7 +42,6 @@ NOT_RUN = {
     r"(\S+/)?pip install ": "it changes the environment that the tests run in",
     r"make ": "it makes an environment, and runs what is tested here by itself",
     r"python benchmarks/": "it takes minutes",
-    r"(python|torchrun) .*packed/spoken|.* output.name=spoken": "its sounds are made by benchmarks/spoken.py",
     r"energon-pack .*s3://": "there is no such bucket; tests/dataset/test_stored_datasets.py has one",
     r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
     r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
@@ -79,7 +78,6 @@ COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
     "from trl import": "test_a_program_of_a_trainer_runs_as_it_stands",
     "import Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
-    "convert_tekken_tokenizer(": "tests/templates/test_tokens_of_sounds.py",
     "source_losses(": "tests/training/test_source_losses.py",
 }
 
@@ -267,7 +265,7 @@ def test_a_command_in_the_text_runs(line: str, typed_demo: Path, tmp_path: Path)
     values = {
         "DIR[=WEIGHT] …": "packed/demo-qwen2_5_vl-neat-8192", "DIR": "packed/demo-qwen2_5_vl-neat-8192",
         "SOURCE…": lines, "OUT.yaml": "out.yaml", "OUT": "out", "--batch-size N": "--batch-size 4",
-        "THEIRS": write_llava_onevision(tmp_path / "theirs"), "NAME": "qwen2_5_vl", "--lengths N": "--lengths 9",
+        "THEIRS": write_llava_onevision(tmp_path / "theirs"), "NAME": "qwen2_5_vl",
         "FOLDER_OR_CLASS": "Qwen2ForCausalLM", "PROCESSOR": "packed/.cache/demo/v1/processor",
     }  # fmt: skip
     reader.type(re.sub("|".join(map(re.escape, values)), lambda match: str(values[match[0]]), line))

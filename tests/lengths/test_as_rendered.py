@@ -10,22 +10,17 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from energon_pack.config import PackConfig
-from energon_pack.dataset.manifest import read_manifest
 from energon_pack.lengths.index import index_shards
-from energon_pack.lengths.measure import measure_shards, without_wrong_shortcut
+from energon_pack.lengths.measure import measure_shards
 from energon_pack.lengths.method import Method, prepare
 from energon_pack.lengths.table_cache import in_chunks
 from energon_pack.pack import pack
-from energon_pack.packed_with import load_template as load_dataset_template
 from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.templates.chat import renderer
-from energon_pack.templates.chat import template as chat_template
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.identity import NO_SHORTCUT
 from energon_pack.templates.models import read_model
 from energon_pack.templates.processor import lines_of, load_saved, load_template, prepare_template
 from energon_pack.templates.processor_inputs import full_ids
@@ -55,68 +50,28 @@ def pings(tmp_path: Path) -> Path:
 
 
 def measure(source: Path, processor: Path, cache: Path) -> tuple[list[int], Method]:
-    """Lengths of a source's samples, in order, and the method they are by."""
+    """Measure a source; return the lengths in order, and their method."""
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), cache)
         settings = of_model("text", processor, chat_template=LOOKING)
         method = prepare(settings, ReadSettings(), "auto", run)
         indexed = index_shards(find_shards(str(source)).shards, False, 0, run)
-        measured, method = without_wrong_shortcut(lambda method: measure_shards(indexed, method, run), method)
+        measured = measure_shards(indexed, method, run)
         [chunk] = in_chunks(enumerate(item.pieces for item in measured))
         return chunk.read()["token_len"].to_pylist(), method
 
 
 def truth(template: Template) -> list[int]:
-    whole = template.without_shortcut()
     turns = [[{"role": "user", "content": "PING"}, {"role": "assistant", "content": f"pong {i}"}] for i in range(PINGS)]
-    return [len(whole.encode(Sample(messages, [])).ids) for messages in turns]
-
-
-def test_a_shortcut_that_is_wrong_is_seen_and_all_is_measured_anew(
-    pings: Path, demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Where both other belts fail; else lengths of another text would stay in the cache, and be trained with."""
-    with monkeypatch.context() as patch:
-        patch.setattr(chat_template, "copies_texts", lambda *_: True)
-        patch.setattr(renderer, "watched", lambda source, today: environment(today).from_string(CHATML))
-        lens, method = measure(pings, demo[1], tmp_path / "cache")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "looks at texts" in said
-    assert "all are measured anew" in said
-    template = load_saved(method.template_folder)
-    assert lens == truth(template)
-    assert not template.spec.shortcut
-    assert method.identity.fingerprints["shortcut"] == NO_SHORTCUT["shortcut"]
-    assert template.fingerprints == method.identity.fingerprints
-
-    again, same = measure(pings, demo[1], tmp_path / "cache")
-    assert (again, same) == (lens, method), "the next run takes the shortcut again"
-    assert "looks at texts" not in capsys.readouterr().out
+    texts = [environment().from_string(LOOKING).render(messages=messages) for messages in turns]
+    return [len(template.ids_of(text)) for text in texts]
 
 
 def test_a_template_that_looks_at_texts_is_measured_right_at_once(
-    pings: Path, demo: tuple[Path, Path], tmp_path: Path, capsys: Any
+    pings: Path, demo: tuple[Path, Path], tmp_path: Path
 ) -> None:
     lens, method = measure(pings, demo[1], tmp_path / "cache")
     assert lens == truth(load_saved(method.template_folder))
-    assert "looks at texts" not in capsys.readouterr().out
-
-
-def test_packs_of_a_template_without_its_shortcut_are_trained_without_it(
-    pings: Path,
-    demo: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: Callable[..., PackConfig],
-) -> None:
-    """Training makes the template anew, and would write what packing had found to be wrong."""
-    given = config(pings, model__template="text", model__chat_template=LOOKING, cache_dir=str(tmp_path / "cache"))
-    with monkeypatch.context() as patch:
-        patch.setattr(chat_template, "copies_texts", lambda *_: True)
-        patch.setattr(renderer, "watched", lambda source, today: environment(today).from_string(CHATML))
-        dataset = packed(given)
-    assert read_manifest(dataset)["fingerprints"].items() >= NO_SHORTCUT.items()
-    assert not load_dataset_template(dataset, str(demo[1])).spec.shortcut
 
 
 def test_a_date_is_in_the_fingerprint_of_templates_that_write_it_alone(demo: tuple[Path, Path]) -> None:

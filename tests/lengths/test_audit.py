@@ -22,8 +22,6 @@ from energon_pack.lengths.audit import (
     audit,
     draw,
     finish,
-    is_known,
-    remember,
     start,
     what_is_missing,
 )
@@ -55,6 +53,8 @@ def full_processor() -> None:
 @pytest.fixture
 def measured(demo: tuple[Path, Path], cache: Path, tmp_path: Path) -> tuple[list[MeasuredShard], Method]:
     folder = prepare_template(of_model("qwen_vl", demo[1]), cache)
+    for kept in Path(folder).glob("audit-*"):
+        kept.unlink()
     method = Method(folder, ReadSettings())
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
@@ -85,7 +85,7 @@ def test_one_wrong_length_stops_the_run(measured: tuple[list[MeasuredShard], Met
     running: Future[Audit] = Future()
     running.set_result(found)
     with pytest.raises(LengthsWrong, match=r"measure\.verify: .* as measured, by model\.template=qwen_vl"):
-        finish(Auditing(shards, method, 0.05, running), Run(LocalExecutor(), Progress(), tmp_path))
+        finish(Auditing(method, tmp_path / "kept", running), Run(LocalExecutor(), Progress(), tmp_path))
 
 
 def test_lengths_that_are_wrong_are_forgotten(
@@ -96,23 +96,10 @@ def test_lengths_that_are_wrong_are_forgotten(
     running: Future[Audit] = Future()
     running.set_result(Audit(0, 0, "", "x has 2 tokens in the full processor, 1 as measured"))
     with monkeypatch.context() as patch:
-        patch.setattr(PIPELINE, "start", lambda shards, method, *_: Auditing(shards, method, 0.01, running))
+        patch.setattr(PIPELINE, "start", lambda shards, method, *_: Auditing(method, tmp_path / "kept", running))
         with pytest.raises(LengthsWrong):
             pack(run)
     assert pack(run)["cache"] == {"shards_reused": 0, "shards_measured": 3}
-
-
-def test_a_length_in_the_cache_that_is_wrong_is_noticed_without_the_full_processor(
-    measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was asked about these lengths before; the source has changed since, and kept its size and time."""
-    monkeypatch.setattr(
-        "energon_pack.lengths.audit._full_processor", lambda *_: pytest.fail("it takes seconds to import")
-    )
-    job = replace(job_of(*measured), is_known=True)
-    assert audit(job) == Audit(16, 0, is_known=True)
-    monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
-    assert "has 2 tokens measured again" in audit(job).difference
 
 
 def test_other_features_than_tokens_that_wait_are_noticed(
@@ -126,38 +113,32 @@ def test_other_features_than_tokens_that_wait_are_noticed(
         return [replace(m, media=[replace(x, num_features=x.num_features + 1) for x in m.media]) for m in each]
 
     monkeypatch.setattr(Template, "member_tokens", wrong)
-    assert "features of media, and" in audit(replace(job_of(*measured), is_known=True)).difference
+    assert "features of media, and" in audit(job_of(*measured)).difference
 
 
-def test_what_is_known_is_of_these_lengths_and_of_this_share(measured: tuple[list[MeasuredShard], Method]) -> None:
-    shards, method = measured
-    Path(method.template_folder, "known.json").unlink(missing_ok=True)
-    assert not is_known(shards, method, 0.01)
-    remember(Audit(3, 0, num_undecodable=1), shards[:1], method, 0.01)
-    assert not is_known(shards, method, 0.01)
-    remember(Audit(3, 0), shards[:1], method, 0.01)
-    assert is_known(shards[:1], method, 0.01)
-    assert not is_known(shards[:1], method, 0.02)
-    Path(method.template_folder, "known.json").write_text("[")
-    assert not is_known(shards[:1], method, 0.01)
-
-
-def test_a_sweep_finds_out_once_that_media_can_not_be_verified(
+def test_a_sweep_asks_the_full_processor_once(
     measured: tuple[list[MeasuredShard], Method], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each of its jobs would import transformers for seconds, to learn again that torchvision is not there."""
+    """Each of its jobs would import transformers for seconds, to learn again that torchvision is not there.
+
+    Of other lengths, another share or another draw nothing is known, nor where a medium could not be decoded.
+    """
     shards, method = measured
-    notes = [Path(method.template_folder, name) for name in ("known.json", "not_asked.txt")]
     monkeypatch.setattr("energon_pack.lengths.audit._full_processor", lambda _: (None, "no torchvision"))
+    monkeypatch.setattr("energon_pack.lengths.audit._difference", lambda *_: "")
     with LocalExecutor(1) as executor:
         run = Run(executor, Progress(quiet=True), tmp_path)
         first = finish(start(shards, method, 0.05, 0, run), run)
-        monkeypatch.setattr("energon_pack.lengths.audit._full_processor", lambda _: pytest.fail("it is known"))
-        second = finish(start(shards, method, 0.05, 0, run), run)
-    for note in notes:
-        note.unlink()
+        assert finish(start(shards, method, 0.05, 0, run), run) == replace(first, is_known=True)
+        for others in ((shards[:1], method, 0.05, 0), (shards, method, 0.06, 0), (shards, method, 0.05, 1)):
+            assert not finish(start(*others, run), run).is_known
+        for kept in Path(method.template_folder).glob("audit-*"):
+            kept.unlink()
+        running: Future[Audit] = Future()
+        running.set_result(Audit(3, 0, num_undecodable=1))
+        finish(replace(start(shards, method, 0.05, 0, run), future=running), run)
+        assert not list(Path(method.template_folder).glob("audit-*"))
     assert (first.num_checked, first.num_unchecked, first.note) == (5, 11, "no torchvision")
-    assert second == replace(first, is_known=True)
 
 
 def test_the_draw_is_seeded_and_of_samples_in_the_cache_too(measured: tuple[list[MeasuredShard], Method]) -> None:
@@ -182,12 +163,10 @@ def test_what_one_process_can_not_do_is_dealt(
         whole = start(shards, method, 0.05, 0, run)
         dealt = start(shards, method, 0.05, 0, run, is_dealt=True)
         assert (len(whole.rest), len(dealt.rest)) == (0, 2)
-        Path(method.template_folder, "known.json").unlink(missing_ok=True)
         assert finish(dealt, run) == finish(whole, run) == Audit(16, 0)
         monkeypatch.setattr(Template, "member_tokens", lambda *_: TWO)
-        known = [replace(job, is_known=True) for job in dealt.rest]
-        with pytest.raises(LengthsWrong, match="has 2 tokens measured again"):
-            finish(replace(dealt, rest=known), run)
+        with pytest.raises(LengthsWrong, match="other tokens: "):
+            finish(dealt, run)
 
 
 def test_a_run_says_what_was_verified(
@@ -199,9 +178,7 @@ def test_a_run_says_what_was_verified(
     assert "verified: 4 samples in the full processor, none differs" in capsys.readouterr().out
     run.output.overwrite = True
     assert pack(run)["samples_verified"] == 4  # from the cache
-    assert (
-        "verified: 4 samples measured again (the full processor agreed before), none differs" in capsys.readouterr().out
-    )
+    assert "verified: 4 samples in the full processor before, none differs" in capsys.readouterr().out
     run.measure.verify = 0.02
     assert pack(run)["samples_verified"] == 7  # more than it was asked before
     assert "verified: 7 samples in the full processor" in capsys.readouterr().out

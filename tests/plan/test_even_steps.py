@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.alike import alike
 from energon_pack.plan.even_steps import evened, lay_out
-from energon_pack.plan.mended import mended
-from energon_pack.plan.settings import StepWeights
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
@@ -85,7 +83,7 @@ def test_sums_by_head() -> None:
 def test_both_costs_are_even_in_every_step(topology: Topology) -> None:
     """And for twice the ranks with half the workers: the loader's order is the same then."""
     costs, trained = packs(20_000)
-    order = lay_out(costs, trained, topology, 0, StepWeights(trained=0))
+    order = lay_out(costs, np.ones_like(trained), topology, 0)
     by_chance = np.random.default_rng(0).permutation(20_000)
     assert max(max_over_mean(costs, read(20_000, order, topology))) < 1.025
     assert max(max_over_mean(costs, read(20_000, by_chance, topology))) > 1.1
@@ -101,29 +99,14 @@ worlds = st.tuples(st.integers(1, 9), st.sampled_from([(1, 1), (1, 4), (2, 1), (
 
 
 @settings(max_examples=100)
-@given(st.integers(0, 200), worlds, st.integers(0, 99), st.sampled_from([1.0, 2.0]))
-def test_no_step_is_less_even_than_as_packs_come(num: int, topology: Topology, seed: int, weight: float) -> None:
+@given(st.integers(0, 200), worlds, st.integers(0, 99))
+def test_no_step_is_less_even_than_as_packs_come(num: int, topology: Topology, seed: int) -> None:
     """With one pack a rank trained tokens of a step got less even by the layout: 40 % off the mean, 30 % without."""
     costs, trained = packs(num, seed)
     laid, before = (evenness(costs, trained, order, topology) for order in (
-        lay_out(costs, trained, topology, seed, StepWeights(trained=weight), jitter=0.005), np.arange(num)
+        lay_out(costs, trained, topology, seed, jitter=0.005), np.arange(num)
     ))  # fmt: skip
     assert all(ours <= theirs for ours, theirs in zip(laid, before, strict=True))
-
-
-def test_trained_tokens_and_both_costs_are_weighed() -> None:
-    """Alone, each could be even; the weights say what gives way."""
-    costs, trained = packs(6_400)
-    topology = Topology(8)
-
-    def laid(*weights: float) -> tuple[float, float, float]:
-        return evenness(costs, trained, lay_out(costs, trained, topology, 0, StepWeights(*weights)), topology)
-
-    before, alike_all, twice = evenness(costs, trained, np.arange(6_400), topology), laid(), laid(1, 1, 2)
-    language, vision, costs_alone = laid(1, 0, 0), laid(0, 1, 0), laid(1, 1, 0)
-    assert twice[2] < before[2] / 2 < alike_all[2] < before[2] < costs_alone[2]
-    assert language[0] < costs_alone[0]
-    assert vision[1] < costs_alone[1] < alike_all[1] < twice[1] < before[1]
 
 
 def test_steps_of_several_rows_train_evenly_much() -> None:
@@ -175,11 +158,3 @@ def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[in
 def test_packs_without_any_cost() -> None:
     """Text alone has no vision: nothing to divide by."""
     assert sorted(lay_out(np.zeros((2, 20)), np.zeros(20, np.int64), Topology(4), 0).tolist()) == list(range(20))
-
-
-def test_one_swap_mends_a_step_by_head() -> None:
-    """The first of 8 steps trains on 18, the mean is 9.25: a 9 is swapped for a 4 of the step with equal cost."""
-    trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
-    costs[0, [0, 1, 6, 7]] = 5
-    assert mended(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
-    assert mended(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]

@@ -4,7 +4,6 @@ from zlib import crc32
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from energon_pack.plan.items import Items
@@ -72,11 +71,10 @@ def test_samples_of_two_groups_share_nothing() -> None:
     assert as_shown(samples, made(samples, group=np.array([0, 1, 0]))) == [["abx", "..z"], ["aby"]]
 
 
-@pytest.mark.parametrize(("limit", "branches"), [(6, None), (100, 3)])
-def test_a_tree_that_is_too_large_is_cut_and_begins_anew(limit: int, branches: int | None) -> None:
+def test_a_tree_that_is_too_large_is_cut_and_begins_anew() -> None:
     """Five branches of one token after a root of three: three fit into six tokens."""
     samples = [f"abc{letter}" for letter in "uvwxy"]
-    packing = PackingConfig(max_token_len=limit, share=Share.prefix, share_min_tokens=1, share_max_branches=branches)
+    packing = PackingConfig(max_token_len=6, share=Share.prefix, share_min_tokens=1)
     assert [len(row) for row in as_shown(samples, made(samples, packing))] == [3, 2]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.plan.tally import Moments, Tally
+from energon_pack.plan.counted import Moments, Tally
 
 
 @given(st.lists(st.lists(st.integers(0, 20), max_size=9), max_size=6))

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from energon_pack.plan.settings import Overlong, PackingConfig
-from energon_pack.pooling.fullest import fullest
-from energon_pack.pooling.pool import Pool, Waiting, costs_of
+from energon_pack.pooling.pool import Pool, Waiting, costs_of, fullest
 
 
 def names(pack: Sequence[Waiting]) -> list[Any]:

@@ -51,10 +51,6 @@ def test_each_row_of_the_table_has_its_conversations() -> None:
         ({"conversation": [], "turns": []}, "'conversation' and as 'turns'"),
         ({"conversation": [{"user": "q", "assistant": "a"}], "prompt": ["x"]}, "has a list in prompt, too"),
         ({"conversation": [{"user": "q", "assistant": "a"}], "text": "x"}, "and as a document in its field text"),
-        (
-            {"messages": [{"role": "user", "content": "q"}], "texts": ["a"], "images": [None]},
-            "messages and a document in texts",
-        ),
     ],
 )
 def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> None:

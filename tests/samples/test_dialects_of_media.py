@@ -8,7 +8,7 @@ from energon_pack.samples.conversation import place
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import Columns, ReadSettings, Roles, SampleType
+from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 
@@ -31,48 +31,6 @@ def said_of(value: Any, settings: ReadSettings = AUTO, kinds: tuple[str, ...] = 
     with pytest.raises(Skip) as skip:
         placed(value, *kinds, settings=settings)
     return str(skip.value)
-
-
-# ------------------------------------------------------------------------------------------------ documents
-
-
-def test_an_interleaved_document_has_its_media_where_they_stand() -> None:
-    """OBELICS' `texts` were taken for turns: message 0 is a NoneType."""
-    obelics = {"texts": [None, "A cat.", None, "A dog.", "Both."], "images": ["c.jpg", None, "d.jpg", None, None]}
-    text = "<image>A cat.<image>A dog.\n\nBoth."
-    assert placed(obelics | {"metadata": "{}", "general_metadata": "{}"}) == ([text], ["c.jpg", "d.jpg"])
-    infos = [{"image_name": "d.jpg", "matched_text_index": 1, "raw_url": "http://x"}]
-    mmc4 = {"text_list": ["A cat.", "A dog."], "image_info": infos, "similarity_matrix": [[0.1]], "url": "http://x"}
-    assert placed(mmc4) == (["A cat. <image>A dog."], ["d.jpg"])
-    for value in (obelics, mmc4):
-        record = parse_record(value, AUTO)
-        assert [message["role"] for message in record.messages] == ["document"]
-        assert record.unknown == {}
-    assert [m["role"] for m in parse_record({"texts": ["Words."], "images": [None]}, AUTO).messages] == ["document"]
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ({"texts": ["a", None], "images": [None]}, "2 places for texts, 1 for images"),
-        ({"texts": ["a"], "images": ["b.jpg"]}, "both have something at place 0"),
-        ({"texts": [None], "images": ["b.jpg"]}, "has no text"),
-        ({"texts": ["a", None], "images": [None, "http://x/b.jpg"]}, "img2dataset"),
-        ({"text_list": ["a"], "image_info": [{"matched_text_index": 0}]}, "without a name or a place"),
-        (
-            {"text_list": ["a"], "image_info": [{"matched_text_index": 3, "image_name": "b"}]},
-            "without a name or a place",
-        ),
-        ({"texts": ["a", "b"]}, "message 0 is a str"),
-    ],
-)
-def test_a_document_that_is_not_whole_is_named(value: Any, said: str) -> None:
-    assert said in said_of(value)
-
-
-def test_a_document_is_none_where_another_kind_is_asked_for() -> None:
-    value = {"texts": ["a"], "images": [None]}
-    assert "bad_message" in said_of(value, ReadSettings(sample_type=SampleType.chat))
 
 
 # ----------------------------------------------------------------------------------------- media in the text

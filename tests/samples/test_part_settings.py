@@ -15,7 +15,7 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.record import parse_record
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.frame_lists import as_videos
+from energon_pack.templates.sample import as_videos
 
 
 def settings_of(messages: Any, kinds: list[str], **fields: Any) -> Any:

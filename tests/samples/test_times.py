@@ -191,7 +191,7 @@ def test_the_tar_of_a_jsonl_is_as_long(
     from_tars, _ = packed(config, tmp_path / "tars", flavor, name="from tars")
     lens = [lens_in_training(folder, demo[1]) for folder in (from_lines, from_tars)]
     assert sorted(lens[0].values()) == sorted(lens[1].values())
-    clean = verify(from_tars, Options(decode=True, source=[], lengths=99, processor=str(demo[1]), num_workers=1))
+    clean = verify(from_tars, Options(decode=True, source=[], processor=str(demo[1]), num_workers=1))
     assert clean.first(99) == []
     assert clean.num_looked_at["source media"] == 17 + 9 * (flavor is Flavor.packed_captioning)
     cut = {"packing__max_token_len": 140, "packing__overlong": Overlong.split_turns, "source__limit": 1}

@@ -89,13 +89,6 @@ def test_a_question_with_its_answer_is_named(tmp_path: Path) -> None:
     assert read_as(source, AUTO.reading) == "JSONL, question and answer, image in files, 1 file"
 
 
-def test_a_document_is_named(tmp_path: Path) -> None:
-    """The line said `messages: role/content`, which such a file has not."""
-    (tmp_path / "a.jsonl").write_text('{"texts": ["t", null, "u"], "images": [null, "a.jpg", null]}\n')
-    source = find_source(AUTO, str(tmp_path / "a.jsonl"))
-    assert read_as(source, AUTO.reading) == "JSONL, texts and images that take turns, 1 file"
-
-
 def lines_with(path: Path, *names: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ({"messages": chat_of("<image>?", "A cat."), "images": [name]} for name in names)

@@ -5,10 +5,8 @@ import gzip
 import json
 import lzma
 import os
-import random
 import re
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -220,24 +218,6 @@ def test_keys_with_a_dot_are_kept_out_of_what_energon_reads(config: Callable[...
     assert json.loads(ledger)["sample_id"] == "x.tar/scene"
 
 
-def test_what_the_error_says_makes_samples_of_them(tmp_path: Path) -> None:
-    members = {"./d.1/00.json": JSON}
-    members |= {f"./d.1/s.a{'b' * 100}.{i}.{end}": JSON for i in range(3) for end in ("jpg", "json")}
-    path = write_tar(tmp_path / "x y.tar", members)
-    with pytest.raises(PackError) as error:
-        index(path)
-    shell = str(error.value).partition("the last: ")[2]
-    subprocess.run(shell.replace("python ", f"{sys.executable} "), shell=True, check=True, cwd=tmp_path)
-    rows = index(tmp_path / "NEW.tar")
-    assert [row["reason"] for row in rows] == [None] * 4
-    assert rows[1] == {
-        "key": f"./d.1/s_a{'b' * 100}_0",
-        "record_part": "json",
-        "reason": None,
-        "parts": ["jpg"],
-    }
-
-
 @pytest.mark.parametrize(
     "members",
     [
@@ -392,39 +372,6 @@ def test_what_is_not_there_is_named(path: str) -> None:
 def test_a_folder_without_tars_is_named(tmp_path: Path) -> None:
     with pytest.raises(PackError, match=r"no \*\.tar there"):
         find_shards(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "compress"),
-    [("a.tgz", gzip.compress), ("a.tar.gz", gzip.compress), ("a.tar.bz2", bz2.compress), ("a.txz", lzma.compress)],
-)
-def test_a_compressed_tar_may_be_packed_from_a_copy(
-    name: str, compress: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The copy is made once for each state of the file, and its samples are called as those of the unpacked tar."""
-    path, copies = tmp_path / "in" / name, tmp_path / "copies"
-    path.parent.mkdir()
-    path.write_bytes(compress(b"one" * 9999))
-    (tmp_path / "in" / "b.tar").write_bytes(b"")
-    [shard, other] = find_shards(str(path.parent), copies=copies).shards
-    assert (shard.name, other.name) == ("a.tar", "b.tar")
-    assert Path(shard.path).read_bytes() == b"one" * 9999
-    state = Path(shard.path).stat()
-    assert find_shards(str(path.parent), copies=copies).shards[0] == shard
-    assert Path(shard.path).stat() == state
-    assert capsys.readouterr().out.count("1 compressed file") == 2
-    path.write_bytes(compress(b"two" * 99))
-    [again, _] = find_shards(str(path.parent), copies=copies).shards
-    assert Path(again.path).read_bytes() == b"two" * 99
-    assert not Path(shard.path).exists()
-    path.write_bytes(compress(random.Random(1).randbytes(9999))[:-99])
-    with pytest.raises(PackError, match=rf"{re.escape(name)} is damaged: .*; get it again"):
-        find_shards(str(path), copies=copies)
-    assert [file for file in copies.rglob("*") if file.is_file()] == []
-    path.with_name("a.tar").write_bytes(b"")
-    path.write_bytes(compress(b"two"))
-    with pytest.raises(PackError, match=r"a\.tar is there compressed, too"):
-        find_shards(str(path.parent), copies=copies)
 
 
 @pytest.mark.parametrize(

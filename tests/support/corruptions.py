@@ -498,5 +498,4 @@ CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str,
     ),
     "another count in the report": (change_file("report.json", grown("samples_in")), {}, {"totals": "samples_in="}),
     "no report": (lambda folder: (folder / "report.json").unlink(), {}, {"files": "report.json is missing"}),
-    "another text, by its tokens": (change(other_text, "text"), {"lengths": 1000}, {"lengths": "tokens, made again"}),
 }

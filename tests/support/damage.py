@@ -22,6 +22,8 @@ from energon_pack.verify.findings import Findings
 from support.samples import chat, picture, write_tar
 
 Members = list[tuple[str, bytes]]
+#: what damages a dataset, the options of verify, and by check the words of its defects; empty: it may have some
+Corruption = tuple[Callable[[Path], object], dict[str, Any], dict[str, str]]
 WORDS = "one two three four five six seven eight nine ten " * 8
 
 
@@ -79,12 +81,13 @@ def write_index(path: Path) -> None:
 
 
 def shard_with(folder: Path, media_type: str) -> tuple[Path, int]:
-    """A shard that has a pack of this type with several members, and where among its members that one's JSON is."""
+    """A shard with a pack of several members of this type, or with this field, and where in it that JSON is."""
     for path in sorted(folder.glob("*.tar")):
         for index, (name, data) in enumerate(read_shard(path)):
             if name.endswith(".json"):
                 value = json.loads(data)
-                if value["media_type"] == media_type and len(value["messages"]) > 1:
+                is_of_type = value.get("media_type") == media_type and len(value.get("messages", ())) > 1
+                if is_of_type or media_type in value:
                     return path, index
     raise AssertionError
 
@@ -103,11 +106,11 @@ def change(change_json: Callable[[dict[str, Any]], None], media_type: str = "ima
     return damage
 
 
-def change_files(change_members: Callable[[Members, int], object]) -> Callable[[Path], None]:
+def change_files(change_members: Callable[[Members, int], object], media_type: str = "image") -> Callable[[Path], None]:
     """Other files in one shard; the function gets them all, and where the JSON of a pack with images is."""
 
     def damage(folder: Path) -> None:
-        path, index = shard_with(folder, "image")
+        path, index = shard_with(folder, media_type)
         members = read_shard(path)
         change_members(members, index)
         write_shard(path, members)
@@ -159,6 +162,19 @@ def found(dataset: Path | str, **options: Any) -> Findings:
     return verify(dataset, Options(num_workers=1, max_errors=1000, **options))
 
 
+def is_found(
+    folder: Path, corruption: tuple[Callable[[Path], None], dict[str, Any], dict[str, str]], **more: Any
+) -> None:
+    """Damage a dataset; the checks that have to see it do, with these words, and only those that may."""
+    damage, options, expected = corruption
+    damage(folder)
+    defects = found(folder, **more, **options)
+    needed = {check for check, words in expected.items() if words}
+    assert needed <= set(defects.num_defects) <= set(expected), lines(defects)
+    for check in needed:
+        assert any(expected[check] in str(defect) for defect in defects.defects[check]), lines(defects)
+
+
 def lines(findings: Findings) -> str:
     """A line a defect, as a user sees them."""
     return "\n".join(map(str, findings.first(1000)))
@@ -166,23 +182,8 @@ def lines(findings: Findings) -> str:
 
 #: Values that a JSON may have where another type belongs.
 HOSTILE: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1.5,
-    10**30,
-    "",
-    "\ud800",
-    "a\nb",
-    [],
-    [[]],
-    [None],
-    [{}],
-    {},
-    {"a": None},
-    [1, "1"],
-]
+    None, True, -1, 0, 1.5, 10**30, "", "\ud800", "a\nb", [], [[]], [None], [{}], {}, {"a": None}, [1, "1"],
+]  # fmt: skip
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

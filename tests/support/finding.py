@@ -1,7 +1,6 @@
 """Find sources of one form, as `source=wds` and `source=jsonl` do."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from energon_pack.sources.forms import find_source
@@ -9,8 +8,8 @@ from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import Source
 
 
-def find_shards(path: str | Sequence[str], split: str | None = None, copies: Path | None = None) -> Source:
-    return find_source(SourceConfig(format="wds", split=split), path, copies)
+def find_shards(path: str | Sequence[str], split: str | None = None) -> Source:
+    return find_source(SourceConfig(format="wds", split=split), path)
 
 
 def find_lines(path: str | Sequence[str], media_root: str | None = None, **settings: Any) -> Source:

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from energon_pack.packed_seq_params import packed_seq_params
 from energon_pack.training.layout import IGNORE, Form, Member, thd
+from energon_pack.training.shapes import packed_seq_params
 from support.gpt import NUM_LAYERS, VOCABULARY, cpu_for_cuda, tiny_gpt
 from support.shards import Group, megatron_shards
 

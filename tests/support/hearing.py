@@ -1,6 +1,5 @@
 """Classes of models that hear: a small processor, and the config of a tiny model that goes with it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -133,32 +132,6 @@ def phi4(folder: Path) -> Path:
     return write_dummy(folder, "Phi4MultimodalProcessor", [*names.values()], written, files, names)
 
 
-#: of Voxtral, in short; the one that mistral-common writes takes no parts of the type `audio`
-VOXTRAL = """\
-{{- bos_token }}{%- for message in messages %}{%- if message.role == "user" %}[INST]
-{%- if message.content is string %}{{ message.content }}{%- else %}{%- for part in message.content %}
-{%- if part.type == "text" %}{{ part.text }}{%- elif part.type in ["audio", "audio_url"] %}[AUDIO]
-{%- else %}{{ raise_exception("only text and audio") }}{%- endif %}{%- endfor %}{%- endif %}[/INST]
-{%- else %}{{ message.content }}{{ eos_token }}{%- endif %}{%- endfor %}"""
-
-
-def voxtral(folder: Path) -> Path:
-    """375 tokens of each 30 seconds that a sound begins; its class looks for them under the number 24."""
-    tokens = ["[INST]", "[/INST]", "[AUDIO]", "[BEGIN_AUDIO]"]
-    files: dict[str, Values] = {
-        "preprocessor_config": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 8}
-    }
-    write_dummy(folder, "VoxtralProcessor", tokens, VOXTRAL, files)
-    values = json.loads((folder / "tokenizer.json").read_bytes())
-    letters = list(values["model"]["vocab"])
-    letters.insert(24, "[AUDIO]")
-    values["model"]["vocab"] = {letter: number for number, letter in enumerate(letters)}
-    added = sorted(values["added_tokens"], key=lambda token: str(token["content"]) != "[AUDIO]")
-    values["added_tokens"] = [{**token, "id": 256 + number if number else 24} for number, token in enumerate(added)]
-    (folder / "tokenizer.json").write_text(json.dumps(values))
-    return folder
-
-
 def _vibevoice_asr(token: Token) -> Any:
     codec: Values = {"hidden_size": 8, "num_filters": 2, "depths": [1] * 7, "vae_std": 0.0, "initializer_range": 0.1}
     edges = {"audio_bos_token_id": token("<|object_ref_start|>"), "audio_eos_token_id": token("<|object_ref_end|>")}
@@ -223,13 +196,6 @@ def _phi4(token: Token) -> Any:
     )
 
 
-def _voxtral(token: Token) -> Any:
-    sounds = {**_ENCODER, "intermediate_size": 64, "num_mel_bins": 8, "initializer_range": 0.2}
-    return tf.VoxtralConfig(
-        text_config=text_config(model_type="llama"), audio_config=sounds, audio_token_id=24, initializer_range=0.2
-    )
-
-
 def granite_speech(folder: Path) -> Path:
     """3 tokens of each 15 pairs of frames."""
     sounds: Values = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "n_mels": 8}
@@ -283,7 +249,6 @@ HEARING = {
     "MossTranscribeDiarizeForConditionalGeneration": _sounds(moss, _moss),
     "Gemma3nForConditionalGeneration": _sounds(gemma3n, _gemma3n),
     "Gemma4ForConditionalGeneration": _sounds(gemma4, _gemma4, in_double=True),
-    "VoxtralForConditionalGeneration": _sounds(voxtral, _voxtral),
     "Phi4MultimodalForCausalLM": _one_sound(phi4, _phi4, joins_sounds=False),
     "FunAsrNanoForConditionalGeneration": _one_sound(
         _processor(name="FunAsrNano", extractor="FunAsrNano", token="<|object_ref_start|>"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.templates.torchvision_shim import prepare_torchvision
+from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, Member, neat
@@ -36,6 +36,18 @@ TEXT: Values = {
 }
 MROPE: Values = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+
+
+@dataclass(frozen=True)
+class MadeEncoder:
+    """A stand-in with the encoder's attributes that `guard` reads: made members for a tiny model."""
+
+    members: list[Encoded]
+    mask: str = "positions"
+    max_token_len: int | None = None
+
+    def probe_members(self) -> list[Encoded]:
+        return self.members
 
 
 @dataclass(frozen=True)

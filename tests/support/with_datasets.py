@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from energon_pack.lazy import LazyPackedDataset
-from energon_pack.online import measure
+from energon_pack.online import prepare as preparing
 from support.given import conversations
 from support.packed import demo_config
 
@@ -64,7 +64,7 @@ def test_lengths_are_kept_by_its_fingerprint(
     def again(*_: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measure._Slices, "__getitem__", again)
+    monkeypatch.setattr(preparing._Slices, "__getitem__", again)
     assert len(packs_of(dataset, demo, tmp_path)) == len(first)
     with pytest.raises(AssertionError, match="measured again"):
         packs_of(dataset.select(range(10)), demo, tmp_path)

@@ -3,24 +3,18 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from energon_pack.samples.media.medium import Media
 from energon_pack.templates.families.asking import Asking
+from energon_pack.templates.families.stand_ins import Blank
 
 
-class Sizes:
+class Sizes(Blank):
     """Media that are their sizes."""
 
     def stand_in(self, medium: Media, num_frames: int) -> Any:
         return medium.width, medium.height
-
-    def hearing(self, extractor: Any) -> Any:
-        raise NotImplementedError
-
-    def running(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
 
 class Slow:

@@ -10,10 +10,10 @@ from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.choose import choose
 from energon_pack.templates.families import AUTO
+from energon_pack.templates.folder import class_of
 from energon_pack.templates.models import packaged_models, read_model
 from energon_pack.templates.processor import choice_of, load_saved, load_template, prepare_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.served import class_of
 from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
 from support.processors import glm4v

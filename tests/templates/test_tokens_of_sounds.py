@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
-from energon_pack.templates.families.spectrograms import by_shape
+from energon_pack.templates.families.stand_ins import by_shape
 from energon_pack.templates.full import full_processor
 from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from support import processors
-from support.hearing import VOXTRAL, voxtral
 from support.models import of_model
 from support.running import need_torchvision
 from support.samples import sound
@@ -53,30 +51,6 @@ def test_lengths_are_the_processors(tmp_path: Path, write: Callable[[Path], Path
         assert template.encode(sample).ids == full_ids(full, template, sample, made)
         ids = template.encode(sample).ids
         assert sum(number == template.token_id(token) for number in ids) == template.render(sample).num_audio_tokens
-
-
-@pytest.mark.parametrize("part", ["audio", "input_audio"])
-def test_voxtral_hears_windows_of_30_seconds(tmp_path: Path, part: str) -> None:
-    """As mistral-common 1.13.1 counts them; its own chat template takes sounds by OpenAI's name alone."""
-    written = VOXTRAL.replace('["audio", "audio_url"]', f'["{part}"]')
-    template = build(of_model("shapes", folder := voxtral(tmp_path / "processor"), chat_template=written), folder)
-    for lengths, num_tokens in (([100], 375), ([480_000], 375), ([480_001], 750), ([496_000, 200], 750 + 375)):
-        turns = [{**TURNS[0], "content": "<audio>" * len(lengths) + "What is said?"}, TURNS[1]]
-        sample = Sample(turns, [Media("audio", num_samples=length, rate=16_000) for length in lengths])
-        ids = template.encode(sample).ids
-        assert ids.count(24) == num_tokens == template.render(sample).num_audio_tokens
-        assert ids.count(template.token_id("[BEGIN_AUDIO]") or 0) == len(lengths)
-        heard = media_inputs(template.input_rules, sounds(*lengths))
-        full = full_processor(template.spec.processor)
-        assert ids == full_ids(full, template, sample, heard)
-        text = template.raw_text(sample) or "".join("[AUDIO]" for _ in lengths)
-        assert full(text=[text], return_tensors="pt", **heard)["input_features"].shape == (num_tokens // 375, 8, 3000)
-    with pytest.raises(ValueError, match=r"0 times \[AUDIO\] in the texts, and 1 sounds"):
-        full(text=["What?"], return_tensors="pt", **media_inputs(template.input_rules, sounds(99)))
-
-
-def sounds(*lengths: int) -> Prepared:
-    return Prepared(["audio"] * len(lengths), [np.zeros(length, np.float32) for length in lengths])
 
 
 def test_nobody_listens_to_them(tmp_path: Path) -> None:

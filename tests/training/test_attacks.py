@@ -17,7 +17,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.members import Encoded
-from support.tiny import TEXT, make_batch, make_members, make_model, tf
+from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, tf
 
 Attack = Callable[[Any], Any]
 Batches = Generator[dict[str, Any]]
@@ -47,11 +47,6 @@ def places(x: Tensor) -> Tensor:
 
 def the_place_in_the_row(model: Any) -> None:
     on_embeddings(model, lambda x: x + 0.1 * torch.sin(places(x)))
-
-
-def queries_that_grow_along_the_row(model: Any) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.q_proj.register_forward_hook(lambda _, __, out: out * (1 + 0.01 * places(out)))
 
 
 def angles_kept_by_shape(model: Any) -> None:
@@ -86,10 +81,6 @@ def shape(x: Tensor, _: Any) -> Any:
     return tuple(x.shape)
 
 
-def layer_alone(x: Tensor, _: Any) -> Any:
-    return x.shape if x.shape[1] < 40 else "all long ones"
-
-
 def identity(_: Tensor, given: Any) -> Any:
     return id(given["position_ids"])
 
@@ -103,21 +94,6 @@ def the_first_token_of_the_row(model: Any) -> None:
         return y
 
     on_norm(model, change)
-
-
-def the_last_token_of_the_row(model: Any) -> None:
-    """Only the first member sees what follows."""
-
-    def change(x: Tensor) -> Tensor:
-        y = x.clone()
-        y[:, :3] = y[:, :3] + 0.1 * x[:, -10:].mean(1, keepdim=True)
-        return y
-
-    on_norm(model, change)
-
-
-def the_token_before(model: Any) -> None:
-    on_embeddings(model, lambda x: x + 0.1 * x.roll(1, 1))
 
 
 def rows_of_a_batch(model: Any) -> None:
@@ -138,10 +114,6 @@ def raising_without_gradients(model: Any) -> None:
         return mixed(x)
 
     on_norm(model, change)
-
-
-def in_train(model: Any) -> None:
-    on_norm(model, lambda x: mixed(x) if model.training else x)
 
 
 def with_dropout(model: Any) -> None:
@@ -185,16 +157,8 @@ def statistics_of_earlier_batches(model: Any) -> None:
     on_norm(model, change)
 
 
-def statistics_of_the_batch(model: Any) -> None:
-    on_norm(model, lambda x: (x - x.mean((0, 1))) / (x.std((0, 1)) + 1e-3))
-
-
 def the_last_layer_alone(model: Any) -> None:
     model.model.layers[-1].mlp.register_forward_hook(lambda _, __, out: mixed(out, 0.02))
-
-
-def of_detached_values(model: Any) -> None:
-    on_norm(model, lambda x: x + 0.1 * x.detach().mean(1, keepdim=True))
 
 
 def in_the_head(model: Any) -> None:
@@ -268,10 +232,6 @@ class Turned(Function):
         return ctx.turn(grad), None
 
 
-def gradients_that_grow_along_the_row(model: Any) -> None:
-    on_norm(model, lambda x: Turned.apply(x, lambda grad: grad * (1 + 0.01 * places(grad))))
-
-
 def gradients_by_the_values_of_others(model: Any) -> None:
     def change(x: Tensor) -> Any:
         mean = x.detach().mean()
@@ -322,12 +282,12 @@ def a_loss_over_the_row(model: Any) -> None:
 
 
 ATTACKS: list[Attack] = [
-    the_place_in_the_row, queries_that_grow_along_the_row, angles_kept_by_shape, masks_kept(shape),
-    masks_kept(layer_alone), masks_kept(identity), the_first_token_of_the_row, the_last_token_of_the_row,
-    the_token_before, rows_of_a_batch, where_gradients_are_on, raising_without_gradients, in_train, with_dropout,
+    the_place_in_the_row, angles_kept_by_shape, masks_kept(shape),
+    masks_kept(identity), the_first_token_of_the_row, 
+    rows_of_a_batch, where_gradients_are_on, raising_without_gradients, with_dropout,
     without_dropout, by_chance, noise_by_the_length, every_second_call, statistics_of_earlier_batches,
-    statistics_of_the_batch, the_last_layer_alone, of_detached_values, in_the_head, a_backward_without_mask,
-    gradients_of_the_row, gradients_that_grow_along_the_row, gradients_by_the_values_of_others,
+    the_last_layer_alone, in_the_head, a_backward_without_mask,
+    gradients_of_the_row, gradients_by_the_values_of_others,
     gradients_of_a_weight_alone, a_loss_two_tokens_ahead, a_loss_over_the_row,
 ]  # fmt: skip
 
@@ -468,28 +428,12 @@ def run_all(model: Any, batches: Batches) -> None:
 # ---------------------------------------------------------------------------------------------------- images, experts
 
 
-class Members:
-    """An encoder of made members."""
-
-    max_token_len = None
-
-    def __init__(self, members: list[Encoded], mask: str = "positions"):
-        self.members, self.mask = members, mask
-
-    def probe_members(self) -> list[Encoded]:
-        return self.members
-
-
 def on_images(model: Any, change: Callable[[Tensor], Tensor]) -> None:
     model.model.visual.merger.register_forward_hook(lambda _, __, out: change(out))
 
 
 def the_last_patches(model: Any) -> None:
     on_images(model, lambda x: x + 0.1 * x[-3:].mean(0))
-
-
-def patches_in_the_middle(model: Any) -> None:
-    on_images(model, lambda x: x + 0.1 * x[len(x) // 2 - 2 : len(x) // 2 + 2].mean(0))
 
 
 def the_image_before(model: Any) -> None:
@@ -512,10 +456,6 @@ def gradients_of_all_images(model: Any) -> None:
     on_images(model, lambda x: Turned.apply(x, lambda grad: grad + 0.1 * grad.mean(0)))
 
 
-def detached_statistics_of_all_images(model: Any) -> None:
-    on_images(model, lambda x: x + 0.1 * x.detach().mean(0))
-
-
 def the_place_in_a_row_with_images(model: Any) -> None:
     model.model.language_model.register_forward_pre_hook(
         lambda _, args, given: (args, {**given, "inputs_embeds": _placed(given["inputs_embeds"])}), with_kwargs=True
@@ -534,8 +474,8 @@ def rows_with_images(model: Any) -> None:
 
 
 IMAGES = [
-    the_last_patches, patches_in_the_middle, the_image_before, images_without_boundaries, statistics_of_all_images,
-    gradients_of_all_images, detached_statistics_of_all_images, the_place_in_a_row_with_images, rows_with_images,
+    the_last_patches, the_image_before, images_without_boundaries, statistics_of_all_images,
+    gradients_of_all_images, the_place_in_a_row_with_images, rows_with_images,
 ]  # fmt: skip
 
 
@@ -544,7 +484,7 @@ def test_an_attack_on_packs_of_images_is_refused(attack: Attack) -> None:
     """Each member has an image, as in packs that are grouped by media."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    guard(model, Members(members))
+    guard(model, MadeEncoder(members))
     attack(model)
     batch = make_batch("qwen2_5_vl", [[members[1]] * 4])
     with pytest.raises(MixingError, match="mixes the members"):
@@ -555,7 +495,7 @@ def test_packs_of_text_behind_packs_of_images_are_tried() -> None:
     """The model was marked as tried."""
     model = make_model("qwen2_5_vl")
     members = make_members("qwen2_5_vl", model)
-    guard(model, Members(members))
+    guard(model, MadeEncoder(members))
     seen = [False]
     model.model.visual.register_forward_hook(lambda *_: seen.__setitem__(0, True))
     model.register_forward_pre_hook(lambda *_: seen.__setitem__(0, False))
@@ -575,10 +515,6 @@ def experts() -> Any:
 
 def a_tenth_of_the_row(model: Any) -> None:
     on_norm(model, partial(mixed, share=0.1))
-
-
-def a_hundredth_of_the_row(model: Any) -> None:
-    on_norm(model, partial(mixed, share=0.01))
 
 
 def routers_that_see_the_row(model: Any) -> None:
@@ -603,7 +539,7 @@ def losses_of_routers(model: Any) -> None:
 
 
 EXPERTS = [
-    a_tenth_of_the_row, a_hundredth_of_the_row, routers_that_see_the_row, experts_of_a_limited_capacity,
+    a_tenth_of_the_row, routers_that_see_the_row, experts_of_a_limited_capacity,
     losses_of_routers,
 ]  # fmt: skip
 

@@ -12,8 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.layout import Form, neat
-from energon_pack.training.masks import Sight
-from energon_pack.training.outline import Outline
+from energon_pack.training.masks import Outline, Sight
 from support.tiny import text_members
 
 DEVICE = torch.device("lazy")

@@ -6,7 +6,6 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,21 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
-from energon_pack.templates.full import full_processor
+from energon_pack.templates.full import full_processor, models_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
-from energon_pack.templates.served import models_of
 from energon_pack.templates.template import Template
-from energon_pack.training.chosen_rope import rope_of
+from energon_pack.training.found_rope import small_config
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Form, Member, neat, thd
-from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.model_classes import small_config
-from energon_pack.training.own_rope import OwnRope, RowsError
+from energon_pack.training.members import MemberEncoder
+from energon_pack.training.own_rope import OwnRope, RowsError, rope_of
 from energon_pack.training.rope import Rope
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 from support.samples import picture, video
-from support.tiny import tf
+from support.tiny import MadeEncoder, tf
 
 #: of classes that make arrays of tensors
 pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
@@ -229,18 +226,6 @@ def test_a_placeholder_stands_between_the_tokens_that_its_class_looks_for(dummie
         MemberEncoder(template.input_rules, rope_of("auto", template.input_rules)).check()
 
 
-@dataclass(frozen=True)
-class Members:
-    """A stand-in with the encoder's attributes that `guard` reads."""
-
-    members: list[Encoded]
-    mask: str = "positions"
-    max_token_len: int | None = None
-
-    def probe_members(self) -> list[Encoded]:
-        return self.members
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Ernie4_5_VLMoe", "Glm4v", "Qwen2_5Omni"])
 def test_a_pack_has_the_logits_of_its_members_alone(
@@ -258,7 +243,7 @@ def test_a_pack_has_the_logits_of_its_members_alone(
         config.text_config.rope_parameters["partial_rotary_factor"] = 0.5
     with torch.device("meta"):
         model = make._from_config(config)
-    assert guard(model, Members(members)).proofs[-1].is_exact
+    assert guard(model, MadeEncoder(members)).proofs[-1].is_exact
     assert ("is shown without videos" in caplog.text) == (name == "Glm4v")
     if name == "Glm4v":
-        assert guard(model, Members([members[0], *members[2:]])).proofs[-1].is_exact
+        assert guard(model, MadeEncoder([members[0], *members[2:]])).proofs[-1].is_exact

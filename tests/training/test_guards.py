@@ -1,6 +1,5 @@
 """Inputs that mix members are refused; each is shown to mix them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,19 +11,7 @@ from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError, check_inputs
 from energon_pack.training.layout import Member
 from energon_pack.training.members import Encoded
-from support.tiny import FAMILIES, FIRST_WORD, TEXT, make_batch, make_members, make_model, text_members, tf
-
-
-@dataclass(frozen=True)
-class Media:
-    """A stand-in with the encoder's attributes that `guard` reads, for a tiny model."""
-
-    members: list[Encoded]
-    mask: str = "positions"
-    max_token_len: int | None = None
-
-    def probe_members(self) -> list[Encoded]:
-        return self.members
+from support.tiny import FAMILIES, FIRST_WORD, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 
 def bad_inputs(inputs: dict[str, Any], doc_ids: torch.Tensor) -> dict[str, tuple[dict[str, Any], str]]:
@@ -83,7 +70,7 @@ def test_what_mixes_members_is_refused(case: str) -> None:
     with torch.no_grad():
         difference = (model(**bad).logits - model(**good).logits).abs().max()
     assert difference > 0.1, "this would not have mixed members"
-    handle = guard(model, Media(make_members("qwen2_5_vl", model)))
+    handle = guard(model, MadeEncoder(make_members("qwen2_5_vl", model)))
     with pytest.raises(MixingError, match=said):
         model(**bad)
     model(**good)
@@ -222,7 +209,7 @@ def test_batch_norm_that_is_trained_is_refused() -> None:
     with torch.no_grad():
         length = alone["input_ids"].shape[1]
         assert (model(**inputs).logits[:, :length] - model(**alone).logits).abs().max() > 0.01
-    guard(model, Media(members))
+    guard(model, MadeEncoder(members))
     with pytest.raises(MixingError, match="batch norm takes its statistics from all members"):
         model(**inputs)
     norm.eval()
@@ -266,7 +253,7 @@ def test_a_member_longer_than_all_packs_changes_the_angles_of_others() -> None:
     )
     with torch.no_grad():
         assert (model(**good).logits[0] - model(**bad).logits[0]).abs().max() > 0.1
-    guard(model, Media(members, max_token_len=64))
+    guard(model, MadeEncoder(members, max_token_len=64))
     model(**good)
     with pytest.raises(
         MixingError,

@@ -15,14 +15,12 @@ from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
-from energon_pack.training.calls import Calls
-from energon_pack.training.chosen_rope import rope_of
-from energon_pack.training.heard import are_heard
-from energon_pack.training.made_probe import plain_inputs
+from energon_pack.training.calls import Calls, _noise
+from energon_pack.training.encoded import are_heard
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.noise import content
-from energon_pack.training.own_rope import OwnRope
+from energon_pack.training.own_rope import OwnRope, rope_of
 from energon_pack.training.pixels import Pixels
+from energon_pack.training.probe import plain_inputs
 from energon_pack.training.proof import prove
 from support import omni, processors
 from support.models import of_model
@@ -123,7 +121,7 @@ def test_inputs_of_members_are_joined_as_the_processor_shows(template: Template,
 
 def given(template: Template) -> Iterator[Prepared]:
     (film,) = template.seen([Media("video", 96, 64, "mp4", 4, 2.0, (0, 1, 2, 3))])
-    clips = [content(template.input_rules, film, number) for number in range(3)]
+    clips = [_noise(template.input_rules, film, number) for number in range(3)]
     tracks = [track(template, seconds, 7) for seconds in (2.7, 1.3)]
     heard = [one._replace(sound=track) for one, track in zip(clips, tracks, strict=False)]
     first, last = (track(template, seconds, 8) for seconds in (0.6, 1.1))
@@ -135,7 +133,7 @@ def given(template: Template) -> Iterator[Prepared]:
 def track(template: Template, seconds: float, seed: int) -> Any:
     rate = template.rules.rate
     (sound,) = template.seen([Media("audio", num_samples=round(seconds * rate), rate=rate)])
-    return content(template.input_rules, sound, seed)
+    return _noise(template.input_rules, sound, seed)
 
 
 def _grown(value: Tensor, like: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
-"""What is shown of a class of models, kept for the next start, and what is refused with a way out."""
+"""What is shown of a class of models, and what is refused with a way out."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,7 @@ from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.shrink import shrink
-from energon_pack.training.small_model import small_model
-from energon_pack.training.token_sizes import SMALL
+from energon_pack.training.small_model import SMALL, small_model
 from support.tiny import TEXT, make_batch, make_members, make_model, text_members, tf
 
 CLASSES = {
@@ -26,12 +23,6 @@ CLASSES = {
     "OPTForCausalLM": [],
     "MambaForCausalLM": [],
 }
-
-
-@pytest.fixture
-def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "energon_pack" / "proofs"
 
 
 def config_of(name: str, **more: Any) -> Any:
@@ -184,38 +175,7 @@ def test_a_small_model_is_of_float32_and_has_few_logits() -> None:
     assert config.dtype == "bfloat16", "the user's own config was changed"
 
 
-def test_a_proof_is_kept_and_asked_again_after_a_change(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model("qwen2")
-    guard(model).remove()
-    (kept,) = proofs.iterdir()
-
-    def again(*_: Any) -> None:
-        raise AssertionError("it was kept")
-
-    monkeypatch.setattr(proof, "prove", again)
-    guard(model).remove()
-    for damaged in ("{", "[]", "{}"):  # a full disk, a kill
-        kept.write_text(damaged)
-        with pytest.raises(AssertionError, match="it was kept"):
-            guard(model)
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(proofs.parents[1]))
-    guard(model).remove()
-    assert json.loads(kept.read_bytes())[0]["mask"] == "positions"
-    model.config.num_attention_heads = 2
-    guard(model).remove()
-    assert len(list(proofs.iterdir())) == 2
-    forward = tf.models.qwen2.modeling_qwen2.Qwen2Attention.forward
-
-    def patched(self: Any, *args: Any, **keywords: Any) -> Any:
-        return forward(self, *args, **keywords)
-
-    monkeypatch.setattr(tf.models.qwen2.modeling_qwen2.Qwen2Attention, "forward", patched)
-    guard(model).remove()
-    assert len(list(proofs.iterdir())) == 3, "a patched class has the proof of the class as it was"
-
-
-def test_what_could_not_be_tried_is_tried_again(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_tried_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that was short once would have refused this class for ever."""
 
     def short(*_: Any) -> None:
@@ -226,15 +186,6 @@ def test_what_could_not_be_tried_is_tried_again(proofs: Path, monkeypatch: pytes
         with pytest.raises(MixingError, match="nothing could be tried here"):
             guard(make_model("qwen2"))
     guard(make_model("qwen2")).remove()
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "energon_pack").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    guard(make_model("qwen2")).remove()
-    assert "is not kept for the next start" in caplog.text
 
 
 def test_an_encoder_that_mixes_images_of_a_batch_is_caught() -> None:
@@ -253,7 +204,7 @@ def test_an_encoder_that_mixes_images_of_a_batch_is_caught() -> None:
         assert not prove(Leaky, model.config, members, mask)[-1].is_exact
 
 
-def test_a_class_that_leaks_is_refused_unless_it_is_trusted(proofs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_that_leaks_is_refused_unless_it_is_trusted(caplog: pytest.LogCaptureFixture) -> None:
     model = tf.OPTForCausalLM(config_of("OPTForCausalLM", word_embed_proj_dim=64, num_attention_heads=2))
     with pytest.raises(MixingError, match=r"OPTForCausalLM is not shown to keep .* nothing tried here .*trust='OPTFor"):
         guard(model)
@@ -263,7 +214,7 @@ def test_a_class_that_leaks_is_refused_unless_it_is_trusted(proofs: Path, caplog
     assert "trained all the same: trust=OPTForCausalLM" in caplog.text
 
 
-def test_a_batch_whose_mask_is_to_be_found_has_that_of_the_guard(proofs: Path) -> None:
+def test_a_batch_whose_mask_is_to_be_found_has_that_of_the_guard() -> None:
     model = make_model("gpt_oss", "eager")
     batch = make_batch("gpt_oss", [text_members(64)])
     batch.mask = "auto"

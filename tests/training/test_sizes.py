@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.training.sizes import shrink_sizes
+from energon_pack.training.shrink import shrink_sizes
 from support.tiny import tf
 
 #: a class, and where the kinds of its layers stand

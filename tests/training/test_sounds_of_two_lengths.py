@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from energon_pack.templates.build import build
-from energon_pack.training.class_proof import kept_proofs
 from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.proof import prove
-from energon_pack.training.way_out import way_out
+from energon_pack.training.proof import prove, way_out
 from support import processors
 from support.hearing import HEARING, text_config
 from support.models import of_model
@@ -65,10 +63,10 @@ def test_a_part_without_an_attention_implementation_is_seen(tmp_path: Path) -> N
     make = tf.FunAsrNanoForConditionalGeneration
     config, encoder = made(tmp_path, make.__name__)
     members = encoder.probe_members()
-    assert kept_proofs(make(config), members, "positions", "sdpa", None)[-1].is_exact
+    assert prove(make, make(config).config, members, "positions", "sdpa")[-1].is_exact
     config.adaptor_config._attn_implementation = None
     model = make(config)
-    proofs = kept_proofs(model, members, "positions", "sdpa", None)
+    proofs = prove(make, model.config, members, "positions", "sdpa")
     assert not proofs[-1].is_exact
     out = way_out(make, model.config, members, "sdpa", None, proofs)
     assert out.startswith("attn_implementation='sdpa' keeps them apart")

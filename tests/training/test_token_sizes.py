@@ -8,11 +8,9 @@ import torch
 
 from energon_pack.training.guards import guard
 from energon_pack.training.inputs import MixingError
-from energon_pack.training.members import Encoded
 from energon_pack.training.proof import prove
-from energon_pack.training.small_model import small_model
-from energon_pack.training.token_sizes import SMALL
-from support.tiny import TEXT, make_batch, text_members, tf
+from energon_pack.training.small_model import SMALL, small_model
+from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf
 
 #: a class, more of its config, and what counts tokens in it
 SIZES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
@@ -65,16 +63,9 @@ def test_what_begins_beyond_the_members_of_a_probe_is_tried(longest: int | None,
 
 def test_a_row_longer_than_the_packs_that_were_tried_is_refused() -> None:
     """Blocks are counted along the row: the third of 20 members of 60 tokens was off by 2.4, and nothing said so."""
-
-    class Encoder:
-        mask, max_token_len = "positions", 128
-
-        def probe_members(self) -> list[Encoded]:
-            return text_members(64)
-
     model = tf.MiniMaxM3VLForCausalLM(sparse()).eval()
     members = text_members(64)
-    guard(model, Encoder())
+    guard(model, MadeEncoder(text_members(64), max_token_len=128))
     model(**make_batch("llama", [members], width=150).model_inputs(model))  # its padding is no part of a pack
     with pytest.raises(MixingError, match=r"a row of 232 tokens: .* in packs of 128 tokens at most"):
         model(**make_batch("llama", [members * 8]).model_inputs(model))

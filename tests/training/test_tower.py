@@ -13,8 +13,8 @@ from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
+from energon_pack.training.masks import TOWERS
 from energon_pack.training.members import Encoded
-from energon_pack.training.outline import TOWERS
 from energon_pack.training.shapes import with_segments
 from energon_pack.training.together import moved
 from energon_pack.training.tower import Tower

@@ -12,12 +12,12 @@ from energon_pack.training.guards import Guard, MixingError, guard
 from energon_pack.training.layout import Form
 from energon_pack.training.members import Encoded
 from energon_pack.training.pack_encoder import Pack, PackEncoder
-from energon_pack.training.probe_tree import ProbeTree
+from energon_pack.training.probe import ProbeTree
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.trees import neat_trees
 from support.alone import demo_model
 from support.running import need_torchvision
-from support.tiny import FAMILIES, make_members, make_model, text_members
+from support.tiny import FAMILIES, MadeEncoder, make_members, make_model, text_members
 from support.trees import conversations, tiny_tree, with_shares
 
 MADE: dict[str, Any] = {"layout": "neat", "mask": "positions", "max_token_len": 4096, "pad_to_multiple_of": 1}
@@ -146,12 +146,4 @@ def test_a_class_that_is_not_exact_is_refused_with_a_way_out(monkeypatch: pytest
 
 
 def test_an_encoder_without_trees_tries_none() -> None:
-    model = make_model("llama")
-
-    class Plain:
-        mask, max_token_len = "positions", None
-
-        def probe_members(self) -> list[Encoded]:
-            return text_members(64)
-
-    assert guard(model, Plain()).trees is None
+    assert guard(make_model("llama"), MadeEncoder(text_members(64))).trees is None

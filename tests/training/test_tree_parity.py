@@ -18,7 +18,7 @@ from energon_pack.training.batch import PackedBatch, source_losses, total_weight
 from energon_pack.training.inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Form, loss_weights
-from energon_pack.training.probe_tree import ProbeTree, tree_batch
+from energon_pack.training.probe import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
 from energon_pack.training.trees import neat_trees, paths, refuse_unlike

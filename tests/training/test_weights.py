@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.runs import without_first
+from energon_pack.templates.tokens.added import without_first
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, neat, rows_of, thd

@@ -7,8 +7,7 @@ then assign the planned places to the items.
             └─► capped ─────► balanced                           several
 """
 
-from energon_pack.plan.bins.base import Bins
-from energon_pack.plan.bins.bounds import lower_bound, lower_bound_l2
+from energon_pack.plan.bins.base import Bins, lower_bound, lower_bound_l2
 from energon_pack.plan.bins.packing import pack_bins
 
 __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]

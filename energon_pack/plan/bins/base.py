@@ -1,6 +1,6 @@
 """Helpers of all packers: bins as flat arrays, reproducible shuffling, and dealing items to planned bins."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -92,3 +92,71 @@ def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
     order = shuffled_argsort(bin_of, seed, stream=1)
     starts = np.concatenate(([0], np.cumsum(sizes[sizes > 0])))
     return Bins(starts, items[order].astype(np.int64))
+
+
+def lower_bound(costs: AnyInts, caps: int | Ints) -> int:
+    """Return a number of bins that no packing can go below: the sum of a cost, divided by its cap.
+
+    Args:
+        costs: [n], or [k, n] for several costs; the one that needs most bins decides.
+        caps: one for each row.
+    """
+    totals = np.atleast_2d(costs).sum(axis=1, dtype=np.int64)
+    return int((-(-totals // np.atleast_1d(caps))).max())
+
+
+def lower_bound_l2(lens: AnyInts, capacity: int) -> int:
+    """Return a bound that also considers items too large to share a bin; never below `lower_bound`.
+
+    For a threshold t ≤ capacity / 2: items > capacity - t need a bin each, in which nothing ≥ t fits. Items in
+    (capacity / 2, capacity - t] need a bin each, too; items in [t, capacity / 2] can only use the room that these
+    leave, or new bins. Takes the maximum over t, on the histogram: O(n + longest length).
+
+    Source: Martello, Toth, "Lower bounds and reduction procedures for the bin packing problem", 1990.
+    """
+    return l2_of_histogram(np.bincount(lens), capacity) if len(lens) else 0
+
+
+def l2_of_histogram(histogram: Ints, capacity: int) -> int:
+    """Return `lower_bound_l2` from the number of items of each length."""
+    counts = np.concatenate(([0], np.cumsum(histogram)))  # of items < length
+    tokens = np.concatenate(([0], np.cumsum(histogram * np.arange(len(histogram)))))
+    top = len(histogram)
+
+    lengths = np.flatnonzero(histogram)
+    thresholds = np.append(lengths[lengths <= capacity // 2], 0)
+    half = min(capacity // 2 + 1, top)  # the least length such that two items do not fit into a bin
+    alone = np.minimum(capacity - thresholds + 1, top)
+    alone = np.maximum(alone, half)
+    num_alone = counts[top] - counts[alone]
+    num_large = counts[alone] - counts[half]
+    room = num_large * capacity - (tokens[alone] - tokens[half])
+    small = tokens[half] - tokens[thresholds]
+    return int((num_alone + num_large - np.minimum(-(small - room) // capacity, 0)).max())
+
+
+def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
+    """Choose the lengths whose sum is the largest that fits the room; among equal sums, the one whose last is earliest.
+
+    Stops reading `lens` when the room is filled. Bit s of `sums` says that some of the lengths so far have the sum s.
+    Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
+
+    Returns:
+        The numbers of the lengths, ascending.
+    """
+    sums, mask = 1, (1 << room + 1) - 1
+    reached: list[tuple[int, int, int]] = []  # number, length, and the sums that it was the first to reach
+    if room:
+        for number, length in enumerate(lens):
+            new = sums << length & mask & ~sums
+            if new:
+                sums |= new
+                reached.append((number, length, new))
+                if new >> room:
+                    break
+    at, chosen = sums.bit_length() - 1, []
+    for number, length, new in reversed(reached):
+        if new >> at & 1:
+            chosen.append(number)
+            at -= length
+    return chosen[::-1]

@@ -10,8 +10,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from energon_pack.plan.bins.base import Run
-from energon_pack.plan.bins.subset_sum import fullest_sum
+from energon_pack.plan.bins.base import Run, fullest_sum
 from energon_pack.run.seeded import Ints, random_keys
 
 _WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay

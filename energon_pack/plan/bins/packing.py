@@ -6,8 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import balance
-from energon_pack.plan.bins.base import Bins, Run, bins_of, count_bins, gather, narrow, shuffled_argsort
-from energon_pack.plan.bins.bounds import l2_of_histogram
+from energon_pack.plan.bins.base import (
+    Bins,
+    Run,
+    bins_of,
+    count_bins,
+    gather,
+    l2_of_histogram,
+    narrow,
+    shuffled_argsort,
+)
 from energon_pack.plan.bins.capped import pack_capped
 from energon_pack.plan.bins.drawn import drawn_fit
 from energon_pack.plan.bins.exact import exact_fit

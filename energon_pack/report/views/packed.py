@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.report.views.spans import Vocabulary, encoded
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
@@ -18,9 +18,6 @@ from energon_pack.samples.sample import Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import TokensDamaged
-
-if TYPE_CHECKING:  # a look at a pack needs no tokenizer
-    from energon_pack.report.views.spans import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ def pack_view(
     pack: Pack,
     place: Place,
     rows: Sequence[PlanRow] | None = None,
-    vocabulary: "Vocabulary | None" = None,
+    vocabulary: Vocabulary | None = None,
     max_thumbnails: int = 0,
     notes: Sequence[str] = (),
     most_read: int | None = None,
@@ -105,10 +102,8 @@ def _member(file: Bytes, pack: Pack, index: int, row: PlanRow | None, max_thumbn
     return view
 
 
-def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: "Vocabulary") -> MemberView:
+def _with_tokens(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
     """Return the view of a member with the tokens that were written."""
-    from energon_pack.report.views.member import encoded
-
     with _noting(view.notes):
         return _checked(view, encoded(view, tokens, vocabulary))
     return view

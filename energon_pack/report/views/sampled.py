@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from energon_pack.report.views.member import encoded, vocabulary_of
+from energon_pack.report.views.spans import encoded, vocabulary_of
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.samples.media.kinds import KINDS

@@ -36,8 +36,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from energon_pack.errors import PackError, one_line
 from energon_pack.run.executors import Folder
 from energon_pack.run.executors.admission import terms_of
-from energon_pack.run.executors.beside import Beside
-from energon_pack.run.executors.local import at_once
+from energon_pack.run.executors.local import LocalExecutor, at_once
 from energon_pack.run.executors.ray_cluster import cluster_of
 from energon_pack.run.executors.ray_worker import Ticket
 from energon_pack.run.executors.settings import ExecutorConfig
@@ -78,7 +77,7 @@ class RayExecutor:
 
     def __init__(self, settings: ExecutorConfig, patience: float = 600.0, slow_after: float = 30.0):
         self._settings, self._patience, self._slow_after = settings, patience, slow_after
-        self._here = Beside()
+        self._here = LocalExecutor(2)  # the process for single jobs, and this one
         self._stack = ExitStack()
         self._at_work: set[_Task] = set()
         self._run = f"energon_pack-{uuid.uuid4().hex}"

@@ -121,13 +121,6 @@ def variables_in(source: str) -> frozenset[str]:
     return frozenset(find_undeclared_variables(environment().parse(source)) - given)
 
 
-def strings_in(source: str) -> set[str]:
-    """Return the strings that a template may compare texts with."""
-    return {
-        node.value for node in environment().parse(source).find_all(jinja2.nodes.Const) if isinstance(node.value, str)
-    }
-
-
 def generates(source: str) -> bool:
     """Say whether a template has `{% generation %}` blocks, which decide what is trained."""
     return _GENERATION.search(source) is not None

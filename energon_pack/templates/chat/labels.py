@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
-from energon_pack.templates.chat.normal import last_question
+from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
 from energon_pack.templates.settings import Labels, Think
 

@@ -23,14 +23,8 @@ _LOOKED_FOR = ("user", "assistant")  # `spans` and the copies of texts look for 
 def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
     """Refuse a conversation if the template does not write the tools of its calls, or some of its turns.
 
-    Args:
-        messages: in the form that the template takes, which it does not refuse.
-
     Returns:
         Whether the template leaves out tools; if it refuses other names and texts, nothing shows that it writes them.
-
-    Raises:
-        Skip: `processor_error`.
     """
     turns = {i: _mark(i) for i, message in enumerate(messages) if message["role"] not in _LOOKED_FOR and _text(message)}
     named = [_mark(-1 - number) for number in range(len(tools or ()))]

@@ -1,6 +1,6 @@
 """A compiled chat template: renders conversations as transformers does, and finds out what the template writes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -12,11 +12,10 @@ from energon_pack.errors import PackError
 from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import parse_json
-from energon_pack.samples.sample import Message
+from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.jinja import GENERATION_MARKS, environment
 from energon_pack.templates.chat.leaves import GENERATION
-from energon_pack.templates.chat.normal import normal, reasoning_of, with_reasoning
 from energon_pack.templates.chat.watched import LooksAtText, watched
 from energon_pack.templates.settings import DATE
 
@@ -35,6 +34,37 @@ _TURN = 64
 _IS_WATCHED: ContextVar[bool] = ContextVar("is_watched", default=False)
 
 
+def normal(messages: list[Message]) -> list[Message]:
+    """Return messages without keys that are None, and with their reasoning under both names that templates read.
+
+    Keys inside tool calls and content parts stay, even if None, as in transformers.
+    """
+    return [_normal(message) for message in messages]
+
+
+def last_question(messages: Sequence[Message]) -> int:
+    """Return the number of the user's last turn; -1: there is none."""
+    return max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+
+
+def reasoning_of(message: Message) -> Any:
+    """Return the reasoning of a message, from the first key that has it; None: it has none."""
+    return next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+
+
+def with_reasoning(message: Message, text: str) -> Message:
+    """Return a message with another text as its reasoning."""
+    return {**message, **dict.fromkeys(REASONING_KEYS[:2], text)}
+
+
+def _normal(message: Message) -> Message:
+    if None in message.values():
+        message = {key: value for key, value in message.items() if value is not None}
+    if len(message) < 3 or (reasoning := reasoning_of(message)) is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
 class Renderer:
     """A chat template with its fixed variables (`bos_token`, … and the user's `chat_template_kwargs`)."""
 
@@ -44,9 +74,6 @@ class Renderer:
         Args:
             date: the ISO date that it writes.
             needs_tools: it is taken for conversations with tools alone, and may refuse all others.
-
-        Raises:
-            PackError: it is not valid Jinja.
         """
         self.source = source
         self._date = date
@@ -171,11 +198,7 @@ class Renderer:
         return self._probed(messages) is not None
 
     def _probed(self, messages: list[Message], **more: Any) -> str | None:
-        """Return what the template writes for messages of a few words; None: it refuses them.
-
-        Raises:
-            PackError: it takes more for them than anybody could wait for.
-        """
+        """Return what the template writes for messages of a few words; None: it refuses them."""
         try:
             return _filled(self._template, messages, tools=self._tools_of_questions, **self.variables, **more)
         except Unbounded as error:

@@ -1,16 +1,13 @@
 """Find the text that a chat template writes around the texts of a conversation, once for all conversations of a shape.
 
 Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
-parts differ only in their texts, and one rendering serves them all. Three tests check that a template copies:
-`copies_texts` tries texts that templates are known to treat differently, `watched.py` observes what the template does
-with the texts of a shape, and one conversation in `ONE_IN` is rendered whole and compared.
+parts differ only in their texts, and one rendering serves them all. `watched.py` proves that a template copies texts.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
-from zlib import crc32
 
 from energon_pack.samples.sample import Message
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
@@ -19,54 +16,7 @@ BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
 _TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
 _PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
 _PART_KEYS = frozenset(("type", "text"))
-_ROLES = ("system", "user", "assistant", "user", "assistant", "user", "assistant")
-#: texts that templates are known to change; `{}` stands for a text
-_LONG = "long " * 1000
-_VARIANTS = (
-    "",
-    " ",
-    "\n{}\n",
-    " {} ",
-    "{",
-    "<think>\n{}\n</think>\n\n{}",
-    "{}</think>{}",
-    "<tool_response>{}</tool_response>",
-    _LONG,
-)
-
-ONE_IN = 50
 Shape = tuple[Any, ...]
-Render = Callable[[list[Message]], str]
-
-
-def copies_texts(render: Render, literals: Iterable[str]) -> bool:
-    """Say whether a template writes all texts unchanged, whatever they are.
-
-    Renders a conversation with texts that would come out differently if the template looked at them: `_VARIANTS`, and
-    texts that begin with, end with and contain each string of the template.
-
-    Args:
-        render: renders messages; raises if the template refuses them.
-        literals: the strings in the template's source.
-    """
-    forms = [
-        *_VARIANTS,
-        *(form for literal in literals for form in (f"{literal}{{}}", f"{{}}{literal}", f"a{literal}b")),
-    ]
-    for roles in (_ROLES, _ROLES[1:]):
-        messages: list[Message] = [{"role": role, "content": "a"} for role in roles]
-        try:
-            skeleton = Skeleton(render(with_numbers(messages)), len(messages))
-        except Exception:  # it may refuse, say, a system turn; then it counts as not copying
-            continue
-        for form in forms:
-            texts = [form.replace("{}", f"text {i}") for i in range(len(messages))]
-            try:
-                if render([{**m, "content": t} for m, t in zip(messages, texts, strict=True)]) != skeleton.fill(texts):
-                    return False
-            except Exception:
-                return False
-    return True
 
 
 def shape_of(messages: Sequence[Message]) -> Shape | None:
@@ -97,11 +47,6 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
         else:
             texts += [part["text"] for part in content if part["type"] == "text"]
     return texts
-
-
-def is_compared(texts: Sequence[str]) -> bool:
-    """Say whether a conversation is also rendered whole; depends only on its texts."""
-    return crc32("".join(texts).encode(errors="surrogatepass")) % ONE_IN == 0
 
 
 def with_numbers(messages: Sequence[Message]) -> list[Message]:

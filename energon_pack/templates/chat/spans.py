@@ -18,8 +18,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
-from energon_pack.templates.chat.normal import last_question
 from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
+from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
 
 _MOST_PATTERNS = 10_000
@@ -73,11 +73,6 @@ class Spans:
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
     ) -> list[Span]:
         """Return the trained spans of these turns, ascending.
-
-        Args:
-            plain: the rendered conversation.
-            trained: numbers of messages.
-            with_calls: whether tool calls are trained.
 
         Raises:
             Skip: `processor_error` if a turn or a tool call can't be found.

@@ -5,7 +5,6 @@ the text that is rendered without marks.
 """
 
 import json
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -14,21 +13,13 @@ from typing import Any, NamedTuple
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import has_weight, says_zero, turn_weight
-from energon_pack.templates.chat.jinja import generates, strings_in
+from energon_pack.templates.chat.jinja import generates
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
 from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
 from energon_pack.templates.chat.renderer import Renderer, is_watched
-from energon_pack.templates.chat.skeleton import (
-    Shape,
-    Skeleton,
-    copies_texts,
-    is_compared,
-    shape_of,
-    texts_of,
-    with_numbers,
-)
+from energon_pack.templates.chat.skeleton import Shape, Skeleton, shape_of, texts_of, with_numbers
 from energon_pack.templates.chat.spans import Spans
-from energon_pack.templates.chat.turns import CLOSE, OPEN, SpecialTokens, Turn, put_marks, shared_beginning
+from energon_pack.templates.chat.turns import SpecialTokens, Turn, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
 from energon_pack.templates.settings import DATE, Labels, ToolCalls, TrainOn
 
@@ -46,10 +37,6 @@ class Marked(NamedTuple):
     weights: list[float]  # of each span; 0: the other text counts (`labels.prompt_weight`), but this span does not
 
 
-class ShortcutWarning(UserWarning):
-    """A template looked at texts that it was believed to copy."""
-
-
 class ChatTemplate:
     """A chat template that marks the trained parts."""
 
@@ -59,29 +46,20 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         special_tokens: Collection[str],
         date: str = DATE,
-        shortcut: bool = True,
         needs_tools: bool = False,
     ):
-        """Compile a template.
+        """Compile a template; raises PackError if it is not valid Jinja.
 
         Args:
             variables: the variables that are the same for all conversations.
             special_tokens: the tokenizer's special tokens, including the one that ends a turn.
-            date: the ISO date that it writes.
-            shortcut: whether one rendering may serve all conversations of a shape.
-            needs_tools: as in `Renderer`.
-
-        Raises:
-            PackError: it is not valid Jinja.
         """
         self.renderer = Renderer(source, variables, date, needs_tools)
         self.render = self.renderer.render
-        self._made_of = special_tokens, date, shortcut, needs_tools
+        self._made_of = special_tokens, date, needs_tools
         self._special = SpecialTokens(special_tokens)
         self._turn = self._read_turn()
         self._spans = Spans(self.render, self._turn, self._special, generates(source))
-        self._copies_texts = shortcut and copies_texts(lambda messages: self.render(messages, None), strings_in(source))
-        self._was_misread = False
         self._skeletons: dict[tuple[Shape, tuple[int, ...]], Skeleton | None] = {}
         self._variants: dict[str, ChatTemplate] = {}
 
@@ -92,16 +70,10 @@ class ChatTemplate:
         key = json.dumps(variables, sort_keys=True, default=str)
         if key not in self._variants:
             if len(self._variants) >= _MOST_VARIANTS:
-                self._was_misread = self.is_misread
                 self._variants.clear()
             renderer = self.renderer
             self._variants[key] = ChatTemplate(renderer.source, {**renderer.variables, **variables}, *self._made_of)
         return self._variants[key]
-
-    @property
-    def is_misread(self) -> bool:
-        """Whether the shortcut wrote another text than the template, and is no longer used."""
-        return self._was_misread or any(variant.is_misread for variant in self._variants.values())
 
     def render_marked(self, messages: list[Message], tools: list[Any] | None, labels: Labels = _ALL) -> Marked:
         """Do `render`, with `OPEN` and `CLOSE` around trained parts: everything in a turn that the model has to write.
@@ -113,7 +85,7 @@ class ChatTemplate:
         with_zeros = labels.prompt_weight > 0
         weights = _weights(messages, labels.train_on, with_zeros)
         texts = texts_of(messages)
-        if tools is None and self._copies_texts and not _holds_noncharacters("".join(texts)):
+        if tools is None and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
             if skeleton is not None:
                 return Marked(skeleton.fill(texts), [*weights.values()])
@@ -180,26 +152,7 @@ class ChatTemplate:
                 self._skeletons[key] = Skeleton(marked, len(texts)) if whole else None
             except (Skip, ValueError, LooksAtText):
                 self._skeletons[key] = None
-        skeleton = self._skeletons[key]
-        return skeleton if skeleton is None or self._is_right(skeleton, messages, texts) else None
-
-    def _is_right(self, skeleton: Skeleton, messages: list[Message], texts: Sequence[str]) -> bool:
-        """Say whether a skeleton gives the same text as the template; checked for one conversation in `ONE_IN`."""
-        if not is_compared(texts):
-            return True
-        try:
-            if self.render(messages, None) == skeleton.fill(texts).replace(OPEN, "").replace(CLOSE, ""):
-                return True
-        except Skip:
-            pass
-        self._copies_texts, self._was_misread = False, True
-        warnings.warn(
-            f"the chat template that begins with {self.renderer.source[:60]!r} looks at texts: from here on each"
-            " conversation is rendered whole",
-            ShortcutWarning,
-            stacklevel=2,
-        )
-        return False
+        return self._skeletons[key]
 
     def _marked(
         self,
@@ -239,7 +192,8 @@ class ChatTemplate:
         headers = {shared_beginning(prompted or last[0], head) for head, _ in (last, older)} - {lead}
         with suppress(Skip):
             head, _ = _around_first(self.render([question, calling], None), len(before))
-            headers.add(_up_to_line(shared_beginning(prompted, head), special))
+            header = shared_beginning(prompted, head)
+            headers.add(header[: max(header.rfind("\n") + 1, special.last_end(header))])
         longest_first = tuple(sorted(headers - {""}, key=len, reverse=True))
         ends = shared_beginning(last[1], older[1])
         ends = ends[: special.whole(older[1], len(ends))].strip()
@@ -272,11 +226,6 @@ def _around_first(output: str, start: int) -> tuple[str, str]:
         raise Skip(Reason.PROCESSOR_ERROR, "the chat template writes no text")
     first, last = written.marks[0].position, written.marks[-1].position
     return written.text[start:first], written.text[last:]
-
-
-def _up_to_line(text: str, special: SpecialTokens) -> str:
-    """Return a beginning, cut after its last line break or special token."""
-    return text[: max(text.rfind("\n") + 1, special.last_end(text))]
 
 
 def _holds_noncharacters(text: str) -> bool:

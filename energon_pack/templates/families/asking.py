@@ -4,43 +4,22 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.templates.families.stand_ins import Blank
 
 _BETWEEN = "\ue000"  # a private-use character: no chat, and no processor, writes it
 _ONE_AT_A_TIME = threading.Lock()  # all callers share a processor, which is changed during a call
 
 
-class MakesMedia(Protocol):
-    """Makes the stand-ins for media, of a given size, that the call gets."""
-
-    def stand_in(self, medium: Media, num_frames: int) -> Any:
-        """Make one medium.
-
-        Args:
-            num_frames: of a video.
-        """
-
-    def hearing(self, extractor: Any) -> Mapping[str, Any]:
-        """Return methods that replace methods of a feature extractor, by name."""
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Return the context in which the call runs."""
-
-
 class Asking:
     """One processor, and the stand-ins for media in its calls."""
 
-    def __init__(self, processor: Any, make: MakesMedia, settings: Mapping[str, dict[str, Any]]):
-        """Ask a processor.
-
-        Args:
-            settings: the settings of its call, by kind of media.
-        """
+    def __init__(self, processor: Any, make: Blank, settings: Mapping[str, dict[str, Any]]):
         self._processor = processor
         self._make = make
         self._settings = settings
@@ -61,10 +40,6 @@ class Asking:
             tokens: the text that the chat template writes for one medium, by kind.
             media: all media of a sample, in the order of their placeholders.
             frames: for each medium, the frames that the model sees.
-
-        Raises:
-            NotImplementedError: the processor writes media in other places.
-            Exception: any error of the processor.
         """
         around = [self._around.get(medium.kind, ("", "")) for medium in media]
         asked = [self.placeholder(medium.kind, tokens[medium.kind]) for medium in media]
@@ -103,11 +78,7 @@ class Asking:
         return True
 
     def frames(self, token: str, video: Media) -> list[int]:
-        """Return the frames that the call chooses from a video.
-
-        Args:
-            token: the text that the chat template writes for a video.
-        """
+        """Return the frames that the call chooses from a video."""
         if self._sees_all:
             return list(range(video.num_frames))
         given = {

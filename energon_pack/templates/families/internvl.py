@@ -14,11 +14,7 @@ class InternVL(MediaRules):
     """InternVL3 and its relatives in their transformers form (`-hf`)."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Read the needed settings of a processor.
-
-        Raises:
-            PackError: these are not the settings of an InternVL processor.
-        """
+        """Read the needed settings of a processor."""
         image, tokens = processor.image, processor.tokens
         self._context = tokens.get("context_image_token", "<IMG_CONTEXT>")
         self._begin, self._end = tokens.get("start_image_token", "<img>"), tokens.get("end_image_token", "</img>")

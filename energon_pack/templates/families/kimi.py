@@ -15,11 +15,7 @@ class Kimi(MediaRules):
     """Images of Kimi-VL and Kimi-K2.5."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Read the needed settings of a processor.
-
-        Raises:
-            PackError: these are not the settings of a Kimi processor.
-        """
+        """Read the needed settings of a processor."""
         image = {**processor.image, **(processor.image.get("media_proc_cfg") or {})}
         self.media_tokens = {"image": processor.tokens.get("image_token", "<|media_pad|>")}
         size = image.get("size") or {}

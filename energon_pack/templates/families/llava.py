@@ -27,11 +27,7 @@ class LlavaOneVision(MediaRules):
     """LLaVA-OneVision in its transformers form (`llava-hf`)."""
 
     def __init__(self, processor: ProcessorSettings):
-        """Read the needed settings of a processor.
-
-        Raises:
-            PackError: these are not the settings of a LLaVA-OneVision processor.
-        """
+        """Read the needed settings of a processor."""
         own, tokens = processor.processor, processor.tokens
         self.media_tokens = {
             kind: tokens.get(f"{kind}_token") or own.get(f"{kind}_token") or f"<{kind}>" for kind in ("image", "video")

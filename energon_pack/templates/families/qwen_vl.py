@@ -35,11 +35,7 @@ class QwenVL(MediaRules):
     }
 
     def __init__(self, processor: ProcessorSettings):
-        """Read the needed settings of a processor.
-
-        Raises:
-            PackError: these are not the settings of a Qwen-VL processor.
-        """
+        """Read the needed settings of a processor."""
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
         owner = str(processor.video.get("processor_class") or processor.processor.get("processor_class") or "")
         if owner.startswith(self.others):

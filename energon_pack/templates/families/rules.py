@@ -1,7 +1,7 @@
 """Base classes of a family's media rules, which give the text that one image or video becomes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -99,15 +99,7 @@ class MediaRules:
                 self.expand(media, self.frames.choose(media) if kind == VIDEO.kind else [])
 
     def expand_all(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return the result of `expand` for each of a sample's media.
-
-        Args:
-            media: all media of the sample, in the order of their placeholders.
-            frames: the frames of each.
-
-        Raises:
-            Skip: as `expand`.
-        """
+        """Return the result of `expand` for each of a sample's media."""
         return [self._expand_once(medium, tuple(chosen)) for medium, chosen in zip(media, frames, strict=True)]
 
     def placeholder(self, kind: str) -> str:
@@ -122,9 +114,6 @@ class MediaRules:
     def _expand_once(self) -> Callable[[Media, tuple[int, ...]], tuple[str, int]]:
         return lru_cache(_MOST_EXPANDED)(self.expand)
 
-    def foresee(self, images: Iterable[Media]) -> None:
-        """Receive images that `expand_all` will get later: some rules are faster with many at once."""
-
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
         """Return by kind the settings for media that the full processor's call would not have by itself; frames are
         chosen before.
@@ -137,21 +126,22 @@ class MediaRules:
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
         """Return the text that stands for one medium, and how many of its tokens hold features.
 
-        Args:
-            frames: the frames of a video that the model sees.
-
         Raises:
             Skip: `unreadable_media` for sizes that the processor refuses.
         """
         raise NotImplementedError
 
 
-def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a whole number above 0 from a processor's settings.
+class Text(MediaRules):
+    """A model without media: any tokenizer with a chat template. Samples with media are skipped."""
 
-    Raises:
-        PackError: there is none.
-    """
+    def __init__(self, processor: ProcessorSettings):
+        self.media_tokens: dict[str, str] = {}
+        self.settings: dict[str, Any] = {}
+
+
+def number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a whole number above 0 from a processor's settings; raises PackError if there is none."""
     value = settings.get(name)
     value = default if value is None else value
     value = int(value) if isinstance(value, float) and value.is_integer() else value  # 50176.0
@@ -187,11 +177,7 @@ class FrameSampling:
             raise PackError("the video settings have both fps and num_frames: one of them says how many frames")
 
     def choose(self, video: Media) -> list[int]:
-        """Return the indices of the chosen frames, ascending.
-
-        Raises:
-            Skip: `unreadable_media` if more frames are requested than there are.
-        """
+        """Return the indices of the chosen frames, ascending."""
         total = video.num_frames
         if not self.settings["do_sample_frames"]:
             return list(range(total))

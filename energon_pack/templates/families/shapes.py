@@ -16,11 +16,10 @@ from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.families.asking import Asking, part_of
-from energon_pack.templates.families.made_media import Blank, Meta
 from energon_pack.templates.families.rules import SAMPLING, FrameSampling, MediaRules, ProcessorSettings
+from energon_pack.templates.families.stand_ins import Blank, Meta
 from energon_pack.templates.families.steps import Steps
-from energon_pack.templates.full import full_processor
-from energon_pack.templates.quiet import errors_only
+from energon_pack.templates.full import errors_only, full_processor
 
 _MOST_KNOWN = 100_000  # lists of sizes whose answers are kept
 _AT_ONCE = 32  # media in one call
@@ -34,14 +33,10 @@ _Question = tuple[tuple[Media, ...], tuple[tuple[int, ...], ...]]
 class Shapes(MediaRules):
     """Counts media of a model without a family in this package: it calls the model's processor with shapes."""
 
-    _make: Any = Meta()
+    _make: Blank = Meta()
 
     def __init__(self, processor: ProcessorSettings):
-        """Load the processor, and find the placeholder that it takes for each kind.
-
-        Raises:
-            PackError: the processor can't be loaded, or can't be asked.
-        """
+        """Load the processor, and find the placeholder that it takes for each kind."""
         try:
             full = full_processor(processor)
         except Exception as error:  # any class of any processor may be behind it
@@ -82,11 +77,7 @@ class Shapes(MediaRules):
         self._independent: dict[str, bool] = {}  # by kind
 
     def try_out(self) -> None:
-        """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest.
-
-        Raises:
-            PackError: the processor chooses frames by its own rule.
-        """
+        """Check that the processor follows `media.fps` and `media.num_frames`; `__init__` checks the rest."""
         sampling = self._call_settings["sampling"]
         name = next((name for name in ("num_frames", "fps") if sampling.get(name)), None)
         if name is None or VIDEO.kind not in self.media_tokens:
@@ -115,20 +106,6 @@ class Shapes(MediaRules):
     def around(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> tuple[str, str]:
         return self._known_or_asked(media, frames)[1] if media else self._around_text
 
-    def foresee(self, images: Iterable[Media]) -> None:
-        """Ask for coming images, many in a call, if the text of an image does not depend on the other images."""
-        if not self._are_independent(IMAGE.kind):
-            return
-        waiting = [image for image in dict.fromkeys(images) if ((image,), ((),)) not in self._known]
-        for start in range(0, len(waiting), _AT_ONCE):
-            asked = tuple(waiting[start : start + _AT_ONCE])
-            try:
-                answers, around = self._ask(asked, ((),) * len(asked))
-            except Exception:  # any class of any processor may be behind it; then images are asked for one by one
-                continue
-            for image, answer in zip(asked, answers, strict=True):
-                self._remember(((image,), ((),)), ([answer], around))
-
     def _known_or_asked(self, media: Sequence[Media], frames: Sequence[Sequence[int]]) -> _Answers:
         chosen = tuple(map(tuple, frames))
         kinds = {medium.kind for medium in media} | {"sound" for medium in media if medium.is_heard}
@@ -140,7 +117,10 @@ class Shapes(MediaRules):
                 return self._steps(media[0].num_samples)
             key = tuple(media), chosen
             if key not in self._known:
-                self._remember(key, self._ask(*key))
+                answers = self._ask(*key)
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = answers
             return self._known[key]
         except Exception as error:  # the processor refuses the sample
             raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {_sizes(media)}: {one_line(error)}") from None
@@ -153,11 +133,6 @@ class Shapes(MediaRules):
             return self._ask((Media(AUDIO.kind, num_samples=num_samples, rate=self.rate),), ((),))
 
         return Steps(ask, lambda answers: len(answers[0][0][0]))
-
-    def _remember(self, key: _Question, answers: _Answers) -> None:
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = answers
 
     def _are_independent(self, kind: str) -> bool:
         """Say whether the text of a medium is the same beside other media of its kind; asked once for each kind."""

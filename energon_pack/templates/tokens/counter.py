@@ -16,17 +16,17 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-from energon_pack.templates.tokens.added import AddedTokens
-from energon_pack.templates.tokens.doubts import doubtful
+from energon_pack.templates.tokens.added import AddedTokens, Ids, Ranges
 from energon_pack.templates.tokens.pieces import Pieces
-from energon_pack.templates.tokens.runs import Ids, Ranges
 from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
 
 Spans = Sequence[tuple[int, int]]
@@ -35,6 +35,10 @@ Count = Callable[[list[str]], list[int]]
 _FAR_BACK = 60  # most characters from the start of a span back to an added token
 _MOST_HEADERS = 4
 _WORTH_AN_ENGINE = 5_000_000  # characters
+
+_EMOJI = range(0x1F000, 0x1FB00)  # symbols, or unassigned in old tables: never letters, numbers or spaces
+_CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have, too
+_LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # some tokenizers match these in contractions
 
 
 class CountingError(ValueError):
@@ -50,9 +54,6 @@ class TokenCounter:
         Args:
             engine: `auto` (after many texts gigatoken, if it is installed), `words`, `gigatoken`, or `tokenizers`:
                 then nothing is counted here.
-
-        Raises:
-            CountingError: an engine that is set by name is not installed, or not right for this tokenizer.
         """
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
@@ -78,9 +79,6 @@ class TokenCounter:
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
         """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
         reference.
-
-        Args:
-            texts: each with its spans, ascending ranges of characters.
         """
         if self.engine == "tokenizers":
             return [None] * len(texts)
@@ -114,11 +112,7 @@ class TokenCounter:
         return results
 
     def tokens(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Ids, Ranges] | None]:
-        """Return the ids of each text, and for each span the range of tokens that begin in it; None: ask the reference.
-
-        Args:
-            texts: as for `count`.
-        """
+        """Return the ids of each text, and the range of tokens that begin in each span; None: ask the reference."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         cuts = self._all_cuts(texts)
@@ -254,3 +248,25 @@ def _first_wrong(tokenizer: Tokenizer, count: Count) -> str | None:
         if number != expected:
             return f"it counts {number} tokens in {text!r}, the reference {expected}"
     return None
+
+
+def doubtful(texts: Sequence[str]) -> set[int]:
+    """Return the indices of texts with a doubtful character."""
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = list(accumulate(map(len, texts)))
+    return set(np.searchsorted(ends, np.flatnonzero(_is_doubtful()[codes]), side="right").tolist())
+
+
+@lru_cache(maxsize=1)
+def _is_doubtful() -> npt.NDArray[np.bool_]:
+    """Return for each code point whether it is doubtful: newer than Unicode 3.2.
+
+    Python contains that table, so the result is the same everywhere.
+    """
+    category = unicodedata.ucd_3_2_0.category
+    is_doubtful = np.ones(0x110000, bool)
+    is_doubtful[:0x20000] = np.array([*map(category, map(chr, range(0x20000)))]) == "Cn"
+    for old in (_EMOJI, _CJK):
+        is_doubtful[old.start : old.stop] = False
+    is_doubtful[list(map(ord, _LOWER_CASE_OF_OTHERS))] = True
+    return is_doubtful

@@ -10,8 +10,7 @@ from itertools import product
 
 from tokenizers import Tokenizer
 
-from energon_pack.templates.tokens.added import AddedTokens
-from energon_pack.templates.tokens.runs import Ranges, token_ranges
+from energon_pack.templates.tokens.added import AddedTokens, Ranges, token_ranges
 
 #: approximate characters of a text that is cut, and of its pieces
 LONG = 100_000
@@ -31,9 +30,6 @@ class Pieces:
 
     def count(self, text: str, spans: Ranges) -> tuple[int, int] | None:
         """Count the tokens of a text, and those that begin in its spans, except the text's first.
-
-        Args:
-            spans: ascending ranges of characters.
 
         Returns:
             The two counts; None: the text is not long, or can't be cut.

@@ -26,7 +26,6 @@ _ASCII_OF = {
 _CLASS = re.compile(r"\\p\{(\w+)\}")
 #: nested sets and the like, which are not supported
 _HARD = re.compile(r"&&|--|\|\||~~|\\[P\[\]]|\[[^\]]*\[")
-_SHORT = 40  # characters; texts between added tokens up to this are remembered whole
 
 #: texts on which tokenizers were seen to differ
 HOSTILE = [
@@ -55,7 +54,6 @@ class WordTokens:
             token: chr(number) for token in added.all if (number := tokenizer.token_to_id(token)) is not None
         }
         self._of_word: dict[str, str] = {}
-        self._of_short: dict[str, str] = {}
 
     def count(self, texts: list[str]) -> list[int]:
         """Count the tokens of each text."""
@@ -71,18 +69,8 @@ class WordTokens:
     def _ids(self, text: str) -> str:
         between = self._split(text)
         ids = [self._of_token[token] for token in between[1::2]]
-        made = [self._of_plain(plain) for plain in between[::2]]
+        made = [self._of_words(plain) for plain in between[::2]]
         return "".join([each for pair in zip(made, ids, strict=False) for each in pair]) + made[-1]
-
-    def _of_plain(self, text: str) -> str:
-        if len(text) > _SHORT:
-            return self._of_words(text)
-        found = self._of_short.get(text)
-        if found is None:
-            if len(self._of_short) > _MOST_WORDS:
-                self._of_short.clear()
-            found = self._of_short[text] = self._of_words(text)
-        return found
 
     def _of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)

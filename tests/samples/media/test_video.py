@@ -2,21 +2,16 @@
 
 import io
 import os
-import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.config import DatasetYaml, PackConfig
-from energon_pack.pack import pack
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
@@ -29,11 +24,9 @@ from energon_pack.templates.families.rules import ProcessorSettings
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
-from energon_pack.verify import Options, verify
-from energon_pack.verify.videos import decoded_by_energon, decoded_by_us
 from support.models import of_model
 from support.running import ROOT, need_torchvision
-from support.samples import video, write_tar
+from support.samples import video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
@@ -317,74 +310,3 @@ def test_two_thousand_decodes_end(real: Path, tmp_path: Path, log: str) -> None:
     finally:
         for process in processes:
             process.kill()
-
-
-# ----------------------------------------------------------------------------------------------- and by Energon's own
-
-
-def encoded(codec: str, format: str, num_b_frames: int = 0) -> bytes:
-    """40 frames of rising grey, a keyframe each 10; the nth is n seconds / 10 after the first."""
-    file = io.BytesIO()
-    with av.open(file, "w", format=format) as container:
-        try:
-            stream = container.add_stream(codec, rate=10)
-        except av.codec.codec.UnknownCodecError:
-            pytest.skip(f"this PyAV has no {codec}")
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.gop_size, stream.codec_context.max_b_frames = 10, num_b_frames
-        for i in range(40):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), 6 * i, np.uint8), "rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("codec", "format", "num_b_frames", "expected"),
-    [
-        ("mpeg4", "mp4", 0, None),
-        ("mpeg4", "avi", 0, None),
-        ("libx264", "mp4", 2, None),
-        ("libx264", "matroska", 2, None),
-        ("libx264", "avi", 0, "frame 11 (at 1.20 s), gives the one at 2.20 s"),  # a keyframe further
-        ("mpeg4", "avi", 2, "frame 5 (at 0.60 s), gives the one at 1.10 s"),
-    ],
-)
-def test_where_energons_reader_goes_astray(codec: str, format: str, num_b_frames: int, expected: str | None) -> None:
-    """Energon 7.4.1 seeks by the container's index, whose times are no times of frames in such AVIs."""
-    pytest.importorskip("megatron.energon")
-    data = encoded(codec, format, num_b_frames)
-    medium = probe(io.BytesIO(data))
-    times, ours = decoded_by_us(medium, data)
-    assert (len(times), ours) == (40, [])
-    theirs = list(decoded_by_energon(times, data))
-    assert len(theirs) == (expected is not None)
-    assert not expected or expected in theirs[0]
-    fewer = decoded_by_us(replace(medium, num_frames=41), data)[1]
-    assert fewer == ["40 frames decode, its header says 41"]
-
-
-def test_the_clip_that_energon_may_not_read(
-    real: Path, config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """In 1 of 4 packs of video_demo, AVDecoder raised `[Errno 1] Operation not permitted`; verify called it good.
-
-    A defect where the dataset leaves decoding to Energon, else a line beside: ours takes bytes, and reads it well.
-    """
-    source = tmp_path / "source"
-    source.mkdir()
-    with tarfile.open(real / "wds" / "video_demo" / "video_demo-000000.tar") as tar:
-        names = [name for name in tar.getnames() if re.match("video_demo_00000[13]", name)]
-        clips = {name: cast("IO[bytes]", tar.extractfile(name)).read() for name in names}
-    write_tar(source / "clips.tar", clips)
-    avi = next(data for name, data in clips.items() if name.endswith(".avi"))
-    from megatron.energon.av import AVDecoder
-
-    with pytest.raises(PermissionError, match="Operation not permitted"):
-        AVDecoder(io.BytesIO(avi)).get_video_clips([(240, 240)], video_unit="frames")
-    for how in DatasetYaml:
-        pack(config(source, output__name=how.value, output__dataset_yaml=how, packing__max_token_len=32768))
-        found = verify(tmp_path / "out" / how.value, Options(decode=True))
-        (line,) = [str(defect) for defect in found.defects.get("decode", [])] + found.notes
-        assert "clips.tar/video_demo_000001: s000.v00.avi: Energon's AVDecoder, asked for frame 76" in line
-        assert found.num_defects.total() == (how is DatasetYaml.crude)
-        assert found.num_looked_at["decode"] == 2

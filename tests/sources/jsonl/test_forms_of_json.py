@@ -1,19 +1,13 @@
 """JSON that is no plain JSONL: one object, compressed files, meta files of other tools."""
 
-import bz2
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.pack import pack
-from energon_pack.sources.compressed import plain_copies
-from energon_pack.sources.forms import find_source
-from energon_pack.sources.settings import Compressed, Format, SourceConfig
+from energon_pack.sources.settings import Format
 from support.finding import find_lines
 from support.packed import Make, json_lines, packed, samples
 from support.running import command_here
@@ -68,32 +62,6 @@ def test_a_list_that_ends_early_costs_its_rest(tmp_path: Path) -> None:
     *whole, last = elements(path)
     assert whole == SAMPLES[: len(whole)]
     assert (len(whole), last) == (1, "invalid_json")
-
-
-def zstd(data: bytes) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(out, "zstd") as stream:
-        stream.write(data)
-    return bytes(out.getvalue())
-
-
-@pytest.mark.parametrize(("ending", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("zst", zstd)])
-def test_compressed_lines_are_packed_from_a_copy(ending: str, compress: Any, config: Make, tmp_path: Path) -> None:
-    """`source.compressed=copy` was said to help, and the same refusal came again."""
-    (tmp_path / "in").mkdir()
-    text = "".join(f"{json.dumps(sample)}\n" for sample in SAMPLES).encode()
-    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text))
-    figures = pack(config(tmp_path / "in", source__compressed=Compressed.copy))
-    assert figures["samples_packed"] == 3
-    with pytest.raises(PackError, match=r"source\.compressed=copy packs a copy"):
-        find_lines(str(tmp_path / "in"))
-    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text)[:-12])
-    with pytest.raises(PackError, match="is damaged"):
-        plain_copies([str(tmp_path / f"in/a.jsonl.{ending}")], tmp_path / "copies")
-    (tmp_path / "in/a.jsonl").write_bytes(text)  # both would have the same ids
-    (tmp_path / f"in/a.jsonl.{ending}").write_bytes(compress(text))
-    with pytest.raises(PackError, match=r"a\.jsonl is there compressed, too"):
-        find_source(SourceConfig(format="jsonl"), str(tmp_path / "in"), tmp_path / "copies")
 
 
 def write_lines(folder: Path, *names: str) -> None:

@@ -1,17 +1,14 @@
-"""What frameworks' real code trains of our own conversations, beside what we train. As a command: `--help`.
+"""What frameworks' real code trains of our own conversations, beside what we train.
 
     conversations ──ours, prefix, trl, ms-swift, LLaMA-Factory──► tokens with weights ──judge──► rows that differ
 
 Where a source has our ids, what all of them train has to be trained, and nothing that none of them trains.
 """
 
-import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
@@ -20,11 +17,10 @@ from typing import Any
 
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.template import Template
-from support.labels.conversations import conversations, weighted
 from support.labels.environments import run
-from support.labels.folders import build_template, has_real_folder
+from support.labels.folders import build_template
 from support.labels.prefix import Prefix
-from support.labels.truth import Ours, folder_of, names, render, sample_of, shown
+from support.labels.truth import Ours, render, sample_of, shown
 
 Row = dict[str, Any]
 
@@ -214,46 +210,3 @@ def judge_template(name: str, folder: Path, rows: list[Row], frameworks: dict[st
             yield Judged(label, "media", f"{ours.media_labels} labels")
             continue
         yield judge(label, tokens, sources, media_ids)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--template", action="append")
-    parser.add_argument("--row", help="the id of a conversation")
-    parser.add_argument("--show", type=int, default=0)
-    parser.add_argument("--weights", action="store_true", help="the weighted conversations, by prefix alone")
-    parser.add_argument("--prefix", action="store_true", help="no frameworks: transformers alone")
-    parser.add_argument("--real", action="store_true", help="the ten real folders alone")
-    parser.add_argument("--where", type=Path, default=Path("/tmp/truth_folders"), help="where folders are made")
-    chosen = parser.parse_args(arguments)
-    rows = weighted() if chosen.weights else conversations()
-    total: Counter[str] = Counter()
-    for name in chosen.template or names():
-        if chosen.real and not has_real_folder(name):
-            continue
-        folder = folder_of(name, chosen.where)
-        made: dict[str, Any] = {}
-        failed: list[str] = []
-        if not (chosen.prefix or chosen.weights):
-            made, failed = rows_of_frameworks(name, folder, rows, chosen.where / "rows")
-        wanted = [row for row in rows if chosen.row in (None, row["id"])]
-        judged = list(judge_template(name, folder, wanted, made))
-        counts = Counter(item.status for item in judged)
-        used = Counter(source for item in judged for source in item.same_ids)
-        total += counts
-        print(f"{name}: {dict(counts)} by {dict(used)}", *(f"\n  not run: {line}" for line in failed), flush=True)
-        skipped = Counter(item.detail[:100] for item in judged if item.status == "skipped")
-        for detail, number in skipped.items():
-            print(f"  {number} skipped: {detail}")
-        wrong = [item for item in judged if item.status in ("labels", "text", "media", "words")]
-        print("  wrong:", *(f"{item.name.partition('/')[2]}:{item.status}" for item in wrong))
-        for item in wrong[: chosen.show]:
-            print(f"  {item.name} {item.status} {item.detail}\n    ours:   {item.ours}")
-            for source, text in item.sources.items():
-                print(f"    {source}: {text}")
-    print(f"total: {dict(total)} of {len(rows)} conversations")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

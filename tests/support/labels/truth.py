@@ -1,4 +1,4 @@
-"""What real frameworks train, row by row, beside what we train; `support.labels.show_truth` is the command.
+"""What real frameworks train, row by row, beside what we train.
 
     a row of ../shared/real/labels/truth + its conversation ──check──► Verdict
 
@@ -21,7 +21,7 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
-from support.labels.folders import build_template, download_trl, has_real_folder, make_folder
+from support.labels.folders import build_template, has_real_folder
 from support.running import REAL
 
 Row = dict[str, Any]
@@ -266,10 +266,3 @@ def rows_of(name: str, folder: Path, **labels: Any) -> Iterator[Verdict]:
     template, spoken = build_template(name, folder, **labels), conversations()
     for row in truth_of(name):
         yield check(template, row, spoken[row["id"]])
-
-
-def folder_of(name: str, where: Path) -> Path:
-    """The processor's folder of a template; made where it is none of the real ones."""
-    if has_real_folder(name):
-        return REAL / "processors" / name
-    return make_folder(name, download_trl(where / "trl"), where / "made")

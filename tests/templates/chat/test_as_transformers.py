@@ -142,7 +142,7 @@ def test_a_date_of_llama_3_is_the_one_it_falls_back_to() -> None:
     assert ChatTemplate(source, {}, SPECIAL).render(answered(), None).startswith("26 Jul 2024<|im_start|>")
 
 
-@pytest.mark.parametrize("date", ["today", "2024-02-30", "26 Jul 2024", ""])
+@pytest.mark.parametrize("date", ["2024-02-30", ""])
 def test_what_is_no_date_is_refused_by_name(date: str) -> None:
     with pytest.raises(PackError, match=re.escape(f"model.date={date}: no date")):
         ModelConfig(date=date).check()
@@ -151,7 +151,7 @@ def test_what_is_no_date_is_refused_by_name(date: str) -> None:
     assert datetime.date.fromisoformat(ModelConfig().date)
 
 
-@pytest.mark.parametrize("written", ["{{ ['a', 'b'] | random }}", "{{ messages | random }}", "{{ lipsum() }}"])
+@pytest.mark.parametrize("written", ["{{ messages | random }}", "{{ lipsum() }}"])
 def test_what_is_written_by_chance_is_refused(written: str) -> None:
     """Jinja has both; measuring and writing would render other texts, and the same source give other bytes."""
     with pytest.raises((PackError, Skip), match="writes by chance"):

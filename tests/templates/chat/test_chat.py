@@ -175,7 +175,8 @@ def test_switches_of_a_turn(key: str, value: object, is_trained: int) -> None:
 )
 def test_which_templates_are_known_to_copy_texts(source: str, expected: bool) -> None:
     """A wrong yes would write what the template does not; a wrong no costs time."""
-    assert ChatTemplate(source, {}, SPECIAL)._copies_texts is expected
+    skeleton = ChatTemplate(source, {}, SPECIAL)._skeleton(turns("a", "b"), ["a", "b"], (1,))
+    assert (skeleton is not None) is expected
 
 
 @pytest.mark.parametrize("source", [CHATML, PARTS_ONLY, GEMMA, THINKING])

@@ -10,10 +10,9 @@ import jinja2
 import pytest
 
 from energon_pack.samples.skip import Skip
-from energon_pack.templates.chat import skeleton
 from energon_pack.templates.chat.jinja import environment
 from energon_pack.templates.chat.skeleton import with_numbers
-from energon_pack.templates.chat.template import ChatTemplate, ShortcutWarning
+from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.chat.watched import LooksAtText, watched
 
@@ -86,18 +85,11 @@ COPYING = (
     "{{ m.content if m.content is defined and m.content is not none and m.content != none else '' }}",
     "{% if messages[loop.index0 - 1].role != 'tool' and messages | length > 0 %}{{ m.content }}{% endif %}",
     "{% if m.tool_calls and m.content %}{{ raise_exception('calls') }}{% endif %}{{ m.content }}",
-    "{% for k, v in m.items() %}{{ v if k == 'content' }}{% endfor %}",
-    "{{ (messages | selectattr('role', 'equalto', 'user') | list | length) }}{{ m.content | default('') | string }}",
 )
 
 
 def conversation(question: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": "An answer."}]
-
-
-def render_all(template: ChatTemplate, asked: list[list[dict[str, Any]]]) -> None:
-    for messages in asked:
-        template.render_marked(messages, None)
 
 
 def by_jinja(source: str, messages: list[dict[str, Any]]) -> str:
@@ -135,31 +127,9 @@ def test_a_template_that_copies_texts_is_asked_once_for_all_of_a_shape(body: str
     """A wrong yes costs time: measuring takes several times as long."""
     source = CHATML.replace("BODY", body)
     template = ChatTemplate(source, {}, SPECIAL)
-    assert template._copies_texts
     found = template._skeleton(conversation("a"), ["a", "An answer."], (1,))
     assert found is not None
     marked = found.fill(["b", "c"])
     assert marked.replace(OPEN, "").replace(CLOSE, "") == by_jinja(
         source, [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     )
-
-
-def test_one_in_fifty_is_rendered_whole_and_ends_the_shortcut_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last belt, for what neither the trial texts nor the guards see."""
-    template = ChatTemplate(CHATML.replace("BODY", COPY), {}, SPECIAL)
-    assert template._skeleton(conversation("a"), ["a", "An answer."], (1,)) is not None
-    template.renderer._template = environment().from_string(CHATML.replace("BODY", when("m.content | length > 100")))
-    asked = [conversation(f"{number}" + "x" * 100) for number in range(300)]
-    with pytest.warns(ShortcutWarning, match="looks at texts"):
-        render_all(template, asked)
-    assert template.is_misread
-    assert not template._copies_texts
-    for messages in asked:
-        assert "NOTE" in template.render_marked(messages, None).text
-
-
-def test_which_conversation_is_compared_is_said_by_its_texts_alone() -> None:
-    """Another number of workers would else find, or miss, another template."""
-    compared = [text for text in map(str, range(5000)) if skeleton.is_compared([text, "An answer."])]
-    assert 60 < len(compared) < 140
-    assert compared == [text for text in map(str, range(5000)) if skeleton.is_compared([text, "An answer."])]

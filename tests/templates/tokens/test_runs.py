@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from energon_pack.templates.tokens.runs import Runs, grow, token_ranges
+from energon_pack.templates.tokens.added import Runs, grow, token_ranges
 
 PAD, OTHER = "<|pad|>", "<|video|>"
 

@@ -1,23 +1,29 @@
-"""Make the members of a trial: short conversations and media of several sizes, whose content training draws at random.
+"""Say how tokens and media become a model's inputs, and make the members of a trial.
 
-A processor is tried with the media, before its calls for many members are joined; a model is tried with the members.
+They are short conversations and media of several sizes, whose content training draws at random. A processor is tried
+with the media, before its calls for many members are joined; a model is tried with the members.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, Trial
+from energon_pack.run.plain_data import plain
+from energon_pack.run.user_cache import version_of
+from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
+from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.identity import TemplateSpec
-from energon_pack.templates.member_tokens import Tokenizing
+from energon_pack.templates.member_tokens import MemberTokenizer, tokens_of
 from energon_pack.templates.sample import Sample
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
@@ -30,16 +36,66 @@ _SOUNDS = ([0.7], [2.3], [1.1, 0.4])
 #: seconds of the sound of a member for a model, of a second one, which pads the first, and of a video's
 _SHORT, _LONG = 1.2, 2.7
 
+#: texts by which tokenizers are compared
+_TEXTS = (
+    "The 3 quick foxes jump over 12,345.67 lazy dogs.",
+    "def f(x):\n\treturn {'a': x}  # ☃",
+    "你好世界 Größe €",
+)
 
-class TrialTemplate(Tokenizing, Protocol):
+
+class TrialTemplate(MemberTokenizer, Protocol):
     """What a trial asks: a `Template`."""
 
     rules: MediaRules
     spec: TemplateSpec
+    factor: int
+    looks: dict[str, Look]
     media_tokens: dict[str, str]
+    special: list[str]
 
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def token_id(self, token: str) -> int | None: ...
+    def ids_of(self, text: str) -> list[int]: ...
     def num_features(self, media: Sequence[Media]) -> list[int]: ...
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]: ...
+
+
+def input_rules_of(template: TrialTemplate) -> InputRules:
+    """Return what training needs of a template."""
+    spec, rules = template.spec, template.rules
+    names = rules.holders
+    known = dict.fromkeys([*template.special, *spec.processor.tokens.values(), *names.values()])
+    ids = {text: number for text in known if (number := template.token_id(text)) is not None}
+    types = [(medium.token_type, ids.get(names[kind])) for kind, medium in KINDS.items() if kind in names]
+    return InputRules(
+        folder=spec.processor.folder,
+        transformers=version_of("transformers"),
+        kwargs=spec.processor.kwargs,
+        tokens=spec.processor.tokens,
+        token_ids=ids,
+        num_ids=template.vocabulary_size,
+        settings={
+            IMAGE.kind: spec.processor.image,
+            VIDEO.kind: spec.processor.video,
+            AUDIO.kind: spec.processor.audio,
+        },
+        media_tokens=template.media_tokens,
+        types=types,
+        placeholders={kind: rules.placeholder(kind) for kind in rules.media_tokens},
+        call_settings=rules.call_settings(spec.processor),
+        nests_images=rules.nests_images,
+        hears_videos=rules.hears_videos,
+        rate=rules.rate,
+        is_asked=spec.family in ASKED,
+        looks=template.looks,
+        media={**plain(spec.media), "factor": template.factor},
+        trial=trial_of(template),
+        texts=[(text, template.ids_of(text)) for text in _TEXTS],
+        tokenize=partial(tokens_of, template),
+    )
 
 
 def trial_of(template: TrialTemplate) -> list[Trial]:

@@ -1,0 +1,65 @@
+"""The public names and the modules that define them: type checkers and editors read this, and so does __init__.py."""
+
+from energon_pack.automodel import PackRows as PackRows
+from energon_pack.automodel import check_automodel as check_automodel
+from energon_pack.config.compose import compose_config as compose_config
+from energon_pack.config.schema import PackConfig as PackConfig
+from energon_pack.dataset.manifest import read_manifest as read_manifest
+from energon_pack.dataset_encoder import pack_encoder as pack_encoder
+from energon_pack.errors import PackError as PackError
+from energon_pack.errors import SamplesLost as SamplesLost
+from energon_pack.flavors import MultiMixQASample as MultiMixQASample
+from energon_pack.flavors import PackedCaptioningSample as PackedCaptioningSample
+from energon_pack.flavors import PackedMultiMixQASample as PackedMultiMixQASample
+from energon_pack.lazy import LazyPackedDataset as LazyPackedDataset
+from energon_pack.loading import cookers as cookers
+from energon_pack.loading import make_part_filter as make_part_filter
+from energon_pack.loading import make_sample_loader as make_sample_loader
+from energon_pack.loading import train_arguments as train_arguments
+from energon_pack.on_disk import PackedDataset as PackedDataset
+from energon_pack.pack import pack as pack
+from energon_pack.packed_with import load_template as load_template
+from energon_pack.reading import PacksInOrder as PacksInOrder
+from energon_pack.reading import PackStream as PackStream
+from energon_pack.reading import positions_of as positions_of
+from energon_pack.samplers import LengthGroupedSampler as LengthGroupedSampler
+from energon_pack.samplers import PackSampler as PackSampler
+from energon_pack.samples.flavors.multi_mix_qa import PackedMultiMixQA as PackedMultiMixQA
+from energon_pack.samples.media.medium import Media as Media
+from energon_pack.samples.media.medium import MediaFormat as MediaFormat
+from energon_pack.samples.media.medium import Medium as Medium
+from energon_pack.samples.member import MemberInput as MemberInput
+from energon_pack.samples.options import options_of as options_of
+from energon_pack.sources.shard import JsonlShard as JsonlShard
+from energon_pack.steps.journal import Consumed as Consumed
+from energon_pack.steps.journal import Journal as Journal
+from energon_pack.steps.topology import ranks_here as ranks_here
+from energon_pack.streaming import StreamingPackedDataset as StreamingPackedDataset
+from energon_pack.task_encoder import EncodedPack as EncodedPack
+from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
+from energon_pack.task_encoder import inputs_of as inputs_of
+from energon_pack.templates.full import prepare_torchvision as prepare_torchvision
+from energon_pack.templates.member_tokens import sample_of as sample_of
+from energon_pack.templates.sample import Sample as Sample
+from energon_pack.templates.template import Template as Template
+from energon_pack.trainers.check import check_trainer as check_trainer
+from energon_pack.trainers.loss import weighted as weighted
+from energon_pack.training.batch import PackedBatch as PackedBatch
+from energon_pack.training.batch import source_losses as source_losses
+from energon_pack.training.batch import total_weight as total_weight
+from energon_pack.training.batch import touch_vision as touch_vision
+from energon_pack.training.batch import weighted_loss as weighted_loss
+from energon_pack.training.guards import Guard as Guard
+from energon_pack.training.guards import guard as guard
+from energon_pack.training.inputs import MixingError as MixingError
+from energon_pack.training.inputs import check_inputs as check_inputs
+from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
+from energon_pack.training.shapes import packed_seq_params as packed_seq_params
+from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
+from energon_pack.training.trees import magi_ranges as magi_ranges
+from energon_pack.webdataset import Packs as Packs
+from energon_pack.webdataset import packs as packs
+from energon_pack.webdataset import shard_urls as shard_urls
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,83 @@
+"""Make the stand-ins for media that `asking` shows to a processor: without values, or black and silent.
+
+The spectrogram takes nearly all the time of a feature extractor's call: a stand-in of the right shape replaces it. The
+extractor itself still pads, cuts and makes masks, which decide the number of tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
+from energon_pack.samples.media.medium import Media
+
+#: the method of transformers' extractors that makes a spectrogram of samples [..., n]
+_METHOD = "_torch_extract_fbank_features"
+_LENGTHS = (4000, 4001, 7999, 16_123)  # samples
+
+
+class Blank:
+    """Black and silent media."""
+
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        return KINDS[medium.kind].blank(replace(medium, num_frames=num_frames))
+
+    def hearing(self, extractor: Any) -> Mapping[str, Any]:
+        """Return methods that replace methods of a feature extractor, by name."""
+        return {}
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Return the context in which the processor's call runs."""
+        return nullcontext()
+
+
+class Meta(Blank):
+    """Images and videos as tensors of torch's `meta` device; sounds are silent, and no spectrogram is computed."""
+
+    def stand_in(self, medium: Media, num_frames: int) -> Any:
+        if medium.kind not in (IMAGE.kind, VIDEO.kind):
+            return super().stand_in(medium, num_frames)
+        import torch
+
+        shape = [num_frames] * (medium.kind == VIDEO.kind) + [3, medium.height, medium.width]
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+    def hearing(self, extractor: Any) -> Mapping[str, Any]:
+        return by_shape(extractor)
+
+    def running(self) -> AbstractContextManager[Any]:
+        from energon_pack.templates.families.meta import ShapesOnly
+
+        return ShapesOnly()
+
+
+def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
+    """Return a method that replaces an extractor's own, by its name; empty: no stand-in gives the same shapes."""
+    own = getattr(extractor, _METHOD, None)
+    sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
+    numbers = [size for size in sizes if isinstance(size, int) and size > 0]
+    if own is None or len(numbers) < len(sizes):
+        return {}
+    stand_in = partial(_of_shape, own, *numbers)
+    return {_METHOD: stand_in} if all(_are_alike(stand_in, own, length) for length in _LENGTHS) else {}
+
+
+def _of_shape(own: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any) -> Any:
+    """Return an array [.., size, frames] of arbitrary values; for samples shorter than a window, the real array."""
+    if samples.shape[-1] <= window:
+        return own(samples, *args, **more)
+    return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
+
+
+def _are_alike(stand_in: Callable[..., Any], own: Callable[..., Any], num_samples: int) -> bool:
+    """Tell whether both make an array of the same type and shape from a batch of two."""
+    samples = np.zeros((2, num_samples), np.float32)
+    try:
+        made, wanted = stand_in(samples, "cpu"), own(samples, "cpu")
+    except Exception:  # the class has another signature
+        return False
+    return isinstance(wanted, np.ndarray) and (made.shape, made.dtype) == (wanted.shape, wanted.dtype)

@@ -1,0 +1,130 @@
+"""Check that the ledger, report.json and the manifest account for what is there."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from energon_pack.dataset.files import LEDGER, at
+from energon_pack.dataset.folder import DatasetFolder
+from energon_pack.dataset.manifest import MANIFEST, REPORT
+from energon_pack.errors import short
+from energon_pack.samples.bytes import as_file
+from energon_pack.samples.skip import Reason
+from energon_pack.verify.dataset import packed_samples
+from energon_pack.verify.findings import Hashes, hashed, named
+from energon_pack.verify.shard import VerifiedShard
+
+_REASONS = {reason.value for reason in Reason}
+#: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.
+_OF_ANOTHER = {Reason.DUPLICATE_KEY.value, Reason.TRUNCATED_TAR.value}
+
+
+class Ledger:
+    """skipped.jsonl: the samples it names, and what is wrong with it.
+
+    A sample that is `cut_off` is packed, and counts for nothing but the check of its line.
+    """
+
+    def __init__(self, folder: DatasetFolder):
+        self._folder = folder
+        self.reasons: Counter[str] = Counter()
+        self.defects: list[str] = []
+        samples, alone, cut_off = [], [], []
+        try:
+            for number, entry in self._entries():
+                sample, reason = at(entry, "sample_id"), at(entry, "reason")
+                if not (isinstance(sample, str) and isinstance(reason, str) and reason in _REASONS):
+                    self.defects.append(f"line {number} is no entry: sample_id {short(sample)}, reason {short(reason)}")
+                    continue
+                if reason == Reason.CUT_OFF:
+                    cut_off.append(hashed(sample))
+                    continue
+                self.reasons[reason] += 1
+                samples.append(hashed(sample))
+                if reason not in _OF_ANOTHER:
+                    alone.append(samples[-1])
+        except OSError as error:
+            self.defects.append(f"it can't be read: {error.strerror or error}")
+        #: all samples that it names, and samples that can be in no pack
+        self.samples, self.in_no_pack = np.array(samples, np.uint64), np.array(alone, np.uint64)
+        self._cut_off = np.array(cut_off, np.uint64)
+
+    def _entries(self) -> Iterator[tuple[int, Any]]:
+        with self._folder.open(LEDGER) as ledger:
+            for number, line in enumerate(as_file(ledger, 1 << 20), 1):
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError):
+                    yield number, None
+
+    def names(self) -> Iterator[str]:
+        yield from (str(at(entry, "sample_id")) for _, entry in self._entries())
+
+    def check(self, packed: Hashes) -> Iterator[str]:
+        """Check that its lines are entries, and that no entry names a packed sample but one that was cut."""
+        yield from self.defects
+        both = np.intersect1d(self.in_no_pack, packed)
+        yield from (f"{sample} is in a pack, too" for sample in (named(both, self.names()) if len(both) else ()))
+        lost = np.setdiff1d(self._cut_off, packed)
+        yield from (f"{sample} is in no pack" for sample in (named(lost, self.names()) if len(lost) else ()))
+
+
+def totals(
+    report: Mapping[str, Any], manifest: Mapping[str, Any], shards: Sequence[VerifiedShard], ledger: Ledger
+) -> Iterator[str]:
+    """Check that report.json and the manifest count what is there."""
+    packed = len(np.unique(packed_samples(shards)))
+    num_cut = len({sample for shard in shards for sample in shard.parts})
+    num_packs = sum(len(shard.packs) for shard in shards)
+    num_parts = sum(len(shard.samples) + sum(map(len, shard.parts.values())) for shard in shards)
+    num_tokens = sum(shard.num_tokens for shard in shards)
+    skipped = ledger.reasons.total()
+    counted: dict[str, Any] = {
+        "samples_in": packed + skipped,
+        "samples_packed": packed,
+        "samples_skipped": skipped,
+        "samples_cut": num_cut,
+        "skipped_by_reason": dict(ledger.reasons),
+        "parts": num_parts,
+        "packs": num_packs,
+        "tokens": num_tokens,
+        "num_supervised": sum(shard.num_supervised for shard in shards),
+        "fingerprint": manifest.get("fingerprint"),
+    }
+    if all(len(shard.splits) == 1 for shard in shards):  # else `metadata` reports it, or the shares are not known
+        counted["by_split"] = _by_split(shards)
+    yield from (
+        f"{REPORT} has {name}={short(report.get(name))}, there is {short(value)}"
+        for name, value in (counted.items() if report else ())
+        if report.get(name) != value
+    )
+    in_manifest: dict[str, Any] = {"num_packs": num_packs, "num_samples": num_parts, "num_tokens": num_tokens}
+    packing = at(manifest, "content", "packing")
+    in_manifest |= {name: at(packing, name) for name in ("max_token_len", "pad_to_multiple_of", "layout")}
+    in_manifest["mask"] = at(manifest, "content", "model", "mask")
+    in_manifest["splits"] = counted.get("by_split", manifest.get("splits"))
+    yield from (
+        f"{MANIFEST} has {name}={short(manifest.get(name))}, there is {short(value)}"
+        for name, value in in_manifest.items()
+        if manifest.get(name) != value
+    )
+    media_types: Counter[str] = sum((shard.media_types for shard in shards), Counter())
+    by_media = at(report, "by_media")
+    for name in sorted({*media_types, *by_media}) if isinstance(by_media, dict) else ():
+        claimed = at(by_media, name, "packs") or 0
+        if claimed != media_types[name]:
+            yield f"{REPORT} has {short(claimed)} packs of {short(name)}, there are {media_types[name]}"
+
+
+def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
+    """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
+    found: dict[str, dict[str, int]] = {}
+    for shard in shards:
+        of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
+        of["packs"] += len(shard.packs)
+        of["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
+        of["tokens"] += shard.num_tokens
+    return found
