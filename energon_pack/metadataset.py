@@ -14,7 +14,6 @@ import yaml
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.pack_files import first_json
 from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.pages.rows import Rows, print_table
@@ -193,8 +192,6 @@ def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_ste
             if split in entry.counts
         ]
     print_table(Rows(columns, rows, num_words=2))
-    for entry in entries:
-        say(f"{entry.folder.name}: JSON with {', '.join(_json_keys(entry))}")
     if len({entry.manifest["max_token_len"] for entry in entries}) > 1:
         say("packs differ in max_token_len: training needs room for the longest")
 
@@ -216,12 +213,6 @@ def _shards(entry: Entry, split: str) -> list[str]:
     parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
-
-
-def _json_keys(entry: Entry) -> list[str]:
-    shard = _shards(entry, next(iter(entry.counts)))[0]
-    with entry.folder.open(shard) as file:
-        return sorted(first_json(file))
 
 
 def main(arguments: list[str] | None = None) -> int:

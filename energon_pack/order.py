@@ -70,7 +70,8 @@ def _refuse_unlike(entries: list[Entry]) -> None:
     refuse_unlike(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
-    first, *others = ({**{name: e.manifest[name] for name in _ALIKE}, "labels": _labels(e)} for e in entries)
+    manifests = [entry.manifest for entry in entries]
+    first, *others = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
     for entry, theirs in zip(entries[1:], others, strict=True):
         if name := next((name for name in first if first[name] != theirs[name]), None):
             raise PackError(
@@ -79,10 +80,6 @@ def _refuse_unlike(entries: list[Entry]) -> None:
             )
     if nested := next((entry.folder for entry in entries if entry.manifest.get("parts")), None):
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
-
-
-def _labels(entry: Entry) -> object:
-    return entry.manifest["content"]["labels"]
 
 
 def _parts(entries: list[Entry], start: str | None) -> list[Part]:

@@ -22,7 +22,6 @@ from energon_pack.pooling.pool import Pool, Waiting, waiting_in
 from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_rows
-from energon_pack.training.batch import PackedBatch
 from energon_pack.training.pack_encoder import Pack, PackEncoder
 
 __all__ = ["StreamingPackedDataset"]
@@ -156,10 +155,6 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         The figures are for all workers of this rank, with packs read ahead. Counts in a loaded state are included.
         """
         return self._counted.total(self._measuring.packing.max_token_len)
-
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
-        return self.encoder.batch(packs)
 
     def _make(self, worker: int, num_workers: int) -> OnlinePacks:
         """Make the iterator over the packs of one worker of this rank.

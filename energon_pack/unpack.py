@@ -18,8 +18,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
@@ -50,27 +48,9 @@ _ROWS = 50_000  # rows that are sorted at once
 _PACKS = 256  # packs whose rows of the plan are held at once
 _AT_ONCE, _BYTES = 16, 16 << 20  # most samples, and bytes, whose media are read together
 _VERIFY = "python -m energon_pack.verify says more"
-_MEDIA = pa.list_(
-    pa.struct(
-        [
-            ("name", pa.string()),
-            ("offset", pa.int64()),
-            ("size", pa.int64()),
-            ("reference", pa.string()),  # as JSON, if the medium is in the source; null: it is in the packed shard
-        ]
-    )
-)
-_ROW = pa.schema(
-    [
-        ("order", pa.int64()),  # the place of its JSON in the source
-        ("key", pa.string()),
-        ("part", pa.string()),  # null: a whole sample
-        ("offset", pa.int64()),  # the place of its JSON in the spill file
-        ("size", pa.int64()),
-        ("packed", pa.string()),  # the packed shard that has its media
-        ("media", _MEDIA),
-    ]
-)
+#: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
+#: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
+#: size and `reference`, None where it is in the packed shard
 _Row = dict[str, Any]
 
 
@@ -161,7 +141,7 @@ class _Spill:
         self.places: dict[str, list[tuple[int, int]]] = {}
 
     def add_pack(self, packed: str, pack: Pack, members: list[PlanRow], messages_key: str | None) -> None:
-        referred = {reference.name: json.dumps(reference) for reference in pack.references}
+        referred = {reference.name: [*reference] for reference in pack.references}
         samples = zip(pack.flavor.samples(pack.fields), pack.flavor.parts(pack.fields), strict=True)
         for member, (value, names) in zip(members, samples, strict=True):
             record, parts = single(pack.flavor, value, names, _new_names(member), messages_key)
@@ -186,10 +166,8 @@ class _Spill:
     def deal(self) -> None:
         """Write the waiting rows."""
         for shard, rows in self._rows.items():
-            piece = pa.BufferOutputStream()
-            with pa.ipc.new_stream(piece, _ROW) as stream:
-                stream.write_table(pa.Table.from_pylist(rows, _ROW))
-            self.places.setdefault(shard, []).append((self._file.tell(), self._file.write(piece.getvalue())))
+            piece = "\n".join(map(json.dumps, rows)).encode()
+            self.places.setdefault(shard, []).append((self._file.tell(), self._file.write(piece)))
         self.num_rows += self._num_waiting
         self._num_waiting = 0
         self._rows.clear()
@@ -197,8 +175,8 @@ class _Spill:
 
     def rows_of(self, shard: str) -> list[_Row]:
         """Return the rows of a source shard in its order, with the keys of the written samples."""
-        pieces = [pa.ipc.open_stream(self.read(*place)).read_all() for place in self.places[shard]]
-        rows: list[_Row] = pa.concat_tables(pieces).to_pylist()
+        pieces = [self.read(*place) for place in self.places[shard]]
+        rows: list[_Row] = [json.loads(line) for piece in pieces for line in piece.splitlines()]
         rows.sort(key=lambda row: (row["order"], int(row["part"].partition("of")[0]) if row["part"] else 0))
         taken = {row["key"] for row in rows if row["part"] is None}
         for row in rows:
@@ -247,8 +225,8 @@ def _write_tar(
         tar = TarWriter(file.fileno())
         for some in _together(rows):
             _read_ahead(some, packed, reader)
-            texts = [part["reference"] for row in some for part in row["media"] if part["reference"] is not None]
-            referred = iter(media.read([Reference(*json.loads(text)) for text in texts]))
+            named = (part["reference"] for row in some for part in row["media"])
+            referred = iter(media.read([Reference(*values) for values in named if values is not None]))
             for row in some:
                 tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
                 for part in row["media"]:

@@ -85,7 +85,6 @@ def test_a_blend_by_samples(folders: list[str], tmp_path: Path, capsys: pytest.C
     ]
     said = capsys.readouterr().out
     assert "27.27%" in said
-    assert "many: JSON with _meta, media_files, media_type, messages" in said
     dataset = get_train_dataset(
         out,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),

@@ -75,12 +75,7 @@ def test_the_wheel_is_the_same_with_and_without_the_source_distribution(
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     settings = {f"energon_pack/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     recipes = {f"energon_pack/shipped/{name}" for name in files()}
-    beside = {
-        "energon_pack/__init__.pyi",
-        "energon_pack/py.typed",
-        "energon_pack/report/pages/style.css",
-        "energon_pack/report/pages/packs.js",
-    }
+    beside = {"energon_pack/__init__.pyi", "energon_pack/py.typed", "energon_pack/report/pages/style.css"}
     assert {name for name in held if name.startswith("energon_pack/")} == modules | settings | recipes | beside
 
 

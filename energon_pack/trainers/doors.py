@@ -17,7 +17,8 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder, Unread
+from energon_pack.training.members import Unread
+from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
@@ -28,6 +29,10 @@ class ForTrainers:
     """Packs that a trainer takes: `collator` and `loss_func`."""
 
     encoder: PackEncoder
+
+    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
+        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
+        return self.encoder.batch(packs)
 
     def collator(self, model: Any, weights: bool = False) -> "Collator":
         """Return the trainer's `data_collator`, which builds batches: the inputs of `model.forward`.
@@ -109,10 +114,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
     def members(self, epoch: int, number: int) -> Iterator[MemberInput | Unread]:
         """Read the members of a pack, without encoding them."""
         yield from self._pack(epoch, number)[1]
-
-    def collate(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch: `collate_fn` of a DataLoader."""
-        return self.encoder.batch(packs)
 
     def have_epoch(self, epoch: int) -> None:
         """Plan an epoch before workers start that will read it."""

@@ -90,7 +90,8 @@ class Calls:
             padding = {"text_kwargs": padding}
         made = processor(text=texts, return_tensors="pt", **padding, **given)
         found, shape = _tensors(made), made["input_ids"].shape
-        self._of_tokens |= {name for name, value in found.items() if _is_of_tokens(value, shape)}
+        whole = {name: value for name, value in found.items() if not value.is_floating_point()}
+        self._of_tokens |= {name for name, value in whole.items() if value.shape == shape}
         return {name: value for name, value in found.items() if name not in self._of_tokens}
 
     def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
@@ -163,10 +164,6 @@ def _tensor(value: Any) -> Tensor:
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
         return torch.cat(list(value))
     return torch.as_tensor(value, dtype=torch.float32 if isinstance(value[0], float) else None)
-
-
-def _is_of_tokens(value: Tensor, shape: torch.Size) -> bool:
-    return value.shape == shape and not value.is_floating_point()
 
 
 def _noise(rules: InputRules, medium: SeenMedium, seed: int) -> Any:

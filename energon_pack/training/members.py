@@ -33,6 +33,16 @@ _log = logging.getLogger(__name__)
 _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A member that could not be read."""
+
+    sample_id: str
+    error: Exception
+    #: see `MemberInput`
+    shared: Shared = NOT_SHARED
+
+
 class MemberEncoder:
     """Encodes members for one model."""
 
@@ -43,14 +53,14 @@ class MemberEncoder:
     def encode(self, member: MemberInput) -> Encoded:
         """Encode one member with all of its media, whatever it shares."""
 
-        def fail(_: MemberInput, error: Exception) -> None:
+        def fail(_: object, error: Exception) -> None:
             raise error
 
         (encoded,), media = self.encode_all([replace(member, shared=NOT_SHARED)], fail)
         return replace(encoded, media=media)
 
     def encode_all(
-        self, inputs: Iterable[MemberInput], on_bad: Callable[[MemberInput, Exception], None]
+        self, inputs: Iterable["MemberInput | Unread"], on_bad: Callable[["MemberInput | Unread", Exception], None]
     ) -> tuple[list[Encoded], dict[str, Tensor]]:
         """Encode the members of a pack; return them and the media of all, in their order.
 
@@ -61,38 +71,40 @@ class MemberEncoder:
             on_bad: called for each member that can't be encoded; if it returns, that member is left out, and the next
                 one brings what it shared with it.
         """
-        drafts: list[_Draft] = []
-        lost: Shared | None = None
-        for number, member in enumerate(inputs):
-            if number == 0 and member.shared.num_tokens:
-                raise ValueError(f"{member.sample_id} shares tokens with a member before it, and is the first")
-            member = member if lost is None else replace(member, shared=without(lost, member.shared))
-            try:
-                drafts.append(self._draft(member))
-                lost = None
-            except Exception as error:  # damaged media make decoders raise anything
-                on_bad(member, error)
-                lost = member.shared
+        drafts = self._drafts(inputs, on_bad)
         try:
             media, shares = self._media(drafts)
         except Exception:  # try each member alone to learn which one fails
-            good: list[_Draft] = []
-            lost = None
-            for draft in drafts:
-                member = draft.member
-                try:
-                    if lost is not None:
-                        member = replace(member, shared=without(lost, member.shared))
-                        draft = self._draft(member)
-                    self._pixels([draft.given])
-                    good.append(draft)
-                    lost = None
-                except Exception as error:
-                    on_bad(member, error)
-                    lost = member.shared
-            drafts = good
+            drafts = self._drafts([draft.member for draft in drafts], on_bad, are_tried=True)
             media, shares = self._media(drafts)
         return self._encoded(drafts, shares), media
+
+    def _drafts(
+        self,
+        members: Iterable["MemberInput | Unread"],
+        on_bad: Callable[["MemberInput | Unread", Exception], None],
+        are_tried: bool = False,
+    ) -> list["_Draft"]:
+        """Decode the media of members, and try the processor with those of each alone where that is asked."""
+        drafts: list[_Draft] = []
+        lost: Shared | None = None
+        for number, member in enumerate(members):
+            if number == 0 and member.shared.num_tokens:
+                raise ValueError(f"{member.sample_id} shares tokens with a member before it, and is the first")
+            if lost is not None:  # what it shares with the member before the lost one
+                member = replace(member, shared=Shared(*map(min, lost, member.shared)))
+            try:
+                if isinstance(member, Unread):
+                    raise member.error
+                drafts.append(self._draft(member))
+                if are_tried:
+                    self._pixels([drafts[-1].given])
+                lost = None
+            except Exception as error:  # damaged media make decoders raise anything
+                drafts = [draft for draft in drafts if draft.member is not member]
+                on_bad(member, error)
+                lost = member.shared
+        return drafts
 
     def check(self) -> None:
         """Try the processor with random media if nobody compared its output yet, and the model's own M-RoPE rows."""
@@ -283,11 +295,6 @@ class _Draft:
     def added(self) -> Sequence[SeenMedium]:
         """The media of `given`, as they were measured."""
         return self.tokens.media[len(self.tokens.media) - len(self.given.order) :]
-
-
-def without(lost: Shared, shared: Shared) -> Shared:
-    """Return what a member shares with the member before the lost one, from what either shares with the one before."""
-    return Shared(*map(min, lost, shared))
 
 
 def _weights(tokens: MemberTokens) -> Tensor | None:

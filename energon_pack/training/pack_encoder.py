@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
-from energon_pack.samples.member import NOT_SHARED, MemberInput, Shared
+from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
@@ -26,7 +26,7 @@ from energon_pack.training.calls import keep_pages_in_worker
 from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded, MemberEncoder, without
+from energon_pack.training.members import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import RowsError, rope_of
 
 if TYPE_CHECKING:
@@ -56,16 +56,6 @@ _SERVED = {
 
 class BadPack(ValueError):
     """A pack can't be trained on: the message names the pack or the member, and what to do."""
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A member that could not be read."""
-
-    sample_id: str
-    error: Exception
-    #: see `MemberInput`
-    shared: Shared = NOT_SHARED
 
 
 @dataclass
@@ -206,20 +196,12 @@ class PackEncoder:
             dropped.append(member.sample_id)
 
         try:
-            inputs: list[MemberInput] = []
-            lost: Shared | None = None
-            for member in members:
-                member = member if lost is None else replace(member, shared=without(lost, member.shared))
-                if isinstance(member, Unread):
-                    on_bad(member, member.error)
-                    lost = member.shared
-                else:
-                    inputs.append(member)
-                    lost = None
-            encoded, media = self.members.encode_all(inputs, on_bad)
-            if len(inputs) == 1 and encoded and inputs[0].token_len is None and self._is_too_long(encoded[0]):
+            encoded, media = self.members.encode_all(listed := [*members], on_bad)
+            alone = listed[0] if len(listed) == 1 else None
+            is_new = isinstance(alone, MemberInput) and alone.token_len is None
+            if alone is not None and is_new and encoded and self._is_too_long(encoded[0]):
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
-                on_bad(inputs[0], error)
+                on_bad(alone, error)
                 encoded = []
         except (BadPack, LengthError) as error:
             raise BadPack(str(error)) from error.__cause__

@@ -63,7 +63,8 @@ def probe_of(
         batch["attention_mask"] = batch["doc_ids"]
     placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
     number = len(placed)
-    in_loss = [i > 0 and (number - i) % 2 == 1 and _is_trained(one.sample) for i, one in enumerate(placed)]
+    is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
+    in_loss = [i > 0 and (number - i) % 2 == 1 and own for i, own in enumerate(is_trained)]
     return made_probe(
         model, batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)], device
     )
@@ -86,10 +87,6 @@ def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Ma
     """Put the media of samples into their batch, joined."""
     batch |= join(media, {name: rule for one in samples for name, rule in one.joins.items()})
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
-
-
-def _is_trained(sample: Encoded) -> bool:
-    return bool((sample.tokens.labels != IGNORE).any())
 
 
 def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:

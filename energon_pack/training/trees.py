@@ -63,16 +63,13 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
     if members[0].shared_len:
         raise ValueError(f"{names[0]} shares {members[0].shared_len} tokens with a member before it, and is the first")
     places = paths([len(member) for member in members], [member.shared_len for member in members])
-    begins = {int(place[member.shared_len]) for member, place in zip(members, places, strict=True) if _brings(member)}
+    pairs = zip(members, places, strict=True)
+    begins = {int(place[member.shared_len]) for member, place in pairs if len(member) > member.shared_len}
     for member, place, name in zip(members, places, names, strict=True):
         trained = place[member.labels != IGNORE].tolist()
         if wrong := begins.intersection(trained):
             at = int((place == min(wrong)).nonzero())
             raise ValueError(f"{name} trains its token {at}, with which a branch begins: no row before it predicts it")
-
-
-def _brings(member: Member) -> bool:
-    return len(member) > member.shared_len
 
 
 def _first_unlike(before: Member, member: Member) -> str:
