@@ -39,7 +39,7 @@ from energon_pack.task_encoder import EncodedPack as EncodedPack
 from energon_pack.task_encoder import PackedTaskEncoder as PackedTaskEncoder
 from energon_pack.task_encoder import inputs_of as inputs_of
 from energon_pack.templates.full import prepare_torchvision as prepare_torchvision
-from energon_pack.templates.member_tokens import sample_of as sample_of
+from energon_pack.templates.inputs import sample_of as sample_of
 from energon_pack.templates.sample import Sample as Sample
 from energon_pack.templates.template import Template as Template
 from energon_pack.trainers.check import check_trainer as check_trainer

@@ -11,7 +11,7 @@ from energon_pack.run.plain_data import node_of
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.families import ASKED, AUTO
-from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.inputs import tokens_of
 from energon_pack.templates.processor import load_template as load_model_template
 from energon_pack.templates.settings import Labels, MediaConfig, ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template

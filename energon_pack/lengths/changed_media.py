@@ -27,11 +27,7 @@ Stale = dict[int, dict[int, str | None]]
 
 
 def stale_rows(shards: Sequence[Shard], pieces: Sequence[Sequence[Piece]], executor: Executor) -> Stale:
-    """Find the samples to measure again: one of their media changed, or could not be read before.
-
-    Args:
-        pieces: for each shard, the pieces of files that hold its lengths, from its first row on.
-    """
+    """Find the samples to measure again: one of their media changed, or could not be read before."""
     stale: Stale = {}
     chunks = list(_chunks(shards, pieces))
     jobs = (_job(shards, chunk) for chunk in chunks)

@@ -38,11 +38,7 @@ class Method:
 def prepare(
     settings: TemplateSettings, read: ReadSettings, engine: str, run: Run, with_beginnings: bool = False
 ) -> Method:
-    """Put the template of a model into the cache; another process builds it, because only that imports transformers.
-
-    Args:
-        settings: they name the folder of the processor. A hub id would be looked up in both processes.
-    """
+    """Put a model's template into the cache, by another process, because only that imports transformers."""
     folder = saved_template(settings, run.cache())
     if folder is None:
         build = partial(prepare_template, cache_dir=run.cache())

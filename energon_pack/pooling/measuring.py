@@ -16,7 +16,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.settings import ControlTokens, ReadSettings
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
-from energon_pack.templates.member_tokens import sample_of
+from energon_pack.templates.inputs import sample_of
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import LabelsConfig, Untrained
 from energon_pack.templates.template import Template

@@ -36,9 +36,7 @@ _ORDINARY = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "
 
 @errors_only()
 def build(settings: TemplateSettings, folder: Path) -> Template:
-    """Build the template for the processor in a folder, with a family's rules or with rules that ask the full
-    processor.
-    """
+    """Build the template for the processor in a folder, with a family's rules or with those that ask the processor."""
     with importing():
         prepare_torchvision()
     model = settings.model

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
 from energon_pack.templates.families import ASKED, AUTO, FAMILIES
@@ -139,8 +139,8 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
             candidates.append(_Candidate(template, trial.outcomes(template)))
         except ImportError as error:
             if name in AUTO:
-                raise PackError(f"{where}: its full processor can't be asked: {_line(error)}") from None
-            return template, Choice(name, note=f"not compared with the full processor: {_line(error)}")
+                raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
+            return template, Choice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
         if name in AUTO:
@@ -173,11 +173,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
 
 
 def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
-    """Yield templates in the order in which they are tried.
-
-    Args:
-        tried: gets an entry if the full processor can't be asked.
-    """
+    """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
     name = settings.model.template
     if name not in AUTO:
         yield build(settings, folder)
@@ -224,10 +220,6 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
         f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
         " settings, and model.processor_kwargs, right? +model=text packs texts"
     )
-
-
-def _line(error: ImportError) -> str:
-    return " ".join(str(error).split())[:160]
 
 
 # ------------------------------------------------------------------------------- what is refused before any sample

@@ -2,19 +2,31 @@
 
 Which one? <|vision_start|><|image_pad|><|image_pad|>…<|vision_end|> The left one.
            ──── before ────                           ─── after ───
+
+Raw texts (`samples.documents`) are written without a chat template, and with the token that ends a document. Their
+media are written as the chat template writes them in a question.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from tokenizers import Tokenizer
+
 from energon_pack.samples.sample import Message
-from energon_pack.samples.skip import Skip
+from energon_pack.samples.skip import Reason, Skip
+from energon_pack.samples.weights import turn_weight
 from energon_pack.templates.chat.labels import Range, Trained, without
-from energon_pack.templates.chat.template import ChatTemplate
-from energon_pack.templates.chat.turns import shared_beginning
+from energon_pack.templates.chat.leaves import NONCHARACTERS
+from energon_pack.templates.chat.template import ChatTemplate, Marked
+from energon_pack.templates.chat.turns import CLOSE, OPEN, shared_beginning
+from energon_pack.templates.identity import TemplateSpec
 from energon_pack.templates.tokens.added import AddedTokens
 
 _TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in range(2)]
+
+#: tokens that end a document if the tokenizer's own end token ends a turn
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
+_PROBE = "energon_pack_probe"
 
 
 class Frames:
@@ -38,9 +50,7 @@ class Frames:
         self._is_shown: dict[tuple[str, str], bool] = {}
 
     def in_question(self, kind: str) -> str:
-        """Return the text of a medium in a question: its token and the text around it; empty: the template refuses
-        it.
-        """
+        """Return the token of a medium in a question and the text around it; empty: the template refuses it."""
         if kind not in self._in_question:
             self._in_question[kind] = medium_in_question(self._chat.render, kind)
         return self._in_question[kind]
@@ -61,17 +71,6 @@ class Frames:
         """Say whether a text contains a token that stands for a medium, or stands around one."""
         for token in self._tokens.all:  # noqa: SIM110 (a third of the time of `any`, for every text)
             if token in text:
-                return True
-        return False
-
-    def are_near(self, text: str, spans: Iterable[Range], media: Sequence[Range]) -> bool:
-        """Say whether a span may contain a medium or text around one, so that `untrained` may change it."""
-        widest = self._widest
-        for start, end in spans:
-            for first, last in media:
-                if first - widest < end and start < last + widest:
-                    return True
-            if self.are_spelled(text[start:end]):
                 return True
         return False
 
@@ -116,11 +115,6 @@ class Frames:
         return sorted({(before, after) for before, _, after in framed}, key=lambda pair: -len("".join(pair)))
 
     @cached_property
-    def _widest(self) -> int:
-        """Return the number of characters of the longest text before or after a medium."""
-        return max((len(text) for pair in self._around for text in pair), default=0)
-
-    @cached_property
     def _tokens(self) -> AddedTokens:
         """Return all special tokens that stand for a medium, or around one."""
         frames = "".join("".join(pair) for pair in self._around)
@@ -140,3 +134,60 @@ def medium_in_question(render: Callable[..., str], kind: str) -> str:
     start = len(shared_beginning(alone, both))
     end = len(shared_beginning(alone[start:][::-1], both[start:][::-1]))
     return both[start : len(both) - end]
+
+
+class RawTexts:
+    """Writes raw texts for one model."""
+
+    def __init__(self, chat: ChatTemplate, frames: Frames, tokenizer: Tokenizer, spec: TemplateSpec):
+        self._chat, self._frames, self._tokenizer, self._spec = chat, frames, tokenizer, spec
+
+    def text(self, message: Message) -> str:
+        """Return the whole text of a document."""
+        return f"{self.begin}{self._content(message)}{self.end}"
+
+    def marked(self, message: Message) -> Marked:
+        """Return the same with `OPEN` and `CLOSE` around the trained part: everything but the token that begins it."""
+        content = self._content(message)
+        if NONCHARACTERS.search(content):
+            raise Skip(Reason.BAD_MESSAGE, "the text holds one of the noncharacters U+FDD0 to U+FDEF")
+        weight = turn_weight(message, chosen=True)
+        if not weight:
+            return Marked(self.text(message), [])
+        return Marked(f"{self.begin}{OPEN}{content}{self.end}{CLOSE}", [weight])
+
+    @cached_property
+    def begin(self) -> str:
+        """Return the token that the tokenizer puts before a text, unless `model.add_special_tokens` adds it anyway."""
+        token = self._spec.processor.tokens.get("bos_token")
+        if self._spec.add_special_tokens or not token:
+            return ""
+        ids = self._tokenizer.encode("a", add_special_tokens=True).ids
+        return token if ids[0] == self._tokenizer.token_to_id(token) else ""
+
+    @cached_property
+    def end(self) -> str:
+        """Return the token that ends a document; empty: there is none."""
+        if self._spec.document_end is not None:
+            return self._spec.document_end
+        token = self._spec.processor.tokens.get("eos_token") or ""
+        if token and not self._ends_a_turn(token):
+            return token
+        return next((end for end in _ENDS if self._tokenizer.token_to_id(end) is not None), token)
+
+    def _ends_a_turn(self, token: str) -> bool:
+        """Say whether the chat template writes a token after an answer."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            return token in self._chat.render([*turns, *turns], None).partition(_PROBE)[2].partition(_PROBE)[0]
+        except Skip:
+            return False
+
+    def _content(self, message: Message) -> str:
+        """Return the text, including the text of its media."""
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        return "".join(
+            part["text"] if part["type"] == "text" else self._frames.in_question(part["type"]) for part in content
+        )

@@ -4,26 +4,30 @@ They are short conversations and media of several sizes, whose content training 
 with the media, before its calls for many members are joined; a model is tried with the members.
 """
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from energon_pack.run.plain_data import plain
 from energon_pack.run.user_cache import version_of
 from energon_pack.samples.input_rules import BLANK, HEARD, PROBE, SIZES, TWINS, InputRules, Trial
+from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image import Look
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
+from energon_pack.samples.media.probe import probe
+from energon_pack.samples.member import MemberInput
+from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.skip import Skip
-from energon_pack.samples.tokens import MemberTokens, SeenMedium
+from energon_pack.samples.tokens import LengthError, MemberTokens, SeenMedium
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.identity import TemplateSpec
-from energon_pack.templates.member_tokens import MemberTokenizer, tokens_of
 from energon_pack.templates.sample import Sample
 
 #: (width, height) of each member's images; they differ so that processors cut them into unequal numbers of tiles
@@ -42,6 +46,15 @@ _TEXTS = (
     "def f(x):\n\treturn {'a': x}  # ☃",
     "你好世界 Größe €",
 )
+
+
+class MemberTokenizer(Protocol):
+    """What tokenizes samples: a `Template`."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def member_tokens(self, samples: Sequence[Sample], engine: str = ...) -> list[MemberTokens]: ...
 
 
 class TrialTemplate(MemberTokenizer, Protocol):
@@ -168,3 +181,48 @@ def _sound(template: TrialTemplate, seconds: float) -> Media:
 def _heard(template: TrialTemplate, video: Media, seconds: float) -> Media:
     sound = _sound(template, seconds)
     return replace(video, num_samples=sound.num_samples, rate=sound.rate)
+
+
+# ------------------------------------------- members that are in no pack: unpacked samples, and packs of other tools
+
+
+def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "auto") -> MemberTokens:
+    """Render and tokenize a member that was in no pack.
+
+    Raises:
+        LengthError: it has another length than it was measured with.
+        OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
+    """
+    (made,) = template.member_tokens([sample_of(member)], engine)
+    if member.token_len is not None and len(made) != member.token_len:
+        raise LengthError(
+            f"{member.sample_id} has {len(made)} tokens in training, {member.token_len} when it was packed"
+            f" (fingerprint {template.fingerprint})"
+        )
+    return made
+
+
+def sample_of(member: MemberInput) -> Sample:
+    """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
+    member.refuse_missing()
+    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
+    media = {
+        IMAGE.kind: iter([getattr(image, "medium", Media(IMAGE.kind, *image.size)) for image in member.images]),
+        **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
+    }
+    kinds = [kind for kind, own in member.media.items() for _ in own]
+    in_order = _order(member.messages, kinds)
+    if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
+        kinds = in_order
+    waiting = {kind: iter(own) for kind, own in member.media.items()}
+    data = [next(waiting[kind]) for kind in kinds]
+    found = [next(media[kind]) for kind in kinds]
+    seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
+    return Sample(member.messages, seen_media, member.tools, member.options)
+
+
+def _order(messages: list[dict[str, Any]], kinds: Sequence[str]) -> list[str]:
+    """Return the kinds of media in the order of their placeholders."""
+    contents = [message["content"] for message in split_content(messages, kinds)]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return [part["type"] for part in parts if part["type"] != "text"]

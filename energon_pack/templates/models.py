@@ -27,11 +27,7 @@ def model_of(processor_class: str) -> str:
 
 
 def read_model(name: str) -> dict[str, Any]:
-    """Return the `model` node of a run with `+model=NAME`, with only the settings in its YAML.
-
-    Args:
-        name: as in `+model=NAME`, or the path of a YAML file.
-    """
+    """Return the `model` node of a run with `+model=NAME`, or of the YAML file of that name."""
     folder = conf_dir() / "model"
     path = Path(name).expanduser() if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not path.is_file():

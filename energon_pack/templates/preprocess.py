@@ -195,11 +195,7 @@ class QwenVLUtilsVideo:
 
 
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
-    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`), with its defaults.
-
-    Raises:
-        Skip: `unreadable_media`: it would take fewer than two frames, or more than there are.
-    """
+    """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`); raises Skip below two."""
     if settings.nframes is not None:
         wanted = round(settings.nframes / 2) * 2
     else:
@@ -212,11 +208,7 @@ def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
 
 
 def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
-    """Return width and height that qwen_vl_utils (its `fetch_image`) gives an image, with its defaults.
-
-    Raises:
-        Skip: `bad_message` if the settings contradict each other; `unreadable_media` like `smart_resize`.
-    """
+    """Return width and height that qwen_vl_utils (its `fetch_image`) gives an image; raises Skip as `smart_resize`."""
     area = factor**2
     if settings.resized_height and settings.resized_width:
         return _utils_resize(settings.resized_width, settings.resized_height, factor, 4 * area, 16_384 * area)

@@ -60,9 +60,7 @@ def _stands_in(processor: Any, template: Template) -> bool:
 
 
 def _special_tokens(processor: Any, tokenizer: Any, text: str) -> dict[str, bool]:
-    """Return the argument that `apply_chat_template(tokenize=True)` would give: a tokenizer adds no special tokens, a
-    processor adds its own unless the text begins with one.
-    """
+    """Return the argument that `apply_chat_template(tokenize=True)` would give: a tokenizer adds none."""
     begins = bool(tokenizer.bos_token and text.startswith(tokenizer.bos_token))
     return {"add_special_tokens": False} if tokenizer is processor or begins else {}
 

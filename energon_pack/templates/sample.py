@@ -31,11 +31,7 @@ def as_seen(sample: Sample) -> Sample:
 
 
 def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message], list[Media]]:
-    """Return a conversation as the model sees it: each list of frames is one video.
-
-    Raises:
-        Skip: `placeholder_mismatch`: text stands between the frames of a video.
-    """
+    """Return a conversation in which each list of frames is a video; raises Skip for text between the frames."""
     if not has_lists(media):
         return messages, media
     seen = list(lists_of_frames(media))

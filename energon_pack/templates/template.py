@@ -28,12 +28,12 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.templates.chat.labels import Trained
+from energon_pack.templates.chat.leaves import texts_of
 from energon_pack.templates.chat.left_out import refuse_left_out
-from energon_pack.templates.chat.skeleton import texts_of
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.frames import Frames
+from energon_pack.templates.frames import Frames, RawTexts
 from energon_pack.templates.identity import (
     HEARD,
     MIXED,
@@ -42,10 +42,8 @@ from energon_pack.templates.identity import (
     TemplateSpec,
     fingerprints_of,
 )
-from energon_pack.templates.inputs import input_rules_of
-from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.inputs import input_rules_of, tokens_of
 from energon_pack.templates.preparation import Preparation
-from energon_pack.templates.raw_texts import RawTexts
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
@@ -169,7 +167,7 @@ class Template(Preparation, Tokenizing):
     ) -> tuple[list[tuple[int, int]], list[float]]:
         """Return the trained parts of a text by `labels`: no token that stands for a medium, or around one."""
         trains_whole_turns = labels in _OF_WHOLE_TURNS
-        if trains_whole_turns and not frames.are_near(text, spans, media):
+        if trains_whole_turns and not media and not frames.are_spelled(text):
             return [*spans], [*weights]
         trained = [Trained(*span, weight) for span, weight in zip(spans, weights, strict=True)]
         if not trains_whole_turns:
@@ -246,9 +244,7 @@ class Template(Preparation, Tokenizing):
         return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
 
     def shows(self, kind: str) -> bool:
-        """Say whether the chat template writes the token of a medium; a template that refuses the question counts as
-        yes.
-        """
+        """Say whether the chat template writes the token of a medium; a refusal counts as yes."""
         question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
         try:
             return self.rules.media_tokens[kind] in self._chat.render(question, None)

@@ -241,10 +241,7 @@ def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
 
 
 def _with_frames(full: Any, template: Template, one: Try) -> list[int]:
-    """Return the full processor's tokens for frames that it chose before, as in training; empty if that fails, too.
-
-    A class may choose a single frame, and have its call fail on it.
-    """
+    """Return the processor's tokens for frames that it chose before, as in training; empty if that fails, too."""
     try:
         return full_ids(full, template, one.sample, _given(template, one, chooses=True))
     except Exception:  # any class of any processor may be behind it

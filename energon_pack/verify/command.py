@@ -70,11 +70,7 @@ _DEFAULTS = Options()
 
 @losing_no_fault()
 def verify(dataset: str | Path, options: Options = _DEFAULTS) -> Findings:
-    """Return everything that is wrong with a packed dataset.
-
-    Raises:
-        PackError: it is not a packed dataset, or the source is missing.
-    """
+    """Return all that is wrong with a packed dataset; raises PackError if it is none, or its source is missing."""
     folder = opened(dataset)
     if options.media_root is not None and options.source is None:
         raise PackError(f"--media-root {options.media_root} is for --source, which compares with the source")

@@ -204,11 +204,7 @@ def packs_of(
     name: str,
     flavor: PackedFlavor = DEFAULT,
 ) -> Iterator[tuple[Bytes, Pack, list[str]]]:
-    """Yield the packs of a shard: the file to read them from, each pack, and the defects of its JSON.
-
-    Args:
-        flavor: need not be the packs' own where only `meta` is read.
-    """
+    """Yield for each pack of a shard the file to read it from, the pack, and the defects of its JSON."""
     media = DatasetMedia(folder.path)
     with folder.open(name) as file:
         for files in packs_in(TarScan(file)):

@@ -147,11 +147,7 @@ def _texts_of(node: Any) -> dict[str, str]:
 
 
 def trusted_map(manifest: Mapping[str, Any], trusted: str | None) -> str | None:
-    """Return the `source.map` that samples were read with, for `ReadSettings`; None: there was none.
-
-    Args:
-        trusted: the step that the caller lets run, as `module:function`.
-    """
+    """Return the `source.map` of the packing if the caller lets that step run; None: there was none."""
     name = at(manifest, "content", "source", "map")
     step = name.partition("#")[0] if isinstance(name, str) else None
     if step == trusted:

@@ -28,7 +28,7 @@ from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
-from energon_pack.templates.member_tokens import tokens_of
+from energon_pack.templates.inputs import tokens_of
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.unpack import unpack
 from support import processors

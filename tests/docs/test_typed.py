@@ -266,7 +266,7 @@ def test_a_command_in_the_text_runs(line: str, typed_demo: Path, tmp_path: Path)
         "DIR[=WEIGHT] …": "packed/demo-qwen2_5_vl-neat-8192", "DIR": "packed/demo-qwen2_5_vl-neat-8192",
         "SOURCE…": lines, "OUT.yaml": "out.yaml", "OUT": "out", "--batch-size N": "--batch-size 4",
         "THEIRS": write_llava_onevision(tmp_path / "theirs"), "NAME": "qwen2_5_vl",
-        "FOLDER_OR_CLASS": "Qwen2ForCausalLM", "PROCESSOR": "packed/.cache/demo/v1/processor",
+        "PROCESSOR": "packed/.cache/demo/v1/processor",
     }  # fmt: skip
     reader.type(re.sub("|".join(map(re.escape, values)), lambda match: str(values[match[0]]), line))
 

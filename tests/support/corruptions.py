@@ -13,6 +13,7 @@ import numpy as np
 
 from energon_pack.samples.tokens_part import CHECKSUM, COLUMNS, TOKENS, PackTokens
 from support.damage import (
+    Corruption,
     Members,
     change,
     change_file,
@@ -243,7 +244,7 @@ def one_image_less_in_the_text(value: dict[str, Any]) -> None:
 
 BYTES: dict[str, Any] = {"source": []}
 #: name → what is done, the options, and the checks that may say something: those with a word must, and say it
-CORRUPTIONS: dict[str, tuple[Callable[[Path], object], dict[str, Any], dict[str, str]]] = {
+CORRUPTIONS: dict[str, Corruption] = {
     "a bit of an image, by its source": (change_files(flip), BYTES, {"source media": "in the source at byte"}),
     "a bit of an image, by its pixels": (change_files(flip), {"decode": True}, {"decode": "does not decode"}),
     "two images swapped": (

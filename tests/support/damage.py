@@ -162,9 +162,7 @@ def found(dataset: Path | str, **options: Any) -> Findings:
     return verify(dataset, Options(num_workers=1, max_errors=1000, **options))
 
 
-def is_found(
-    folder: Path, corruption: tuple[Callable[[Path], None], dict[str, Any], dict[str, str]], **more: Any
-) -> None:
+def is_found(folder: Path, corruption: Corruption, **more: Any) -> None:
     """Damage a dataset; the checks that have to see it do, with these words, and only those that may."""
     damage, options, expected = corruption
     damage(folder)

@@ -26,7 +26,7 @@ from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.placeholders import split_content
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.full import full_processor
-from energon_pack.templates.member_tokens import sample_of
+from energon_pack.templates.inputs import sample_of
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.guards import guard

@@ -11,6 +11,7 @@ import shutil
 import sys
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ import pytest
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.pack_files import PackFiles
 from energon_pack.errors import PackError, printable, short
+from energon_pack.samples.sample import Part
+from energon_pack.verify import shard
 from energon_pack.verify.command import Options, main, verify
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.packs import capacity
@@ -37,6 +40,7 @@ from support.damage import (
     set_at,
     write_shard,
 )
+from support.films import film
 from support.packed import json_lines
 from support.running import ROOT, command
 from support.samples import chat, write_tar
@@ -170,6 +174,16 @@ def test_bytes_anywhere_are_survived(packed: Path, tmp_path: Path) -> None:
         source = [str(packed.parents[1] / "source")]
         (folder / "report.json").write_bytes((packed / "report.json").read_bytes())
         found(folder, decode=True, source=source)
+
+
+def test_a_video_with_fewer_frames_than_its_header_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training would miss some: nothing else of a whole file shows it."""
+    data = film()
+    file: Any = SimpleNamespace(read=lambda offset, size: data[offset : offset + size])
+    part = Part("s000.v00.mp4", 0, len(data))
+    assert list(shard._decoded(file, part)) == []
+    monkeypatch.setattr(shard, "frame_times", lambda _: [0.0] * 11)
+    assert list(shard._decoded(file, part)) == ["s000.v00.mp4: 11 frames decode, its header says 12"]
 
 
 def test_text_in_the_plan_may_be_none(copy: Path) -> None:

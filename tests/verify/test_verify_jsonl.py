@@ -22,6 +22,7 @@ from energon_pack.verify.findings import CHECKS
 from support import damage
 from support.damage import (
     HOSTILE,
+    Corruption,
     Members,
     change_file,
     found,
@@ -244,7 +245,7 @@ def other_fps(value: dict[str, Any]) -> None:
 
 
 BYTES: dict[str, Any] = {"source": []}
-CORRUPTIONS: dict[str, tuple[Callable[[Path], None], dict[str, Any], dict[str, str]]] = {
+CORRUPTIONS: dict[str, Corruption] = {
     "a missing image": (change_members(pop(".jpg")), {}, {"parts": "is named, but not there"}),
     "a missing array": (change_members(pop(".npy")), {}, {"parts": "npy is named, but not there"}),
     "a renamed image": (change_members(rename), {}, {"parts": "_9.jpg is there, but not named"}),

@@ -94,11 +94,7 @@ def _by_chance(*args: Any, **kwargs: Any) -> None:
 
 
 def environment(today: str = DATE) -> ImmutableSandboxedEnvironment:
-    """Return an environment with the filters, globals and extensions that chat templates use.
-
-    Args:
-        today: the ISO date that `strftime_now` always writes, so that the same source gives the same bytes.
-    """
+    """Return an environment as chat templates use it, in which `strftime_now` always writes this ISO date."""
     jinja = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     jinja.filters["tojson"] = _tojson
     jinja.globals["raise_exception"] = _raise_exception

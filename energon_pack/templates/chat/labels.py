@@ -36,11 +36,7 @@ class ThinkMarks(NamedTuple):
 def adjusted(
     text: str, spans: Iterable[Trained], labels: Labels, turn: Turn, special: SpecialTokens, think: ThinkMarks
 ) -> list[Trained]:
-    """Return the trained spans of a text by `labels`, ascending.
-
-    Args:
-        spans: spans of whole turns; a span of weight 0 stays untrained, whatever `prompt_weight` is.
-    """
+    """Return the trained parts of the spans of whole turns, ascending; a span of weight 0 stays untrained."""
     spans = list(spans)
     turns = spans
     if labels.after_turn:

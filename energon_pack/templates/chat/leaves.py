@@ -5,15 +5,21 @@
 
 Marks are Unicode noncharacters, which no real text contains. They stand inside the white space around a text, because
 templates strip that. If a template cuts a text, the text may lose one of its two marks.
+
+Most templates copy texts to their output and never look at them. Then conversations with the same roles and kinds of
+parts differ only in their texts, and one rendering with numbers in place of texts, a `Skeleton`, serves them all.
+`watched.py` proves that a template copies texts.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
 #: noncharacters that are kept in rendered texts
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -22,6 +28,12 @@ GENERATION = ("\ufde0", "\ufde1")
 _FIRST, _LAST, _STOP = "\ufdd4", "\ufdd6", "\ufdd5"
 _DIGITS = {ord(digit): 0xFDD8 + int(digit) for digit in "01234567"}
 _MARK = re.compile(f"([{_FIRST}{_LAST}])([\ufdd8-\ufddf]+){_STOP}|([{''.join(GENERATION)}])")
+
+BEGIN, END = "\ufdd2", "\ufdd3"  # noncharacters around the number of a text
+_TEXT = re.compile(f"{BEGIN}([0-9]+){END}")
+_PLAIN_KEYS = TURN_WEIGHT_KEYS | {"role", "content"}
+_PART_KEYS = frozenset(("type", "text"))
+Shape = tuple[Any, ...]
 
 
 class Level(Enum):
@@ -146,3 +158,65 @@ def _marked_value(value: Any, leaf: Leaf, marked: Any) -> Any:
     if isinstance(value, dict):
         return {key: _marked_value(item, leaf, marked) for key, item in value.items()}
     return value
+
+
+# -------------------------------------------------------------------------- one rendering for all texts of a shape
+
+
+def shape_of(messages: Sequence[Message]) -> Shape | None:
+    """Return what the output of a template that only copies texts depends on; None: it depends on more."""
+    shape: list[Any] = []
+    for message in messages:
+        if not _PLAIN_KEYS.issuperset(message):
+            return None
+        content = message["content"]
+        kinds: Any = "text"
+        if not isinstance(content, str):
+            if not all(map(_PART_KEYS.issuperset, content)):
+                return None
+            kinds = tuple(part["type"] for part in content)
+        # As text: 1, 1.0 and true are equal, and a template may write them.
+        weights = len(message) > 2 and repr(sorted(item for item in message.items() if item[0] in TURN_WEIGHT_KEYS))
+        shape.append((message["role"], kinds, weights))
+    return tuple(shape)
+
+
+def texts_of(messages: Sequence[Message]) -> list[str]:
+    """Return the texts of a conversation, in order."""
+    texts = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            texts += [part["text"] for part in content if part["type"] == "text"]
+    return texts
+
+
+def with_numbers(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with numbers in place of its texts."""
+    number = count()
+
+    def content(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"{BEGIN}{next(number)}{END}"
+        return [{**part, "text": content(part["text"])} if part["type"] == "text" else part for part in value]
+
+    return [{**message, "content": content(message["content"])} for message in messages]
+
+
+class Skeleton:
+    """The output of a template with places for texts."""
+
+    def __init__(self, output: str, num_texts: int):
+        """Find the places; raises ValueError if a text is written several times, or not at all."""
+        self._pieces = _TEXT.split(output)
+        self._order = list(map(int, self._pieces[1::2]))
+        if sorted(self._order) != list(range(num_texts)):
+            raise ValueError(f"{num_texts} texts are written as {self._order[:20]}")
+
+    def fill(self, texts: Sequence[str]) -> str:
+        """Return the output for these texts."""
+        pieces = list(self._pieces)
+        pieces[1::2] = [texts[i] for i in self._order]
+        return "".join(pieces)

@@ -124,9 +124,7 @@ class Renderer:
             raise Skip(Reason.PROCESSOR_ERROR, f"chat template: {error}") from None
 
     def as_it_wants(self, messages: list[Message]) -> list[Message]:
-        """Return messages in the form that the template writes: texts as lists of parts, arguments of tools as
-        objects.
-        """
+        """Return messages in the form that the template writes: texts as parts, arguments of tools as objects."""
         if max(map(len, messages), default=0) > 2 and any(message.get("tool_calls") for message in messages):
             messages = list(map(_with_objects, messages)) if self._wants_objects else messages
         if self._part_types and any(not isinstance(message["content"], str) for message in messages):
@@ -227,11 +225,7 @@ def is_watched() -> "Iterator[None]":
 
 
 def _filled(template: jinja2.Template, messages: list[Message], **variables: Any) -> str:
-    """Render a template, which is a program and may raise anything.
-
-    Raises:
-        Unbounded: it takes more time, memory or text than these messages can need.
-    """
+    """Render a template, a program that may raise anything; raises Unbounded above what these messages can need."""
     contents = (message.get("content") for message in messages)
     num = sum(len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c or ()) for c in contents)
     num += _TURN * len(messages)

@@ -1,8 +1,8 @@
 """Find the trained parts of a rendered conversation: in each chosen turn, the text that the model must write itself.
 
     the output of the template's own `{% generation %}`, with the token that ends the turn
-    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by `prefixes`
-    else the result of `prefixes`
+    else the text from the turn's header to its end, around the marks of its texts (`leaves`), checked by the next
+    else the result of prefix rendering (`turns`)
 
 If none of these works for a turn, the sample is left out: Skip.
 """
@@ -18,9 +18,8 @@ from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.templates.chat.leaves import Leaf, Level, Mark, Written, mark_leaves, read_marks
 from energon_pack.templates.chat.left_out import REMEDY
-from energon_pack.templates.chat.prefixes import Prefixes, Span, pattern_of
 from energon_pack.templates.chat.renderer import last_question
-from energon_pack.templates.chat.turns import SpecialTokens, Turn, shared_beginning
+from energon_pack.templates.chat.turns import Prefixes, Span, SpecialTokens, Turn, pattern_of, shared_beginning
 
 _MOST_PATTERNS = 10_000
 
@@ -72,11 +71,7 @@ class Spans:
     def find(
         self, messages: Sequence[Message], tools: Any, plain: str, trained: Sequence[int], with_calls: bool = True
     ) -> list[Span]:
-        """Return the trained spans of these turns, ascending.
-
-        Raises:
-            Skip: `processor_error` if a turn or a tool call can't be found.
-        """
+        """Return the trained spans of these turns, ascending; raises Skip if a turn or a tool call can't be found."""
         leaves_out_calls = False
         for level in Level:
             marked = self._marked(messages, tools, level)
@@ -214,9 +209,7 @@ class Spans:
     # ------------------------------------------------------------------------------------------------- tool calls
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans without tool calls: a call begins where the turn differs from the same turn without
-        calls.
-        """
+        """Return the spans without tool calls, which begin where a turn differs from the same turn without them."""
         left: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]

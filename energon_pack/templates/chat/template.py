@@ -15,9 +15,18 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.jinja import generates
 from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
-from energon_pack.templates.chat.leaves import NONCHARACTERS, Level, mark_leaves, read_marks
+from energon_pack.templates.chat.leaves import (
+    NONCHARACTERS,
+    Level,
+    Shape,
+    Skeleton,
+    mark_leaves,
+    read_marks,
+    shape_of,
+    texts_of,
+    with_numbers,
+)
 from energon_pack.templates.chat.renderer import Renderer, is_watched
-from energon_pack.templates.chat.skeleton import Shape, Skeleton, shape_of, texts_of, with_numbers
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
@@ -104,9 +113,7 @@ class ChatTemplate:
 
     @cached_property
     def _think(self) -> ThinkMarks:
-        """Return the marks that the template writes around a thought; if it has none, the marks of models' own
-        texts.
-        """
+        """Return the marks that the template writes around a thought, or those of models' own texts."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": "b", REASONING_KEYS[0]: "c"}
         marked, _ = mark_leaves([question, answer], Level.ALL)
@@ -204,11 +211,7 @@ class ChatTemplate:
 
 
 def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the trained turns, and the weight of each.
-
-    Args:
-        with_zeros: include turns whose own keys say that they are not trained.
-    """
+    """Return the trained turns with their weights; `with_zeros`: also turns that say that they are not trained."""
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     last = answers[-1] if answers else -1
     if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):

@@ -1,7 +1,7 @@
 """Compile a chat template so that it raises an error if it looks at a text instead of only copying it.
 
 Its syntax tree is compiled a second time with a guard around the operands of each comparison, test, filter, call,
-subscript and truth value. It is rendered with numbered texts (`skeleton.with_numbers`), so a value that contains such a
+subscript and truth value. It is rendered with numbered texts (`leaves.with_numbers`), so a value that contains such a
 number is, or contains, a text. Texts that pass all guards were only written, joined, named or passed on; then the
 template writes all other texts of that shape in the same way. Operations that the guards do not know count as looking:
 of 95 published templates none needs more than these for its shortcut.
@@ -15,7 +15,7 @@ from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.skeleton import BEGIN, END
+from energon_pack.templates.chat.leaves import BEGIN, END
 
 #: tests that check only the type of a value
 _OF_TYPE = (

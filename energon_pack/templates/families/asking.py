@@ -65,11 +65,7 @@ class Asking:
         return before + token + after
 
     def surround(self, kind: str) -> bool:
-        """From now on, surround each placeholder of a kind with the tokens that the processor's class may look for.
-
-        Returns:
-            Whether the class has such tokens.
-        """
+        """Surround each placeholder of a kind with the tokens of the processor's class; False: it has none."""
         found = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
         first, last = (token if isinstance(token, str) else "" for token in found)
         if not first or not last or kind in self._around:

@@ -115,20 +115,14 @@ class MediaRules:
         return lru_cache(_MOST_EXPANDED)(self.expand)
 
     def call_settings(self, processor: ProcessorSettings) -> dict[str, dict[str, Any]]:
-        """Return by kind the settings for media that the full processor's call would not have by itself; frames are
-        chosen before.
-        """
+        """Return by kind the settings for media that the processor's call lacks; frames are chosen before."""
         video = {key: value for key, value in processor.changed.get(VIDEO.kind, {}).items() if key not in SAMPLING}
         if self.size_of_frames:
             video["size"] = self.size_of_frames
         return {**processor.changed, VIDEO.kind: video}
 
     def expand(self, media: Media, frames: Sequence[int]) -> tuple[str, int]:
-        """Return the text that stands for one medium, and how many of its tokens hold features.
-
-        Raises:
-            Skip: `unreadable_media` for sizes that the processor refuses.
-        """
+        """Return a medium's text, and how many of its tokens hold features; raises Skip for sizes that are refused."""
         raise NotImplementedError
 
 

@@ -55,11 +55,7 @@ class AddedTokens:
         return [(match.start(), match[0]) for match in self.pattern.finditer(text)]
 
     def runs(self, text: str) -> list[tuple[str, str, int]]:
-        """Cut a text behind the first token of each run of one token (say, an image's).
-
-        Returns:
-            Pieces of the text; the token that the run behind each consists of, and how many more of it come.
-        """
+        """Cut a text behind the first token of each run: the pieces, each run's token, and how many more of it come."""
         pieces = [(text, "", 0)]
         for begin, seam in _SEAMS.items():
             if seam in text:
@@ -152,11 +148,7 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
 
 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
-    """Return ranges without the first token, which nothing predicts, and the weight of each range that is left.
-
-    Returns:
-        The ranges and weights; weights are empty if all are 1.
-    """
+    """Return ranges without the first token, which nothing predicts, and their weights; empty: all are 1."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
     left = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
     kept = [weight for _, weight in left]

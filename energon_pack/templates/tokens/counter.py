@@ -26,8 +26,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
 from energon_pack.templates.tokens.added import AddedTokens, Ids, Ranges
-from energon_pack.templates.tokens.pieces import Pieces
-from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
+from energon_pack.templates.tokens.words import HOSTILE, Pieces, WordTokens, word_pattern
 
 Spans = Sequence[tuple[int, int]]
 Count = Callable[[list[str]], list[int]]
@@ -77,9 +76,7 @@ class TokenCounter:
             self.engine, self._counts = engine, _checked_gigatoken(tokenizer)
 
     def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
-        """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
-        reference.
-        """
+        """Count a text's tokens, and those that begin in its spans, without its first; None: ask the reference."""
         if self.engine == "tokenizers":
             return [None] * len(texts)
         cuts = self._all_cuts(texts)
@@ -223,11 +220,7 @@ def _gigatoken(tokenizer: Tokenizer) -> Count:
 
 
 def _checked_gigatoken(tokenizer: Tokenizer) -> Count:
-    """Return gigatoken's counter, after it has counted the hostile texts like the reference.
-
-    Raises:
-        CountingError: it is not installed, or not right for this tokenizer.
-    """
+    """Return gigatoken's counter, or raise CountingError if it counts a hostile text wrong, or is missing."""
     try:
         count = _gigatoken(tokenizer)
         wrong = _first_wrong(tokenizer, count)

@@ -32,9 +32,7 @@ class Tokenizing:
         return ids
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
-        """Return token ids and supervised ranges of several texts at once. The first token of a text is never
-        supervised, and empty ranges are dropped.
-        """
+        """Return ids and supervised ranges of texts. Their first tokens are never supervised, nor are empty ranges."""
         located = self.located([(item.text, item.spans) for item in rendered])
         return [Tokens([*ids], ranges, weights) for ids, ranges, weights in trained_tokens(rendered, located)]
 
@@ -79,9 +77,7 @@ class Tokenizing:
         return [*encoding.offsets]
 
     def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
-        """Count tokens and supervised tokens of several texts: the lengths of `tokenize`'s results, without making
-        them.
-        """
+        """Count tokens and supervised tokens of texts: the lengths of `tokenize`'s results, without making them."""
         counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
         counted = [None if item.token_range else counts for item, counts in zip(rendered, counted, strict=True)]
         unsure = [i for i, counts in enumerate(counted) if counts is None]

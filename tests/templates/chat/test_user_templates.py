@@ -11,7 +11,7 @@ import pytest
 
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.jinja import environment
-from energon_pack.templates.chat.skeleton import with_numbers
+from energon_pack.templates.chat.leaves import with_numbers
 from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.chat.watched import LooksAtText, watched

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from energon_pack.templates.sample import Rendered
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens import pieces
+from energon_pack.templates.tokens import words
 from energon_pack.templates.tokens.added import AddedTokens
 from energon_pack.templates.tokens.words import HOSTILE
 
@@ -19,9 +19,9 @@ texts = st.lists(
 
 def test_where_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a space between letters, and behind the end of a line; not within spaces, numbers or signs."""
-    monkeypatch.setattr(pieces, "LONG", 2)
+    monkeypatch.setattr(words, "LONG", 2)
     text = "ab cd  e\nfg 12 h.\n\n你"
-    assert [text[start:end] for start, end in pieces.pieces(text)] == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
+    assert [text[start:end] for start, end in words.pieces(text)] == ["ab", " cd  e\n", "fg 12 h.\n\n", "你"]
 
 
 @given(parts=texts, cuts=st.lists(st.integers(0, 200), max_size=6))
@@ -34,7 +34,7 @@ def test_pieces_come_to_the_whole(template: Template, parts: list[str], cuts: li
     rendered = Rendered(text, spans, 0, 0)
     (tokens,) = template.tokenize([rendered])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONG", 3)
+        patch.setattr(words, "LONG", 3)
         found = template.counter("words")._pieces.count(text, spans)
         assert found is None or found == (len(tokens.ids), tokens.num_supervised)
         assert (found is None) == (len(text) <= 3)
@@ -55,12 +55,12 @@ def test_words_across_seams_are_not_cut(cutter: pre_tokenizers.PreTokenizer | No
     tokenizer = Tokenizer(models.BPE())
     if cutter is not None:
         tokenizer.pre_tokenizer = cutter
-    assert pieces.Pieces(tokenizer, AddedTokens(added)).count("word " * pieces.LONG, []) is None
+    assert words.Pieces(tokenizer, AddedTokens(added)).count("word " * words.LONG, []) is None
 
 
 def test_a_long_text_is_never_given_whole_to_the_reference(template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """6 MB of JSON took 2.6 GB."""
-    monkeypatch.setattr(pieces, "LONG", 50)
+    monkeypatch.setattr(words, "LONG", 50)
     text = "one two three " * 40 + LATIN_LONG_S
     monkeypatch.setattr(Template, "tokenize", lambda *given: [])
     assert template.count([Rendered(text, [], 0, 0)], "words")[0][0] > 100
