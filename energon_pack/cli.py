@@ -81,7 +81,7 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
     try:
         if any(override.startswith("+model=[") for override in HydraConfig.get().overrides.task):
             raise PackError("+model takes one model; sweep over several with -m +model=A,B")
-        config = to_config(composed, _options("model"))
+        config = to_config(composed)
         config.output.name = config.output.name or output_name(config, _defaults(composed), _swept(config))
         if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
@@ -266,12 +266,6 @@ def _of_system(error: OSError) -> PackError:
     return PackError(f"{error.filename or 'writing failed'}: {error.strerror or error}")
 
 
-def _options(group: str) -> list[str]:
-    """List the options of a group, from every folder of the search path."""
-    names: list[str] = GlobalHydra.instance().config_loader().get_group_options(group)
-    return names
-
-
 def _defaults(ours: DictConfig) -> PackConfig:
     """Return the config with this run's choice of groups and no other override; a model's values go by its name.
 
@@ -287,7 +281,7 @@ def _defaults(ours: DictConfig) -> PackConfig:
             composed.model = OmegaConf.merge(OmegaConf.structured(ModelConfig), read_model(ours.model.name))
         elif "model" not in about.runtime.choices:  # a user's own config has its values
             composed.model = ours.model
-    return to_config(composed, [])
+    return to_config(composed)
 
 
 def _keeps_the_name(override: Override) -> bool:

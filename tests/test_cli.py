@@ -254,7 +254,7 @@ def test_every_choice_of_groups_composes() -> None:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for number, model in enumerate(models):
             others = [f"{group}={names[number % len(names)]}" for group, names in options.items()]
-            to_config(compose("config", [f"+model={model}", *others]), [])
+            to_config(compose("config", [f"+model={model}", *others]))
 
 
 def test_help_names_what_there_is(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_a_sample_is_shown_before_it_is_packed(how: list[str], shown: Show, tmp_
 @pytest.mark.parametrize(
     ("name", "reason", "around"),
     [
-        ("two", "placeholder_mismatch: 2 image in the text for 1 image", '"<image> and <image>"'),
+        ("two", "placeholder_mismatch: 2 images in the text for 1 image", '"<image> and <image>"'),
         ("role", "bad_message: message 0 has the role 'robot'", "x" * 119),
         ("cut", "invalid_json", '{"messages": ['),
     ],
@@ -319,7 +319,7 @@ def test_overrides_mean_what_they_mean_to_packing(how: list[str], shown: Show, t
 
 def test_overrides_are_told_from_samples() -> None:
     """An id may hold a `=` after a slash."""
-    from energon_pack.inspect.arguments import is_override
+    from energon_pack.inspect import is_override
 
     assert all(map(is_override, ("+model=x", "++a.b=c", "~media", "source=jsonl", "model.processor=/a=b")))
     assert not any(map(is_override, ("12", "a.tar/key=1", "a.jsonl:7", "key", "-1")))

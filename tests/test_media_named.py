@@ -222,7 +222,7 @@ def test_a_misspelt_key_of_most_samples_is_no_success(
         pack(config(file, source__format=Format.jsonl, max_skipped=0.5))
     kept = config(file, source__format=Format.jsonl, source__media=UnreadMedia.ignore)
     assert len(samples(packed(kept))) == 1
-    assert "unknown key: 'imgae' in 1 sample, as lines.jsonl:10: nothing reads it: did you mean image?" in (
+    assert "unknown keys (samples, as in): imgae (1, as lines.jsonl:10: did you mean image?); nothing reads them" in (
         capsys.readouterr().out
     )
 

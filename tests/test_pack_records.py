@@ -164,8 +164,8 @@ def test_unknown_keys_are_listed_on_the_screen_and_in_the_report(demo: tuple[Pat
     lines.append({"messages": [QUESTION, {**ANSWER, "eot": False}], "shade": 3})
     code, said = pack_lines(tmp_path, demo[1], *lines)
     assert code == 0
-    assert "unknown key: 'messages[].mood' in 3 samples, as a.jsonl:1: nothing reads it" in said
-    assert "unknown key: 'shade' in 2 samples, as a.jsonl:2: nothing reads it" in said
+    keys = "messages[].mood (3, as a.jsonl:1), shade (2, as a.jsonl:2)"
+    assert f"unknown keys (samples, as in): {keys}; nothing reads them" in said, "a line a key were 25 of img2dataset"
     report = json.loads((tmp_path / "out" / "packed" / "report.json").read_text())
     assert report["unknown_keys"] == {
         "messages[].mood": {"samples": 3, "example": "a.jsonl:1"},

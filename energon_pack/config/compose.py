@@ -13,7 +13,6 @@ from energon_pack.config.hydra_start import beside_an_application
 from energon_pack.config.validate import nearest_key, nearest_name, to_config
 from energon_pack.errors import PackError
 from energon_pack.run.command import TOOLS
-from energon_pack.templates.models import packaged_models
 
 _LISTS = ("source.path", "report.lens")  # settings that are lists, and may be given as a single value
 
@@ -36,7 +35,7 @@ def compose_config(overrides: Sequence[str]) -> PackConfig:
         raise PackError(f"overrides={overrides!r}: a list of them, as ['+model=qwen2_5_vl', 'source.path=…']")
     try:
         with beside_an_application(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return to_config(compose("config", list(overrides)), packaged_models())
+            return to_config(compose("config", list(overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         raise PackError(one_line(error, overrides)) from None
 
@@ -51,11 +50,7 @@ def meant_tool(word: str, given: Sequence[str]) -> str:
 
 
 def one_line(error: Exception, given: Sequence[str]) -> str:
-    """Write the error of Hydra or OmegaConf in one line that names the value and the fix.
-
-    Args:
-        given: all arguments; the overrides are among them.
-    """
+    """Write the error of Hydra or OmegaConf in one line that names the value and the fix."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"no {group} '{name}'; {nearest_name(name, error.options)}"

@@ -17,9 +17,6 @@ def find_plugins(arguments: Sequence[str]) -> None:
     """Find Hydra's plugins, except the one of Energon's storage client, which reads configs from `msc://`.
 
     Importing it takes a quarter of a second, and it prints a traceback for each other address it is shown.
-
-    Args:
-        arguments: of the command; a config at `msc://` would be named there.
     """
     if any("msc://" in word for word in arguments) or _STORAGE_CLIENT in sys.modules:
         return

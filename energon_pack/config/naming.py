@@ -81,12 +81,7 @@ def are_same(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def shards_identity(settings: Mapping[str, Any], key_prefix: str, source: Sequence[tuple[str | int, ...]]) -> str:
-    """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again.
-
-    Args:
-        settings: see `content_settings`.
-        source: path, size and version of each source shard.
-    """
+    """Hash everything that the bytes of the shards depend on, to decide whether a killed run's can be used again."""
     content = json.dumps([VERSION, settings, key_prefix, source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 

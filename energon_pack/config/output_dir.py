@@ -17,11 +17,7 @@ from energon_pack.sources.storage import path_in
 
 
 def destination_of(config: PackConfig) -> Destination:
-    """Return where the dataset of a run will be.
-
-    Raises:
-        PackError: it has no name, or `output.sqlite` asks for a file that no store gets.
-    """
+    """Return where the dataset of a run will be."""
     output = config.output
     if output.name is None:
         raise PackError("output.name must be set")

@@ -7,13 +7,14 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
-from energon_pack.config import Flavor, PackConfig, Stage, plain
+from energon_pack.config import Flavor, ModelConfig, PackConfig, Stage, plain
 from energon_pack.errors import PackError, refuse_password
 from energon_pack.plan.settings import Overlong, Share
 from energon_pack.plan.splits import split_shares
 from energon_pack.run.part import Part
+from energon_pack.templates.models import read_model
 from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, TrainOn
 
 #: Removed settings, and what to use instead.
@@ -27,18 +28,16 @@ _GONE = {
 _GUESSES = 3  # names to suggest if none is spelled alike
 
 
-def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
+def to_config(composed: DictConfig) -> PackConfig:
     """Return the typed form of a composed config.
 
-    Args:
-        models: the names that `+model=` takes, for the error when none is given.
-
     Raises:
-        PackError: no model, an unknown key (which `+` lets into a config), or a value that makes no sense.
+        PackError: neither a model nor a processor, an unknown key (which `+` lets into a config), or a value that
+            makes no sense.
     """
     _reject_unknown(composed, PackConfig, "")
     if OmegaConf.is_missing(composed.model, "name"):
-        raise PackError(f"no model: choose one with +model=NAME; there are: {', '.join(models)}")
+        _add_model(composed)
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         raise PackError(f"{', '.join(missing)} must be set, in the model's YAML or on the command line")
@@ -48,6 +47,20 @@ def to_config(composed: DictConfig, models: list[str]) -> PackConfig:
     if (named := config.model.chat_template) is not None and "{" not in named and not _may_be_name(named):
         config.model.chat_template = _read_text("model.chat_template", named)
     return config
+
+
+def _add_model(composed: DictConfig) -> None:
+    """Complete a model of which only the processor is named, as `+model=auto` does: its class says the rest."""
+    if not composed.model.processor:
+        raise PackError(
+            "no model: model.processor=FOLDER (or its hub id) is enough, or +model=NAME, as --help lists them; for the"
+            " built-in demo: +model=qwen2_5_vl"
+        )
+    defaults = ModelConfig(name="", template="")
+    with flag_override(composed, ["readonly", "struct"], False):
+        for key, value in read_model("auto").items():
+            if OmegaConf.is_missing(composed.model, key) or composed.model[key] == getattr(defaults, key):
+                composed.model[key] = value
 
 
 def nearest_key(key: str) -> str:

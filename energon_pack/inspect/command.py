@@ -8,7 +8,7 @@ import random
 import shlex
 
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect.arguments import is_override, write_page
+from energon_pack.inspect import is_override, write_page
 from energon_pack.inspect.dataset import Opened, about, open_dataset
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.report.views.screens import print_blocks, print_next, print_pack

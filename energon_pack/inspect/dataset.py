@@ -38,11 +38,7 @@ class Opened:
         return PlanFile(self.folder) if self.folder.has(PLAN) else None
 
     def number_of(self, named: str) -> int:
-        """Return the number of the pack that is meant: by a number, from the end if negative, or by a key.
-
-        Raises:
-            PackError: there is no such pack.
-        """
+        """Return the number of the pack that is meant: by a number, from the end if negative, or by a key."""
         num_packs = len(self.packs)
         if named.lstrip("-").isdecimal():
             number = int(named) + (num_packs if named.startswith("-") else 0)
@@ -72,14 +68,7 @@ class Opened:
 
 
 def open_dataset(dataset: str | Path) -> Opened:
-    """Open a packed dataset.
-
-    Args:
-        dataset: its folder, or its address.
-
-    Raises:
-        PackError: it is not a packed dataset; the message says what to give.
-    """
+    """Open a packed dataset."""
     folder = opened(dataset)
     if not folder.is_there:
         what = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"

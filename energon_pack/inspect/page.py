@@ -22,13 +22,7 @@ _SAYS = "The batch of this pack alone, made by the encoder that training uses, i
 
 
 def pack_page(opened: Opened, found: Found, view: PackView, processor: str | None, how: Mapping[str, Any]) -> str:
-    """Build the page of a pack.
-
-    Args:
-        view: of the pack, with its pictures.
-        processor: to make batches with; None: see `load_template`.
-        how: `trust_remote_code` of `dataset_encoder.pack_encoder`.
-    """
+    """Build the page of a pack."""
     return page(
         f"Pack {view.number:,} of {opened.folder.name}",
         tag("h1", f"Pack {view.number:,} of {opened.folder.name}"),

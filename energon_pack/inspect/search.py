@@ -30,11 +30,7 @@ class Hit(NamedTuple):
 
 
 def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
-    """Return the first `most` hits, exact ones first, and the number of all; by the plan, or else by reading each pack.
-
-    Raises:
-        PackError: the plan can't be read.
-    """
+    """Return the first `most` hits, exact ones first, and the number of all; by the plan, or by reading each pack."""
     num_hits = 0
 
     def counted() -> Iterator[Hit]:

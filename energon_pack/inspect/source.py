@@ -14,25 +14,29 @@ from typing import Any
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, amount
-from energon_pack.inspect.arguments import is_override, write_page
+from energon_pack.inspect import is_override, write_page
 from energon_pack.lengths.counts import counts_of
+from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan import caps
 from energon_pack.plan.expand import cuts_of
-from energon_pack.report.views.sampled import sample_view
 from energon_pack.report.views.screens import print_next, print_sample, sample_page
+from energon_pack.report.views.spans import encoded, vocabulary_of
 from energon_pack.report.views.text import Raw
-from energon_pack.report.views.view import MemberView
+from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import Medium, MemberView, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint
+from energon_pack.samples.media.kinds import KINDS
 from energon_pack.samples.raw_json import load_json
+from energon_pack.samples.sample import MediaPart, media_type
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
 from energon_pack.sources.described import read_as
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
-from energon_pack.sources.sample import ReadSample, read_sample
+from energon_pack.sources.sample import ReadSample, read_again, read_sample
 from energon_pack.sources.shard import Shard, Source
 from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
@@ -83,14 +87,14 @@ def show_sample(given: argparse.Namespace) -> int:
 
 
 def look(
-    config: PackConfig, reader: Reader, shard: Shard, row: IndexRow, template: Template | None, max_thumbnails: int = 0
+    config: PackConfig,
+    reader: Reader,
+    shard: Shard,
+    row: IndexRow | LengthsRow,
+    template: Template | None,
+    max_thumbnails: int = 0,
 ) -> Looked:
-    """Read a sample as packing does; if it would be in no pack, say why.
-
-    Args:
-        template: None: show no tokens.
-        max_thumbnails: how many media get a picture.
-    """
+    """Read a sample as packing does; if it would be in no pack, say why."""
     sample_id = shard.sample_id(row.key)
     raw = b""
     try:
@@ -98,7 +102,12 @@ def look(
             raw = reader.raw(shard, row)
         if row.reason is not None:
             raise Skip(Reason(row.reason), row.detail or "")
-        sample = read_sample(reader, shard, row, config.source.reading)
+        reads = config.source.reading
+        sample = (
+            read_sample(reader, shard, row, reads)
+            if isinstance(row, IndexRow)
+            else read_again(reader, shard, row, reads)
+        )
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
         return Looked(view, Raw(_json(raw, most=None), _json(raw, most=None)))
@@ -106,7 +115,8 @@ def look(
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
     remarks = [f"its text has no placeholders for its media: they were put {where}"] * sample.placeholders_put_in
-    remarks += [f"its key {key!r} is not known: nothing reads it{hint(key)}" for key in sample.unknown]
+    unknown = ", ".join(f"{key}{hint(key)}" for key in sample.unknown)
+    remarks += [f"its keys are not known, and nothing reads them: {unknown}"] * bool(unknown)
     remarks += ["its tools are left out, and its calls are text (source.tools=text)"] * sample.leaves_out_tools
     remarks += ["nulls of a table are dropped from its calls and tools (source.nulls=keep)"] * sample.drops_nulls
     if template is not None and view.refused is None:
@@ -229,3 +239,46 @@ def _shortened(value: Any, most: int | None) -> Any:
     if isinstance(value, dict):
         return {key: _shortened(item, most) for key, item in value.items()}
     return [_shortened(item, most) for item in value] if isinstance(value, list) else value
+
+
+def sample_view(
+    sample: ReadSample,
+    sample_id: str,
+    reader: Reader,
+    shard: Shard,
+    template: Template | None = None,
+    max_thumbnails: int = 0,
+) -> MemberView:
+    """Build the view of a sample with its tokens; where the template has none, say why it would be in no pack."""
+    view = MemberView(
+        sample_id,
+        media_type(sample.kinds),
+        None,
+        None,
+        None,
+        turns_of(sample.messages),
+        [
+            Medium(part.kind, part.name, KINDS[medium.kind].size(medium), medium.num_frames, part.size)
+            for part, medium in zip(sample.parts, sample.media, strict=True)
+        ],
+        weight=sample.options.weight,
+    )
+    with_pictures = [
+        _pictured(medium, reader, shard, part) if number < max_thumbnails and KINDS[medium.kind].has_picture else medium
+        for number, (medium, part) in enumerate(zip(view.media, sample.parts, strict=True))
+    ]
+    view = replace(view, media=with_pictures)
+    if template is None:
+        return view
+    try:
+        (tokens,) = template.member_tokens([Sample(sample.timed, sample.media, sample.tools, sample.options)])
+        return encoded(view, tokens, vocabulary_of(template))
+    except Skip as skip:
+        return replace(view, refused=str(skip))
+
+
+def _pictured(medium: Medium, reader: Reader, shard: Shard, part: MediaPart) -> Medium:
+    try:
+        return replace(medium, data=thumbnail(reader.read(shard, part), medium.kind))
+    except ValueError as error:
+        return replace(medium, problem=str(error))

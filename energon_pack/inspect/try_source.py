@@ -1,4 +1,4 @@
-"""Try a source before it is packed: `energon-pack try PATH +model=MODEL`
+"""Try a source before it is packed: `energon-pack try PATH model.processor=FOLDER`
 
     form ─► five samples as they are trained ─► what would be lost ─► the pack length to choose ─► the next commands
 
@@ -11,52 +11,61 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import compose_config
-from energon_pack.dataset.lost_samples import dropped
+from energon_pack.dataset.lost_samples import bad_data, dropped
 from energon_pack.dataset.plan_file import ledger
-from energon_pack.errors import PackError, amount
-from energon_pack.inspect.source import index_shard, look
-from energon_pack.lengths.index import IndexedShard, every
+from energon_pack.errors import PackError, SamplesLost, amount
+from energon_pack.inspect.source import look
+from energon_pack.lengths.index import every
+from energon_pack.lengths.worker import LengthsRow
 from energon_pack.plan.items import Lengths
-from energon_pack.plan.pack_lengths import Choice, try_lengths
+from energon_pack.plan.pack_lengths import Choice, Choices, try_lengths
 from energon_pack.plan.packs import no_plan
-from energon_pack.plan.report import Report
+from energon_pack.plan.report import Report, num_lost_to_bad_data
 from energon_pack.plan.settings import CUTTING
+from energon_pack.report.images import MediaFirst, media_first
 from energon_pack.report.printed import part_lines, print_choices
+from energon_pack.report.remark import part
 from energon_pack.report.views.screens import member_blocks, print_blocks, print_heading
 from energon_pack.report.views.text import Line
+from energon_pack.report.which_length import advice, lengths_to_choose, recommended
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.executors.choose import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
+from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.sources.described import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.rows import rows_of
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import path_in
 from energon_pack.stages import measuring
+from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import plan_source
 from energon_pack.steps.cost import most_positions
-from energon_pack.templates.processor import folder_of, load_saved
+from energon_pack.templates.processor import folder_of, load_saved, rules_of
 from energon_pack.templates.template import Template
 
 _MOST_FILES = 64
 _MOST_SAMPLES = 10_000
 _SHOWN = 5
 _CHARS = 600  # of the text of a sample
-#: share of the samples that the suggested pack length may drop
-_MOST_DROPPED = 0.001
+_TYPED = re.compile(r"source\.(tools|take|remote_media)=\w+")  # cures that a detail names as they are typed
 _STAGES = "index", "processor", "lengths", "plan"
 _EXAMPLES = (
-    "/data/FineVision +model=qwen3_vl model.processor=/models/Qwen3-VL-8B-Instruct",
+    "/data/FineVision model.processor=/models/Qwen3-VL-8B-Instruct",
     "train.jsonl +model=qwen2_5_vl source.media_root=images",
 )
 _RECIPES = {
@@ -70,14 +79,16 @@ _RECIPES = {
 def main() -> int:
     """Run the command; return its exit code."""
     given = _arguments()
-    config = compose_config(given.overrides)
     with tempfile.TemporaryDirectory(prefix="energon_pack_try_") as folder:
-        cache_dir = config.cache_dir or _kept() or folder
-        output = replace(config.output, dir=folder, name="try")
-        source = replace(config.source, path=given.path)
-        config = replace(config, output=output, source=source, cache_dir=cache_dir)
-        with executor_of(config.executor) as executor:
-            _try(begin_run(config, executor, Progress(_STAGES)), given)
+
+        def config_with(cures: Sequence[str] = ()) -> PackConfig:
+            config = compose_config([*given.overrides, *cures])
+            output = replace(config.output, dir=folder, name="try")
+            source = replace(config.source, path=given.path)
+            return replace(config, output=output, source=source, cache_dir=config.cache_dir or _kept() or folder)
+
+        with executor_of(config_with().executor) as executor:
+            _try(given, lambda cures: begin_run(config_with(cures), executor, Progress(_STAGES)))
     return 0
 
 
@@ -91,47 +102,90 @@ def _kept() -> str | None:
     return str(folder) if os.access(folder, os.W_OK) else None
 
 
-def _try(run: PackRun, given: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Tried:
+    """Some samples of the source, measured with some settings."""
+
+    run: PackRun
+    measured: Measured
+    step: int  # one sample in so many is measured
+    share: float  # of the samples of all files
+    choices: Choices  # scaled to the whole source
+    best: Choice | None
+    media_first: MediaFirst | None
+
+    @property
+    def num_lost(self) -> int:
+        return num_lost_to_bad_data(self.measured.lengths.reasons)
+
+    def is_better_than(self, other: "Tried") -> bool:
+        """Say whether fewer samples are lost, or else a shorter pack does, or else there are fewer tokens."""
+        lens = [each.best.max_token_len if each.best else 1 << 62 for each in (self, other)]
+        ours, theirs = (self.num_lost, lens[0], self.choices.tokens), (other.num_lost, lens[1], other.choices.tokens)
+        return ours < theirs
+
+
+def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -> Tried:
+    """Measure some samples, spread over the source."""
     config, source = run.config, run.source
     shards = _spread(source.shards, _MOST_FILES)
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
-    is_whole = len(shards) == len(source.shards)
-    say(f"read as: {read_as(source, config.source.reading, num_rows if is_whole else None)}")
+    if is_first:
+        say(f"read as: {read_as(source, config.source.reading, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)
-    indexed = every(step, indexed) if step > 1 else indexed
-    try:
-        method = measuring.prepare_method(run)
-    except PackError as error:  # samples are shown without a processor, too
-        _show_samples(config, source, indexed, None, f"no tokens: {error}")
-        raise
-    _show_samples(config, source, indexed, load_saved(method.template_folder))
-    measured = measuring.measure_source(run, indexed, method)
-    lengths = measured.lengths
-    print_heading("── what would be lost")
-    _print_losses(config, lengths)
-    if config.packing.overlong in CUTTING:
-        _print_cuts(config, plan_source(run, measured).report)
-    if not (lengths.items.lens > 0).any():
-        raise PackError(f"{given.path}: no sample can be packed: what would be lost, above, says why")
-    print_heading("── the pack length to choose")
+    method = measuring.prepare_method(run)
+    measured = measuring.measure_source(run, every(step, indexed) if step > 1 else indexed, method)
+    folder = measured.method.template_folder
+    lens, positions = config.report.lens, most_positions(folder_of(folder))
+    tried = lengths_to_choose(lens, config.packing, measured.lengths.items, positions)
     share = len(shards) / len(source.shards) / step
-    if share < 1:
-        say(f"measured: 1 sample in {step:,}, of {len(shards):,} of {amount(len(source.shards), 'file')}")
-    positions = most_positions(folder_of(measured.method.template_folder))
-    choices = try_lengths(lengths, config.packing, config.report.lens, positions)
-    print_choices(replace(choices, lens=[row.scaled(1 / share) for row in choices.lens]))
-    chosen = _chosen(choices.lens)
-    if chosen is None:
+    choices = try_lengths(measured.lengths, config.packing, tried, positions)
+    choices = replace(choices, lens=[row.scaled(1 / share) for row in choices.lens])
+    best = recommended(choices.lens)
+    first = media_first(measured.lengths, rules_of(folder), tried)
+    return Tried(run, measured, step, share, choices, best and best.choice, first)
+
+
+def _try(given: argparse.Namespace, begin: Callable[[Sequence[str]], PackRun]) -> None:
+    tried = _measured(begin(()), given, is_first=True)
+    config, lengths = tried.run.config, tried.measured.lengths
+    _show_samples(config, lengths, load_saved(tried.measured.method.template_folder))
+    print_heading("── what would be lost")
+    examples = _examples(config, lengths)
+    _print_losses(lengths, examples)
+    if config.packing.overlong in CUTTING:
+        _print_cuts(config, plan_source(tried.run, tried.measured).report)
+    cures: list[str] = []
+    cured = tried
+    for cure in _cures(tried.media_first, examples):
+        with suppress(PackError):
+            with_cure = _measured(begin([*cures, *cure]), given)
+            if with_cure.is_better_than(cured):
+                cures, cured = [*cures, *cure], with_cure
+    if not (cured.measured.lengths.items.lens > 0).any():
+        raise SamplesLost(f"{given.path}: no sample can be packed: what would be lost, above, says why")
+    print_heading("── the pack length to choose")
+    if tried.share < 1:
+        num_shards = len(tried.run.source.shards)
+        some = f"{min(num_shards, _MOST_FILES):,} of {amount(num_shards, 'file')}"
+        say(f"measured: 1 sample in {tried.step:,}, of {some}")
+    print_choices(tried.choices, [str(tried.media_first)] * bool(tried.media_first))
+    if cures:
+        say(f"with {' '.join(cures)}, measured again: {cured.num_lost:,} lost; of these lengths:")
+        print_choices(cured.choices)
+    if cured.best is None:
         raise PackError("report.lens: every sample is longer than all of them")
-    lens = lengths.items.lens
-    gains = gains_of(lens[(lens > 0) & (lens <= chosen.max_token_len)], chosen)
-    for line in _advice(gains, chosen):
+    say(advice(cured.choices.lens))
+    lens = cured.measured.lengths.items.lens
+    for line in _gains_lines(gains_of(lens[(lens > 0) & (lens <= cured.best.max_token_len)], cured.best)):
         say(line)
     print_heading("── next")
-    _print_next(given, chosen)
+    _print_next(given, cured.best, cures)
+    if why := bad_data(tried.choices, config.max_skipped):
+        raise SamplesLost(f"{why}: without {' '.join(cures) or 'a cure'} nothing would be published")
 
 
 def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
@@ -141,40 +195,70 @@ def _spread(shards: Sequence[Shard], most: int) -> list[Shard]:
     return [shards[number * len(shards) // most] for number in range(most)]
 
 
-def _show_samples(
-    config: PackConfig,
-    source: Source,
-    indexed: Sequence[IndexedShard],
-    template: Template | None,
-    note: str | None = None,
-) -> None:
-    """Print some samples of the smallest file as training gets them."""
-    shard = min((item.shard for item in indexed if item.num_rows), key=lambda shard: shard.size)
-    rows = index_shard(source, shard).rows
+def _show_samples(config: PackConfig, lengths: Lengths, template: Template) -> None:
+    """Print some samples as training gets them, each with its kind: the longest, an odd one, and some in even steps."""
+    numbers = _to_show(lengths)
     print_heading("── as they are trained: what counts is green, or «so»")
-    print_blocks([Line(note, "bad")] if note else [])
+    found: dict[int, tuple[Shard, LengthsRow]] = {}
+    for of_numbers, chunk, rows in lengths.places(np.array([*numbers])):
+        shards, table = chunk.numbers_of_rows[rows], chunk.read(None).take(pa.array(rows))
+        for place, shard, row in zip(of_numbers.tolist(), shards.tolist(), rows_of(table, LengthsRow), strict=True):
+            found[place] = lengths.shards[shard].shard, row
     with Reader() as reader:
-        for number in range(min(_SHOWN, len(rows))):
-            row = rows[number * len(rows) // min(_SHOWN, len(rows))]
-            looked = look(config, reader, shard, row, template)
-            print_heading(looked.view.sample_id)
+        for place, kind in enumerate(numbers.values()):
+            looked = look(config, reader, *found[place], template)
+            print_heading(f"{looked.view.sample_id}  ({kind})")
             print_blocks(Line(remark, "bad") for remark in looked.remarks)
             print_blocks(member_blocks(looked.view), _CHARS)
 
 
-def _print_losses(config: PackConfig, lengths: Lengths) -> None:
-    """Print each reason for which samples would be lost, with one of them: its detail says what to do."""
+def _to_show(lengths: Lengths) -> dict[int, str]:
+    """Return the numbers of the samples to show, each with its kind, by medium and folder, and the kind's share."""
+    items, lens = lengths.items, lengths.sample_lens
+    there = np.flatnonzero(lens[: lengths.num_samples] > 0)
+    if not len(there):
+        return {}
+    codes = items.dataset[there].astype(np.int64) * len(MEDIA_TYPES) + items.media[there]
+    kinds, kind, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    in_order = np.lexsort((lens[there], kind))  # by kind, then by length
+    steps = (np.array([5, 1, 9, 3, 7]) * len(there) // 10).tolist()
+    special = {int(lens[there].argmax()): "the longest"}
+    if len(kinds) > 1:
+        special.setdefault(int(np.flatnonzero(kind == counts.argmin())[0]), "of the rarest kind")
+    chosen = dict.fromkeys([*special, *in_order[steps].tolist()])
+    return {
+        int(there[place]): ", ".join(
+            (part(int(counts[kind[place]]), len(there), MEDIA_TYPES[items.media[there[place]]]), *why)
+        )
+        for place in islice(chosen, _SHOWN)
+        for why in [[special[place]] if place in special else []]
+    }
+
+
+def _examples(config: PackConfig, lengths: Lengths) -> dict[str, tuple[str, str]]:
+    """Return a sample of each reason for which samples would be lost, and its detail, which says what to do."""
+    examples: dict[str, tuple[str, str]] = {}
+    for entry in ledger(lengths, no_plan(lengths.items), config.packing) if lengths.reasons else ():
+        examples.setdefault(entry["reason"], (entry["sample_id"], entry["detail"] or ""))
+        if len(examples) == len(lengths.reasons):
+            break
+    return examples
+
+
+def _print_losses(lengths: Lengths, examples: Mapping[str, tuple[str, str]]) -> None:
+    """Print each reason for which samples would be lost, with one of them."""
     if not lengths.reasons:
-        say("nothing: every sample can be packed, if it is not longer than a pack")
-        return
-    examples: dict[str, str] = {}
-    for entry in ledger(lengths, no_plan(lengths.items), config.packing):
-        if entry["reason"] not in examples:
-            examples[entry["reason"]] = f"{entry['sample_id']}: {entry['detail']}"
-            if len(examples) == len(lengths.reasons):
-                break
+        known = ", as far as texts and headers of media say" * bool((lengths.items.media > 0).any())
+        say(f"nothing{known}: every sample can be packed, if it is not longer than a pack")
     for reason, number in sorted(lengths.reasons.items(), key=lambda item: -item[1]):
-        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {examples.get(reason, '?')}")
+        sample, detail = examples.get(reason, ("?", ""))
+        say(f"{number:,} of {lengths.num_samples:,}  {reason}, as {sample}: {detail}")
+
+
+def _cures(first: MediaFirst | None, examples: Mapping[str, tuple[str, str]]) -> list[list[str]]:
+    """Return settings that may help: those that details name as they are typed, and smaller media."""
+    typed = [[match[0]] for _, detail in examples.values() if (match := _TYPED.search(detail))]
+    return [*typed, *([first.knob.split()] if first else [])]
 
 
 def _print_cuts(config: PackConfig, report: Report) -> None:
@@ -183,12 +267,6 @@ def _print_cuts(config: PackConfig, report: Report) -> None:
         say(f"packing.overlong={config.packing.overlong.value}, {config.packing.max_token_len:,} tokens a pack: {line}")
     if why := dropped(report, config.packing):
         say(f"nothing would be published: {why}")
-
-
-def _chosen(choices: Sequence[Choice]) -> Choice | None:
-    """Return the shortest pack length that drops next to nothing; else the longest that the model has positions for."""
-    fit = [row for row in choices if row.packs and not row.is_beyond_model] or [row for row in choices if row.packs]
-    return next((row for row in fit if row.dropped_share <= _MOST_DROPPED), fit[-1] if fit else None)
 
 
 @dataclass(frozen=True)
@@ -200,11 +278,7 @@ class Gains:
 
 
 def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
-    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each.
-
-    Args:
-        lens: int[num_samples] tokens of each sample that is packed.
-    """
+    """Compare packs with batches of as many samples, drawn by chance and padded to the longest of each."""
     per_pack = len(lens) / chosen.packs
     size = max(1, round(per_pack))
     order = np.random.default_rng(seed).permutation(lens)
@@ -213,11 +287,10 @@ def gains_of(lens: np.ndarray, chosen: Choice, seed: int = 0) -> Gains:
     return Gains(per_pack, padded / (chosen.packs * chosen.max_token_len))
 
 
-def _advice(gains: Gains, chosen: Choice) -> list[str]:
+def _gains_lines(gains: Gains) -> list[str]:
     per_pack, share = gains.samples_per_pack, gains.padded_share
     tokens = f"{share:.2f} times fewer tokens" if share > 1 else f"{1 / share:.2f} times as many tokens"
     return [
-        f"packing.max_token_len={chosen.max_token_len}: the shortest that drops at most {_MOST_DROPPED:.1%} of samples",
         f"against one sample a step: {per_pack:.1f} times fewer steps; against batches of"
         f" {max(1, round(per_pack)):,} padded to their longest: {tokens}",
         f"a pack holds {per_pack:.1f} samples: for as many samples a step as before, divide ranks x micro batches x"
@@ -227,12 +300,12 @@ def _advice(gains: Gains, chosen: Choice) -> list[str]:
     ]
 
 
-def _print_next(given: argparse.Namespace, chosen: Choice) -> None:
+def _print_next(given: argparse.Namespace, chosen: Choice, cures: Sequence[str]) -> None:
     said = dict(override.split("=", 1) for override in given.overrides)
     name = said.get("output.name") or _named(given.path)
     named = [] if "output.name" in said else [f"output.name={name}"]
     length = f"packing.max_token_len={chosen.max_token_len}"
-    say(f"energon-pack {shlex.join([f'source.path={given.path}', *given.overrides, *named, length])}")
+    say(f"energon-pack {shlex.join([f'source.path={given.path}', *given.overrides, *cures, *named, length])}")
     dataset = path_in(said.get("output.dir", "packed"), name)
     processor = said.get("model.processor", "PROCESSOR_FOLDER")
     say("python -m energon_pack.recipes .        # trainings to read and adapt:")
@@ -249,7 +322,7 @@ def _named(path: str) -> str:
 
 def _arguments() -> argparse.Namespace:
     what = "See what a source holds, what would be lost of it, and which pack length fits, before anything is packed."
-    tool = parser("try", "PATH +model=MODEL [OVERRIDES]", what, _EXAMPLES)
+    tool = parser("try", "PATH model.processor=FOLDER [OVERRIDES]", what, _EXAMPLES)
     tool.add_argument("path", metavar="PATH", help="a folder, a file, a glob, or an address")
     tool.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `energon-pack`")
     most = f"samples that are measured (default {_MOST_SAMPLES:,})"

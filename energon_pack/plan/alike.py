@@ -57,9 +57,9 @@ def alike(
 def _traded(cost: Floats, trained: Floats, edges: Ints, middles: Ints, most_off: float) -> Ints:
     """Return an order in which the halves of blocks traded packs until the mean of `trained` is near enough to 1.
 
-    Args:
     Each block trades as few packs as that takes.
 
+    Args:
         cost, trained: of packs, which are sorted by cost in each block.
         edges, middles: where the blocks begin and end, and their middles.
     """
@@ -102,11 +102,7 @@ def _off(of_low: Floats, low: Ints, of_high: Floats, high: Ints) -> Any:
 
 
 def _sorted_within(block: Ints, values: Floats) -> Ints:
-    """Return the order by value in each block; sorting by one number takes half the time of sorting by two.
-
-    Args:
-        block: ascending.
-    """
+    """Return the order by value in each block; sorting by one number takes half the time of sorting by two."""
     least = values.min()
     order: Ints = np.argsort(block + (values - least) / max(1.001 * float(values.max() - least), 1e-300), kind="stable")
     return order

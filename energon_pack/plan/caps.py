@@ -70,11 +70,7 @@ def costs(counts: Mapping[str, Any], packing: PackingConfig) -> tuple[Ints, Ints
 
 
 def exceeded(counts: Mapping[str, Any], packing: PackingConfig) -> list[str]:
-    """List the limits that one sample breaks alone, as `7 > packing.max_images=5`.
-
-    Args:
-        counts: `COLUMNS`, a number each.
-    """
+    """List the limits that one sample breaks alone, as `7 > packing.max_images=5`."""
     multiple = packing.pad_to_multiple_of
     alone = [(cap.name, int(cap.cost(counts[cap.column], multiple)), limit) for cap, limit in limits(packing)]
     return [over(name, value, limit) for name, value, limit in alone if value > limit]

@@ -131,11 +131,7 @@ def _read(
 
 
 def _middling(trains: Floats, num: int) -> slice:
-    """Choose `num` packs in a row from the middle half of packs sorted by cost: those nearest to the mean in `trains`.
-
-    Args:
-        trains: float64[num_packs] trained tokens relative to their mean.
-    """
+    """Choose `num` packs in a row, nearest to the mean in `trains`, from the middle half of packs sorted by cost."""
     quarter = (len(trains) - num) // 4
     upto = np.concatenate(([0], np.cumsum(trains)))[quarter : len(trains) + 1 - quarter]
     first = quarter + int(np.abs(upto[num:] - upto[: len(upto) - num] - num).argmin())

@@ -68,11 +68,7 @@ class Expansion(NamedTuple):
 
 
 def expansion_of(lengths: Lengths, labels: LabelsConfig) -> Expansion | None:
-    """Count the samples that `expand` made; None: `labels.expand=none`.
-
-    Args:
-        lengths: as `expand` returned them.
-    """
+    """Count the samples that `expand` made; None: `labels.expand=none`."""
     if labels.expand is Expand.none:
         return None
     num, whole, tokens = lengths.num_samples, 0, 0
@@ -107,11 +103,7 @@ def _expanded(job: PartsJob, labels: LabelsConfig) -> tuple[pa.Table, list[int]]
 
 
 def cuts_of(sample: ReadSample, labels: LabelsConfig) -> list[Cut]:
-    """Return the parts that `labels.expand` makes of a sample; empty: it stays whole.
-
-    Raises:
-        Skip: a turn's weight can't be read.
-    """
+    """Return the parts that `labels.expand` makes of a sample; empty: it stays whole."""
     if labels.expand is Expand.none or is_document(sample.messages):
         return []
     if labels.expand is Expand.pairs:

@@ -53,13 +53,7 @@ def passes(times: Sequence[float], entry: Ints, trained: Ints, unit: int, seed: 
 
 
 def order_made(items: Items, packs: PackPlan, counts: Ints, packing: PackingConfig, seed: int, cost: CostModel) -> Ints:
-    """Return the numbers of packs in the order in which they would be written.
-
-    Args:
-        items: the members of all packs.
-        packs: as `packs_of` returns them.
-        counts: int64[num_passes, num_packs] how often each pack comes; a pass ends before the next begins.
-    """
+    """Return the numbers of packs in the order in which they would be written."""
     turn, pack = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(counts.shape))
     sizes, members = members_of(packs, pack)
     drawn = replace(items.take(members), turn=np.repeat(turn, sizes).astype(np.int32) if len(counts) > 1 else None)

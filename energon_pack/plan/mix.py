@@ -25,9 +25,6 @@ def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed
     """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
-
-    Raises:
-        PackError: an entry has nothing to train on, or a file already has names of copies (`@2`).
     """
     if mixture is None and packing.epochs == 1:
         return lengths

@@ -174,11 +174,6 @@ def with_even_shares(order: Ints, size: int, amounts: Floats) -> Ints:
 
     Neighbouring steps form pairs: first steps 0 and 1, 2 and 3, …, then 1 and 2, 3 and 4, … In each pair two packs
     change places if that brings both steps nearer to the shares.
-
-    Args:
-        order: int64[num_packs].
-        size: packs of a step.
-        amounts: float64[num_packs, num_kinds], for example the trained tokens of each entry of a mixture.
     """
     num = len(order) // size
     steps = order[: num * size].reshape(num, size).copy()

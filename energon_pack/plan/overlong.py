@@ -90,11 +90,7 @@ def _is_overlong(token_len: npt.NDArray[Any], packing: PackingConfig) -> npt.NDA
 
 
 def cut(job: PartsJob, packing: PackingConfig, cut_end: bool = True) -> tuple[pa.Table, list[int]]:
-    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut.
-
-    Args:
-        cut_end: `labels.cut_end`.
-    """
+    """Return the parts of overlong samples, as a table of `LENGTHS_SCHEMA`, and their number for each: 0 if uncut."""
     template = load_saved(job.method.template_folder)
     parts: list[list[LengthsRow]] = []
     with Reader() as reader:

@@ -124,11 +124,7 @@ def _known(cache: TableCache, key: str) -> list[Piece] | None:
 def _asked(
     measured: Sequence[MeasuredShard], numbers: Sequence[int], making: Making, whole: bool
 ) -> Iterator[tuple[Ints, pa.Table]]:
-    """Yield the samples that may get parts: the number of each one's shard, and its row in the table of lengths.
-
-    Args:
-        whole: read all columns.
-    """
+    """Yield the samples that may get parts: the number of each one's shard, and its row in the table of lengths."""
     for chunk in in_chunks((number, measured[number].pieces) for number in numbers):
         table = chunk.read(None if whole else making.columns)
         are_asked = making.chosen(table)

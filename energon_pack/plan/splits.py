@@ -15,11 +15,7 @@ SPLITS = ("train", "val", "test")
 
 
 def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
-    """Return the share of each of `SPLITS`; if `train` is not given, it gets the rest.
-
-    Raises:
-        PackError: shares that do not sum to 1.
-    """
+    """Return the share of each of `SPLITS`; if `train` is not given, it gets the rest."""
     others = sum(given.get(name) or 0.0 for name in SPLITS[1:])
     train = given.get("train")
     shares = (1.0 - others if train is None else train, *(given.get(name) or 0.0 for name in SPLITS[1:]))
@@ -29,11 +25,7 @@ def split_shares(given: Mapping[str, float | None]) -> tuple[float, ...]:
 
 
 def split_numbers(samples: Iterable[str], shares: Sequence[float], seed: int) -> npt.NDArray[np.int8]:
-    """Return for each sample its index in `SPLITS`; all parts and copies of a sample are in the same split.
-
-    Args:
-        samples: ids, without the part of a cut sample.
-    """
+    """Return for each sample its index in `SPLITS`; all parts and copies of a sample are in the same split."""
     codes = np.fromiter((crc32(source_key(sample).encode()) for sample in samples), np.uint64)
     place = mixed(codes ^ mixed(np.array([seed + 1], np.uint64))) * 2.0**-64
     return np.searchsorted(np.cumsum(shares)[:-1], place, side="right").astype(np.int8)

@@ -48,12 +48,7 @@ def most_tokens(packing: PackingConfig) -> int:
 
 
 def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
-    """Return at which tokens parts begin, and the end: no part begins within a character, or has a single token.
-
-    Args:
-        places: the characters of each token.
-        most: tokens of a part, at least 2.
-    """
+    """Return at which tokens parts begin, and the end: no part begins within a character, or has a single token."""
     edges = [0]
     while len(places) - edges[-1] > most:
         end = edges[-1] + most
@@ -64,13 +59,7 @@ def edges_of(places: Sequence[tuple[int, int]], most: int) -> list[int]:
 
 
 def _part(whole: Whole, text: str, span: tuple[int, int], number: int, ids: list[int]) -> LengthsRow:
-    """Return the row of a part.
-
-    Args:
-        span: the characters of the part.
-        number: of its first token in the whole text.
-        ids: its tokens.
-    """
+    """Return the row of a part."""
     first, last, start = _window(whole, text, span, ids) or (0, len(text), number)
     cut = _cut(first, last, start, start + len(ids))
     part, rendered = whole.rendered(cut)

@@ -40,11 +40,7 @@ class Trees:
     shared: Mapping[str, AnyInts]
 
     def as_items(self, items: Items) -> Items:
-        """Return the trees as items: the sums of what their members add.
-
-        Args:
-            items: the items with the counts that each adds (`with_own_counts`).
-        """
+        """Return the trees as items: the sums of what their members add."""
         order = self.items
 
         def sums(values: AnyInts) -> AnyInts:
@@ -85,11 +81,7 @@ class Beginnings(NamedTuple):
 
 
 def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of all items that may be packed.
-
-    Args:
-        group: the group of each item, as for packs; items of different groups share nothing.
-    """
+    """Return the trees of all items that may be packed."""
     blocks = [*_read(lengths, packing)]
     item, key, low, may_fork = (np.concatenate([block[n] for block in blocks]) for n in range(4))
     counts = {name: np.concatenate([block.counts[name] for block in blocks]) for name in _FIELDS}
@@ -97,11 +89,7 @@ def find_trees(lengths: Lengths, packing: PackingConfig, group: Ints) -> Trees:
 
 
 def trees_of(beginnings: Beginnings, items: Items, packing: PackingConfig, group: Ints) -> Trees:
-    """Return the trees of items, given all beginnings at which these settings allow a fork.
-
-    Args:
-        group: as in `find_trees`. Items of different turns or mixture entries share nothing, either.
-    """
+    """Return the trees of items, given all beginnings at which these settings allow a fork."""
     for values in (items.turn, items.entry):
         if values is not None:
             group = np.unique(np.stack((group, values)), axis=1, return_inverse=True)[1].ravel()
@@ -220,11 +208,7 @@ def _numbered(key: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> tuple
 
 
 def _in_order(beginnings: Beginnings, lens: AnyInts) -> tuple[Ints, dict[str, Ints]]:
-    """Return the items of trees, depth first, and what each shares with the item before it; 0: nothing.
-
-    Args:
-        beginnings: as `_alike` returned it.
-    """
+    """Return the items of trees, depth first, and what each shares with the item before it; 0: nothing."""
     starts = np.flatnonzero(np.diff(beginnings.item, prepend=-1))
     sizes = np.diff(np.append(starts, len(beginnings.item)))
     item, depth = beginnings.item[starts], int(sizes.max(initial=0))

@@ -6,5 +6,5 @@
 
 `figures.py` counts and `remarks.py` judges; `printed.py` and `page.py` show a run, `sweep_page.py` a sweep, and
 `views/screens.py` a pack and a sample. What is shown in both places is a value: a table of `pages/rows.py`, or a block
-of `views/text.py`. One more rule is a function in `data_rules.py` or `plan_rules.py`, and a line in `remarks.py`.
+of `views/text.py`. One more rule is a function in `data_rules.py` or `remarks.py`, and a line of `RULES` there.
 """

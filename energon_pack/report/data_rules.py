@@ -1,14 +1,12 @@
 """Rules over the samples that came in: damage, tokens that are trained on, and sizes of images."""
 
 from collections.abc import Iterator
-from itertools import islice
 
 from energon_pack.errors import amount
 from energon_pack.plan.report import LOST_BITS, num_lost_to_bad_data
 from energon_pack.report.figures import Figures
 from energon_pack.report.pages.html import clipped
-from energon_pack.report.remark import Grade, Remark, part, percent
-from energon_pack.samples.keys import hint
+from energon_pack.report.remark import Grade, Remark, named_keys, part, percent
 from energon_pack.samples.skip import Reason
 
 _FEW_TRAINED, _MANY_TRAINED = 0.02, 0.95  # shares of all tokens
@@ -19,7 +17,6 @@ _OF_MEDIUM = 0.1  # share of the samples of a medium
 _MANY_NOTED = {"assistant_first": 0.5}  # shares of the samples
 _FEW_TOKENS = 64  # an image of so few tokens shows no small print
 _FOLDERS, _NAME = 5, 120  # folders that are named, characters of a name
-_KEYS = 8  # unknown keys that are named
 _ALIKE = 0.01  # share of the samples
 #: what helps against samples that are lost, by reason
 _HELP = {
@@ -190,10 +187,7 @@ def unknown_keys(figures: Figures) -> Iterator[Remark]:
     keys = figures.source.unknown_keys
     if not keys:
         return
-    named = (
-        f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']}{hint(key)})" for key, found in keys.items()
-    )
-    what = f"{len(keys)} keys of records are not known: {', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"
+    what = f"{amount(len(keys), 'key')} of records {'is' if len(keys) == 1 else 'are'} not known: {named_keys(keys)}"
     why = "nothing reads them: what they say of media, of what is trained, or of how much, is lost"
     yield Remark(
         Grade.look,

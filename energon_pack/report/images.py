@@ -43,12 +43,7 @@ class TokensOfImages:
 def tokens_of_images(
     rules: MediaRules | None, visual: AnyInts, num_images: AnyInts, counts: AnyInts
 ) -> TokensOfImages | None:
-    """Count how many tokens images have, between the bounds of the model's rules.
-
-    Args:
-        visual, num_images: visual tokens and images of a sample.
-        counts: how many samples have these two numbers.
-    """
+    """Count how many tokens images have, between the bounds of the model's rules."""
     bounds = _bounds(rules) if rules and len(visual) else None
     if bounds is None:
         return None

@@ -39,12 +39,7 @@ class About:
 
 
 def run_page(figures: Figures, about: About, looked_at: Sequence[Html] = (), left_out: Sequence[Medium] = ()) -> str:
-    """Build the page as one HTML document.
-
-    Args:
-        looked_at: sections that show a few packs.
-        left_out: pictures of samples that the plan left out.
-    """
+    """Build the page as one HTML document."""
     title = clipped(about.title, _TITLE)
     found = remarks(figures, about.facts, about.config.max_skipped)
     model = about.config.model

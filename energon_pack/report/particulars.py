@@ -23,12 +23,7 @@ _PACKAGES = ("transformers", "tokenizers", "numpy", "pyarrow", "megatron-energon
 
 
 def skipped(figures: Figures, ledger: str | None, left_out: Sequence[Medium] = ()) -> Html:
-    """List the samples that were left out, or are cut, by reason, with examples.
-
-    Args:
-        ledger: the file that names all of them.
-        left_out: pictures of samples that the plan left out.
-    """
+    """List the samples that were left out, or are cut, by reason, with examples."""
     reasons, samples = figures.in_ledger, figures.source.samples
     title = "Skipped samples"
     if not reasons:
@@ -105,12 +100,7 @@ def _beside(facts: RunFacts) -> Iterator[Html]:
 
 
 def settings(config: PackConfig, facts: RunFacts | None, processor: str, folder: str | None) -> Html:
-    """Show the config, and how to load the packs.
-
-    Args:
-        processor: folder or hub id.
-        folder: of the dataset; None: there is no dataset.
-    """
+    """Show the config, and how to load the packs."""
     values = plain(config)
     changed = [(key, _value(value)) for key, value in _changed(values)]
     made = [details("Settings that are not the default", table(("setting", "value"), changed, 2), is_open=True)]

@@ -11,9 +11,9 @@ from energon_pack.plan.pack_lengths import Choice, Choices
 from energon_pack.plan.report import LOST_BITS, STEP_COSTS, Report
 from energon_pack.report.pages.bars import barred
 from energon_pack.report.pages.rows import Cell, Rows, print_table
+from energon_pack.report.remark import named_keys
 from energon_pack.run.console import say
 from energon_pack.run.progress import Progress
-from energon_pack.samples.keys import hint
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.samples.skip import Reason
 
@@ -113,11 +113,7 @@ def part_lines(report: Report) -> Iterator[str]:
 
 
 def expanded_line(expanded: Mapping[str, Any], is_shared: bool = False) -> str:
-    """Describe the result of `labels.expand` and its cost in one line.
-
-    Args:
-        is_shared: whether `packing.share` is set already.
-    """
+    """Describe the result of `labels.expand` and its cost in one line."""
     times = expanded["tokens"] / max(1, expanded["whole_tokens"])
     became = f"{amount(expanded['conversations'], 'conversation')} became {amount(expanded['samples'], 'sample')}"
     shared = "" if is_shared else " (packing.share=prefix computes what they share once)"
@@ -132,9 +128,8 @@ def _notes(report: Report) -> Iterator[str]:
     for mode, of_mode in report.image_modes.items():
         samples = f"{amount(of_mode['samples'], 'sample')} with images of mode {mode}, as {of_mode['example']}"
         yield f"noted: {samples}: {LOST_BITS}"
-    for key, of_key in report.unknown_keys.items():
-        samples = f"{amount(of_key['samples'], 'sample')}, as {of_key['example']}"
-        yield f"unknown key: {key!r} in {samples}: nothing reads it{hint(key)}"
+    if report.unknown_keys:
+        yield f"unknown keys (samples, as in): {named_keys(report.unknown_keys)}; nothing reads them"
 
 
 def _step_lines(report: Report) -> Iterator[str]:

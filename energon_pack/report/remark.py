@@ -1,9 +1,16 @@
 """A remark: something that stands out in a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
+from typing import Any
 
 from energon_pack.errors import amount
+from energon_pack.report.pages.html import clipped
+from energon_pack.samples.keys import hint
+
+_KEYS, _NAME = 8, 120  # keys that are named, characters of a name
 
 
 class Grade(str, Enum):
@@ -34,3 +41,11 @@ def percent(number: float, of: float) -> str:
     """Write a share in percent; one that is above zero is never shown as zero."""
     share = number / of if of else 0.0
     return f"{share:.0%}" if share >= 0.1 or not share else "under 0.01%" if share < 1e-4 else f"{share:.2%}"
+
+
+def named_keys(keys: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name some keys of records that nothing reads, each with its samples and one of them."""
+    named = (
+        f"{clipped(key, _NAME)} ({found['samples']:,}, as {found['example']}{hint(key)})" for key, found in keys.items()
+    )
+    return f"{', '.join(islice(named, _KEYS))}{', …' * (len(keys) > _KEYS)}"

@@ -1,11 +1,162 @@
 """Rules over the figures of a run. Each remark gives the number, why it matters, and the setting to turn."""
 
+import math
 from collections.abc import Callable, Iterator
 
+from energon_pack.errors import amount
+from energon_pack.plan.entry_shares import MANY_EPOCHS
 from energon_pack.plan.report import RunFacts
-from energon_pack.report import data_rules, plan_rules
+from energon_pack.report import data_rules
 from energon_pack.report.figures import Figures
-from energon_pack.report.remark import Grade, Remark
+from energon_pack.report.pages.bars import short
+from energon_pack.report.remark import Grade, Remark, part, percent
+from energon_pack.report.which_length import MOST_DROPPED, recommended
+from energon_pack.samples.media.kinds import IMAGE, VIDEO
+from energon_pack.samples.skip import Reason
+
+_MANY_DROPPED = 0.25  # share of the tokens
+_LITTLE_FILL = 0.9
+_ABOVE_BOUND = 1.02  # times the fewest packs
+_WAITS = 1.05  # time of an epoch; without waiting it is 1
+_SHORT = 8  # times the longest sample: packs beyond it are called too long
+
+
+#: what makes media shorter, where no figures are known
+_SMALLER = {
+    IMAGE.kind: ["smaller images (model.max_pixels)"],
+    VIDEO.kind: ["fewer frames (media=fps media.fps=1)", "smaller frames (media.video_max_pixels)"],
+}
+
+
+def media_first(figures: Figures) -> Iterator[Remark]:
+    """Tell that a few large media make packs long, whether anything is dropped or not."""
+    if first := figures.media_first:
+        why = "a longer pack costs memory and attention in every step, for these alone"
+        yield Remark(Grade.look, str(first), why, first.knob)
+
+
+def overlong(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples are longer than a pack; if the user chose to drop them, that is no fault."""
+    loss, tokens, (num, dropped) = figures.loss, figures.source.tokens, figures.overlong
+    if loss and num and dropped > MOST_DROPPED * tokens:
+        what = f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped"
+        best = recommended(figures.tries.choices)
+        knobs = [] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
+        if best and best.choice.max_token_len > figures.max_token_len:
+            still = best.choice.dropped_tokens_share
+            left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""
+            knobs.append(f"packing.max_token_len={best.choice.max_token_len}{left}")
+        if not (figures.report and figures.report.expanded):
+            knobs.append(loss.keeps_more)
+        most = dropped > _MANY_DROPPED * tokens or num > figures.source.samples / 2
+        most = most or loss.is_too_much
+        yield Remark(
+            Grade.wrong if most and not loss.is_meant else Grade.look,
+            f"{what}: {amount(num, 'sample')} {'is' if num == 1 else 'are'} longer than {figures.max_token_len:,}",
+            f"training never sees what is longer than a pack; by tokens it is mostly of {loss.medium} samples",
+            ", or ".join(knobs) or "packing.max_token_len",
+        )
+
+
+def cut_off(figures: Figures) -> Iterator[Remark]:
+    """Tell how many tokens of packed samples are in no part."""
+    report, loss = figures.report, figures.loss
+    if report and loss and report.samples_cut_off:
+        tokens = report.tokens_left_out_by_reason[Reason.CUT_OFF.value]
+        yield Remark(
+            Grade.wrong if loss.is_too_much else Grade.look,
+            f"{short(tokens)} tokens ({percent(tokens, report.tokens + report.tokens_left_out)}) are cut off:"
+            f" {amount(report.samples_cut_off, 'sample')} {'is' if report.samples_cut_off == 1 else 'are'} packed"
+            " without them",
+            "training never sees them; the ledger says of each sample how many, and why",
+            f"packing.max_token_len, or {loss.keeps_more}",
+        )
+
+
+def untrained(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples are left out because nothing of them is trained."""
+    if num := figures.skipped_by_reason.get(Reason.NOTHING_TRAINED.value):
+        what = f"{part(num, figures.source.samples)} are in no pack, for none of their tokens is trained"
+        knob = "labels.train_on, the roles and weights of the turns; labels.untrained=keep packs them with others"
+        yield Remark(Grade.look, what, "they would cost time and teach nothing", knob)
+
+
+def over_cap(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples break another limit."""
+    if num := figures.skipped_by_reason.get(Reason.OVER_CAP.value):
+        broken = part(num, figures.source.samples)
+        why = "alone they are more than a pack may hold"
+        yield Remark(Grade.look, f"{broken} break a limit of packing.max_…", why, "the limits of packing")
+
+
+def not_in_flavor(figures: Figures) -> Iterator[Remark]:
+    """Tell how many samples the JSON of the packs can't hold."""
+    if num := figures.skipped_by_reason.get(Reason.NOT_IN_FLAVOR.value):
+        what = f"{part(num, figures.source.samples)} have no place in packs of this flavour"
+        yield Remark(Grade.look, what, "its JSON can't hold them", "output.flavor=packed_multi_mix_qa")
+
+
+def mixture(figures: Figures) -> Iterator[Remark]:
+    """Tell which entries of a mixture come many times."""
+    for entry in (figures.report.mixture if figures.report else None) or ():
+        if entry["epochs"] > MANY_EPOCHS:
+            yield Remark(
+                Grade.look,
+                f"each sample of {entry['name']} comes {entry['epochs']:.1f} times",
+                "what comes often is learned by heart: its loss falls in training, and not in validation",
+                f"a smaller weight of {entry['name']}, or more data of its kind",
+            )
+
+
+def fill(figures: Figures) -> Iterator[Remark]:
+    """Tell that there are more packs than needed, or emptier ones."""
+    report = figures.report
+    if not report or not report.packs:
+        return
+    if report.packs > _ABOVE_BOUND * report.packs_lower_bound + 1:
+        what = f"{amount(report.packs, 'pack')} where {report.packs_lower_bound:,} could do"
+        knob = "packing.algorithm=optimal, packing.group_by=none, no packing.window"
+        yield Remark(Grade.look, what, "each pack is a step's work, whatever it holds", knob)
+    for name, medium in report.by_media.items():
+        lens = figures.source.by_medium.get(name)
+        could_do = math.ceil(medium.fill * medium.packs)  # full packs, and a last one
+        if medium.fill < _LITTLE_FILL and medium.packs > _ABOVE_BOUND * could_do:
+            half = lens and lens.token_len and lens.token_len["p50"] > figures.max_token_len / 2
+            why = (
+                "most of its samples are longer than half a pack"
+                if half
+                else "no sample is left that fits into what is free in them"
+            )
+            knob = "packing.group_by=none lets shorter samples fill them" if len(report.by_media) > 1 else ""
+            what = f"packs of {name} are {medium.fill:.0%} full"
+            yield Remark(Grade.look, what, why, knob or "packing.max_token_len")
+
+
+def length(figures: Figures) -> Iterator[Remark]:
+    """Tell that packs are much longer than samples."""
+    most = figures.source.lens.get("max", 0)
+    if most and most * _SHORT < figures.max_token_len:
+        what = f"the longest sample has {most:,} tokens, a pack {figures.max_token_len:,}"
+        why = "a shorter pack would lose nothing, take less memory, and come more often"
+        yield Remark(Grade.note, what, why, "packing.max_token_len")
+
+
+def steps(figures: Figures) -> Iterator[Remark]:
+    """Tell that ranks wait for each other."""
+    steps = figures.report.steps if figures.report else None
+    if steps and steps["in_order"]["steps"] and steps["in_order"]["both"]["epoch"] > _WAITS:
+        what = f"an epoch takes {steps['in_order']['both']['epoch']:.3f} times what it would without waiting"
+        why = "ranks wait for the slowest of each step, and packs are too uneven to be laid out better"
+        yield Remark(Grade.look, what, why, "packing.max_attention_cost, packing.group_by=none")
+
+
+def unverified(facts: RunFacts) -> Iterator[Remark]:
+    """Tell that lengths were not compared with the full processor."""
+    if num := facts.samples_not_verified:
+        why = "their media can't be read by the full processor here, so lengths were not compared with it"
+        what = f"{amount(num, 'sample')} of the draw {'is' if num == 1 else 'are'} not verified"
+        yield Remark(Grade.note, what, why, "pip install torchvision")
+
 
 #: the rules by the words in which a page lists them where nothing stands out
 RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
@@ -13,36 +164,31 @@ RULES: dict[str, Callable[[Figures], Iterator[Remark]]] = {
     "lost modalities": data_rules.modalities,
     "media": data_rules.no_media,
     "sources": data_rules.folders,
-    "overlong samples": plan_rules.overlong,
-    "samples that are cut": plan_rules.cut_off,
-    "samples without training": plan_rules.untrained,
-    "limits": plan_rules.over_cap,
-    "flavour": plan_rules.not_in_flavor,
+    "overlong samples": overlong,
+    "samples that are cut": cut_off,
+    "samples without training": untrained,
+    "limits": over_cap,
+    "flavour": not_in_flavor,
     "trained tokens": data_rules.trained,
     "weights": data_rules.weights,
     "placeholders, control tokens, tools": data_rules.notes,
     "keys of records": data_rules.unknown_keys,
     "modes of images": data_rules.image_modes,
     "sizes of images": data_rules.images,
-    "mixture": plan_rules.mixture,
-    "fill": plan_rules.fill,
-    "length of packs": plan_rules.length,
-    "few large media": plan_rules.media_first,
+    "mixture": mixture,
+    "fill": fill,
+    "length of packs": length,
+    "few large media": media_first,
     "duplicates": data_rules.alike,
-    "waiting": plan_rules.steps,
+    "waiting": steps,
     "demo": data_rules.demo,
 }
 CHECKED = ("bad data", *RULES, "verified samples")
 
 
 def remarks(figures: Figures, facts: RunFacts | None = None, max_skipped: float = 1.0) -> list[Remark]:
-    """Return what stands out; errors come first.
-
-    Args:
-        facts: of a finished run; None: it is not finished.
-        max_skipped: share of the samples that bad data may cost.
-    """
+    """Return what stands out; errors come first."""
     found = [remark for rule in RULES.values() for remark in rule(figures)]
-    found += [*data_rules.bad_data(figures, max_skipped), *(plan_rules.unverified(facts) if facts else ())]
+    found += [*data_rules.bad_data(figures, max_skipped), *(unverified(facts) if facts else ())]
     grades = list(Grade)
     return sorted(found, key=lambda remark: grades.index(remark.grade))

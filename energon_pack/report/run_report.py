@@ -41,14 +41,7 @@ class Seen(NamedTuple):
 
 
 class RunReport:
-    """Collects what the page shows.
-
-    Args:
-        config: as the user gave it.
-        processor: folder or hub id.
-        lengths: of the samples, before any is cut, and of those that `labels.expand` made.
-        num_repeated: how many draws took a sample that was drawn before.
-    """
+    """Collects what the page shows."""
 
     def __init__(
         self, config: PackConfig, processor: str, lengths: Lengths, num_repeated: int, method: Method, run: Run

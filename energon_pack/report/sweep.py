@@ -121,11 +121,7 @@ def sweep_of(folder: Path) -> Sweep:
 
 
 def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
-    """Return the row, with the number of the earlier job that has the same figures.
-
-    Args:
-        first: the first job by figures; this job is added to it.
-    """
+    """Return the row, with the number of the earlier job that has the same figures."""
     what = {key: value for key, value in figures.items() if key not in _OF_THE_RUN}
     what["bytes"] = round((row.num_bytes or 0) / _SHOWN_BYTES)
     number = first.setdefault(json.dumps(what, sort_keys=True, default=str), row.number)
@@ -183,11 +179,7 @@ def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str
 
 
 def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens: float) -> float:
-    """Return what a sweeper that optimises gets for a job; nan: the job packed nothing, or dropped more than it may.
-
-    Args:
-        objective: `report.objective`.
-    """
+    """Return what a sweeper that optimises gets for a job; nan: the job packed nothing, or dropped more than it may."""
     job = {"figures": figures, "number": 0, "page": None, "max_dropped_tokens": max_dropped_tokens}
     row = _row(job, {})
     values = {"fill": row.fill, "tokens": row.tokens, "cost": row.flops and row.flops / max(1, row.tokens)}

@@ -48,13 +48,7 @@ def forget_sweep() -> None:
 
 
 class SweepJob:
-    """Leaves the state of a job in the sweep's folder: at its start, and its result at its end.
-
-    Args:
-        folder: of the sweep.
-        number: of the job.
-        overrides: as Hydra gives them to it.
-    """
+    """Leaves the state of a job in the sweep's folder: at its start, and its result at its end."""
 
     def __init__(self, folder: Path, number: int, overrides: Sequence[str]):
         self._path = folder / _JOBS / f"{number}.json"
@@ -100,21 +94,13 @@ class SweepJob:
         return {} if job["error"] else job.get("figures") or {}
 
     def done(self, page: Path, figures: Mapping[str, Any], max_dropped_tokens: float) -> None:
-        """Record that the job succeeded.
-
-        Args:
-            max_dropped_tokens: `packing.max_dropped_tokens`.
-        """
+        """Record that the job succeeded."""
         self._about |= {"error": None, "page": os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens
         self._leave()
 
     def failed(self, error: PackError, max_dropped_tokens: float = 0.0) -> None:
-        """Record that the job ended with an error; one that lost too many samples has a page and figures nevertheless.
-
-        Args:
-            max_dropped_tokens: `packing.max_dropped_tokens`.
-        """
+        """Record that the job ended with an error; one that lost too many samples has a page and figures."""
         page, figures = (error.page, error.figures) if isinstance(error, SamplesLost) else (None, None)
         self._about |= {"error": str(error), "page": page and os.path.abspath(page), "figures": figures}
         self._about["max_dropped_tokens"] = max_dropped_tokens

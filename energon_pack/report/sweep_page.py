@@ -50,11 +50,7 @@ def end_sweep(folder: Path) -> None:
 
 
 def sweep_html(sweep: Sweep, folder: Path) -> str:
-    """Build the page.
-
-    Args:
-        folder: that the page will be in; links are relative to it.
-    """
+    """Build the page."""
     best, names = sweep.best, _names(sweep.keys)
     num_refused = sum(row.refused is not None for row in sweep.rows)
     others = {"refused": num_refused, "failed": len(sweep.failed)}

@@ -97,6 +97,15 @@ def lengths_to_try(
     return sorted(whole - {0})
 
 
+def lengths_to_choose(
+    lens: Sequence[int], packing: PackingConfig, items: Items, most_positions: int | None = None
+) -> list[int]:
+    """List the lengths to try where none is planned yet: those of the settings, and one that holds every sample."""
+    largest = max(lens) - max(lens) % packing.pad_to_multiple_of
+    longest = int(items.lens.max(initial=0))
+    return lengths_to_try(lens, replace(packing, max_token_len=largest), longest, most_positions)
+
+
 def num_tried(num_samples: int) -> int:
     """Return how many of the samples the lengths are tried with."""
     return min(num_samples, _MOST_TRIED)

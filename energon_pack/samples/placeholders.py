@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from energon_pack.errors import amount
 from energon_pack.samples.media.kinds import IMAGE, KINDS, PART_TYPES, VIDEO
 from energon_pack.samples.sample import Message, media_type
 from energon_pack.samples.skip import Reason, Skip
@@ -234,4 +235,4 @@ def _without_names(message: Message) -> Message:
 
 
 def _count(kinds: Sequence[str]) -> str:
-    return ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(kinds).items())) or "no media"
+    return ", ".join(amount(n, kind) for kind, n in sorted(Counter(kinds).items())) or "no media"

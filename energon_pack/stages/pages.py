@@ -15,6 +15,7 @@ from energon_pack.plan.report import Report
 from energon_pack.report.printed import print_choices
 from energon_pack.report.remark import Remark
 from energon_pack.report.run_report import RunReport, Seen
+from energon_pack.report.which_length import lengths_to_choose
 from energon_pack.run.console import say
 from energon_pack.run.files import naming_place
 from energon_pack.stages.measuring import Measured
@@ -25,7 +26,8 @@ def try_pack_lens(run: PackRun, measured: Measured, page: RunReport) -> dict[str
     """Show what each pack length would drop: the end of `stage=lengths`."""
     config = run.config
     with run.timed("plan"):
-        choices = try_lengths(measured.lengths, config.packing, config.report.lens, page.most_positions)
+        lens = lengths_to_choose(config.report.lens, config.packing, measured.lengths.items, page.most_positions)
+        choices = try_lengths(measured.lengths, config.packing, lens, page.most_positions)
         page.add_choices(choices.lens)
     print_choices(choices, page.advice(choices.lens))
     why_not = bad_data(choices, config.max_skipped)

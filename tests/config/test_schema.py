@@ -25,7 +25,7 @@ def nodes(kind: type[Any] = PackConfig) -> list[type[Any]]:
 
 def composed(*overrides: str) -> PackConfig:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return to_config(compose("config", ["+model=qwen2_5_vl", *overrides]), [])
+        return to_config(compose("config", ["+model=qwen2_5_vl", *overrides]))
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(nodes()), ids=lambda kind: kind.__name__)
@@ -69,3 +69,12 @@ def test_fewer_than_one_frame_a_second_is_no_count() -> None:
     assert composed("media=fps", "media.fps=0.5").media.fps == 0.5
     with pytest.raises(PackError, match=r"media\.fps=0\.0: must be more than 0"):
         composed("media.fps=0")
+
+
+def test_a_processor_alone_is_model_auto() -> None:
+    """Without `+model` a run was refused, and listed 53 names to choose from."""
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        words = ["model.processor=/p", "model.max_pixels=784"]
+        alone, named = (to_config(compose("config", [*first, *words])).model for first in ([], ["+model=auto"]))
+    assert alone == named
+    assert (alone.template, alone.max_pixels) == ("auto", 784)

@@ -95,7 +95,7 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ({"messages": TURNS, "images": [picture(), picture()]}, "1 image in the text for 2 image"),
+        ({"messages": TURNS, "images": [picture(), picture()]}, "1 image in the text for 2 images"),
         ({"messages": TURNS, "images": ["b.jpg"]}, "missing_media: 'b.jpg' is not there"),
         ({"messages": TURNS, "images": [b"no image"]}, "unreadable_media: no known image"),
         ({"messages": TURNS, "images": [{"pixels": 3}]}, "missing_media: images lists something that is no path"),

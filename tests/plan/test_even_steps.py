@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.alike import alike
 from energon_pack.plan.even_steps import evened, lay_out
+from energon_pack.plan.mended import mended
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
@@ -158,3 +159,11 @@ def test_every_pack_has_one_place(num: int, data_parallel: int, others: tuple[in
 def test_packs_without_any_cost() -> None:
     """Text alone has no vision: nothing to divide by."""
     assert sorted(lay_out(np.zeros((2, 20)), np.zeros(20, np.int64), Topology(4), 0).tolist()) == list(range(20))
+
+
+def test_one_swap_mends_a_step_by_head() -> None:
+    """The first of 8 steps trains on 18, the mean is 9.25: a 9 is swapped for a 4 of the step with equal cost."""
+    trained, costs = np.array([9, 9, *[4] * 14]), np.ones((1, 16))
+    costs[0, [0, 1, 6, 7]] = 5
+    assert mended(costs, trained, np.arange(16), 2, 0.5).tolist() == [6, 1, 2, 3, 4, 5, 0, *range(7, 16)]
+    assert mended(costs, trained, np.arange(16), 2, 2.0).tolist() == [*range(16)]

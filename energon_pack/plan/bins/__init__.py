@@ -7,7 +7,134 @@ then assign the planned places to the items.
             └─► capped ─────► balanced                           several
 """
 
-from energon_pack.plan.bins.base import Bins, lower_bound, lower_bound_l2
-from energon_pack.plan.bins.packing import pack_bins
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.plan.bins.balanced import balance
+from energon_pack.plan.bins.base import (
+    Bins,
+    Run,
+    bins_of,
+    count_bins,
+    gather,
+    l2_of_histogram,
+    lower_bound,
+    lower_bound_l2,
+    narrow,
+    shuffled_argsort,
+)
+from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.exact import exact_fit
+from energon_pack.plan.bins.greedy import best_fit_decreasing, first_fit_decreasing
+from energon_pack.plan.settings import Algorithm
+from energon_pack.run.seeded import Ints
 
 __all__ = ["Bins", "lower_bound", "lower_bound_l2", "pack_bins"]
+
+
+#: The search for a balanced plan ends at this many times the lower bound. `auto` accepts one more bin, too: the little
+#: that an exact fit may save is not worth packs sorted by length.
+_NEAR = 1.0001
+
+
+def pack_bins(
+    costs: Ints,
+    caps: int | Ints,
+    algorithm: Algorithm = Algorithm.auto,
+    seed: int = 0,
+    needs: npt.NDArray[np.bool_] | None = None,
+) -> Bins:
+    """Pack items into bins in which no cost sums to more than its cap.
+
+    Packs by length alone first. Only if a bin of that plan breaks another cap, or has none of the items in `needs`,
+    everything is packed again by `pack_capped`, whatever the algorithm.
+
+    Args:
+        costs: int64[n] lengths, or int64[k, n] with the lengths in the first row.
+        caps: the limits of a bin, one for each row.
+        seed: decides which of several equally long items goes where, and the order inside a bin.
+        needs: bool[n]: every bin must hold one of these.
+
+    Raises:
+        ValueError: an item that fits in no bin, an unknown algorithm, fewer items in `needs` than bins.
+    """
+    costs = np.atleast_2d(np.asarray(costs, dtype=np.int64))
+    limits = np.atleast_1d(np.asarray(caps, dtype=np.int64))
+    _check(costs, limits, algorithm)
+    if not costs.shape[1]:
+        return Bins(np.zeros(1, np.int64), np.zeros(0, np.int64))
+    bins = _pack_lengths(costs[0], int(limits[0]), algorithm, seed)
+    first = bins.starts[:-1]
+    is_kept = all(
+        np.add.reduceat(cost[bins.items], first).max() <= cap for cost, cap in zip(costs[1:], limits[1:], strict=True)
+    )
+    if needs is not None and not np.logical_or.reduceat(needs[bins.items], first).all():
+        is_kept = False
+    return bins if is_kept else pack_capped(costs, limits, seed, needs)
+
+
+def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
+    if algorithm not in list(Algorithm):
+        raise ValueError(f"algorithm {algorithm!r} is none of {', '.join(known.value for known in Algorithm)}")
+    if costs.ndim != 2 or caps.shape != (len(costs),):
+        raise ValueError(f"costs {costs.shape} and caps {caps.shape}: one cap for each row of costs")
+    for row, (cost, cap) in enumerate(zip(costs, caps.tolist(), strict=True)):
+        least, most = int(cost.min(initial=cap)), int(cost.max(initial=0))
+        if least < (1 if row == 0 else 0) or most > cap:
+            what = "lengths" if row == 0 else f"costs in row {row}"
+            raise ValueError(f"{what} from {least} to {most} do not fit bins of {cap}")
+
+
+def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) -> Bins:
+    histogram = np.bincount(lens)
+    unit = int(np.gcd.reduce(np.flatnonzero(histogram)))  # 64 if lengths are rounded up to 64
+    histogram = np.concatenate((histogram[:1], histogram[unit::unit]))
+    capacity = min(capacity // unit, int(histogram @ np.arange(len(histogram))))
+    bound = l2_of_histogram(histogram, capacity)
+    narrow_lens = narrow(lens)
+    items = shuffled_argsort(narrow_lens, seed)
+
+    if algorithm in (Algorithm.auto, Algorithm.balanced):
+        exact: list[Run] = []
+
+        def limit() -> float:
+            if algorithm == Algorithm.balanced:
+                return inf
+            enough = bound * _NEAR + 1
+            exact.extend(_optimal(histogram, capacity, bound, enough, seed))
+            return max(count_bins(exact), enough)
+
+        bin_of = balance(narrow_lens[items[::-1]] // unit, capacity, bound, bound * _NEAR, seed, limit)
+        return gather(bins_of(exact) if bin_of is None else bin_of[::-1], items, seed)
+    if algorithm == Algorithm.optimal:
+        runs = _optimal(histogram, capacity, bound, bound, seed)
+    elif algorithm == Algorithm.best_fit_decreasing:
+        runs = best_fit_decreasing(histogram, capacity)
+    else:
+        runs = first_fit_decreasing(histogram, capacity)
+    return gather(bins_of(runs), items, seed)
+
+
+def _optimal(histogram: Ints, capacity: int, bound: int, enough: float, seed: int) -> list[Run]:
+    """Return the fewest bins that any way of this package finds.
+
+    Args:
+        enough: if a faster way needs only so many bins, the slowest way is not tried.
+    """
+    runs = exact_fit(histogram, capacity, seed)
+    if count_bins(runs) > bound:  # sets of few items may be luckier with best fit
+        runs = min(runs, best_fit_decreasing(histogram, capacity), key=count_bins)
+    if count_bins(runs) > enough:
+        runs = min(runs, _drawn(histogram, capacity, seed), key=count_bins)
+    return runs
+
+
+def _drawn(histogram: Ints, capacity: int, seed: int) -> list[Run]:
+    """Fill most bins as a stream does, then pack the items left at its end into as few bins as possible."""
+    runs, left = drawn_fit(histogram, capacity, seed)
+    rest = min(exact_fit(left, capacity, seed), best_fit_decreasing(left, capacity), key=count_bins)
+    num_bins = count_bins(runs)
+    return runs + [run._replace(first=num_bins + run.first) for run in rest]

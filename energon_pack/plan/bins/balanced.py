@@ -189,10 +189,6 @@ def fill_gaps(
     """Put all items into the gaps of bins, exactly if possible; the others by best fit, or into new bins.
 
     Returns None as soon as it is certain that this takes more bins than `most`.
-
-    Args:
-        histogram: number of items of each length.
-        space: the room left in each bin.
     """
     if len(space) + _num_too_long(histogram, int(space.max()), capacity) > most:
         return None

@@ -95,12 +95,7 @@ def gather(bin_of: AnyInts, items: AnyInts, seed: int) -> Bins:
 
 
 def lower_bound(costs: AnyInts, caps: int | Ints) -> int:
-    """Return a number of bins that no packing can go below: the sum of a cost, divided by its cap.
-
-    Args:
-        costs: [n], or [k, n] for several costs; the one that needs most bins decides.
-        caps: one for each row.
-    """
+    """Return a number of bins that no packing can go below: the sum of a cost, divided by its cap."""
     totals = np.atleast_2d(costs).sum(axis=1, dtype=np.int64)
     return int((-(-totals // np.atleast_1d(caps))).max())
 
@@ -140,9 +135,6 @@ def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
 
     Stops reading `lens` when the room is filled. Bit s of `sums` says that some of the lengths so far have the sum s.
     Source: subset sum by bitset, as in Pisinger, "Dynamic programming on the word RAM", 2003.
-
-    Returns:
-        The numbers of the lengths, ascending.
     """
     sums, mask = 1, (1 << room + 1) - 1
     reached: list[tuple[int, int, int]] = []  # number, length, and the sums that it was the first to reach

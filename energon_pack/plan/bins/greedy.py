@@ -17,13 +17,7 @@ from energon_pack.run.seeded import Ints
 def best_fit_decreasing(
     histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
 ) -> list[Run]:
-    """Put items, longest first, each into the fullest bin that still has room.
-
-    Args:
-        histogram: number of items of each length.
-        opened: bins to fill first.
-        num_bins: the number of the first new bin.
-    """
+    """Put items, longest first, each into the fullest bin that still has room."""
     by_space: dict[int, list[tuple[int, int]]] = {}  # space left → ranges of bins: first, number
     spaces = 0  # bit r is set where by_space[r] is not empty
     runs = []

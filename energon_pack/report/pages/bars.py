@@ -35,11 +35,7 @@ class Piece(NamedTuple):
 
 
 def strip(pieces: Sequence[Piece], total: float, ends: bool = True) -> Html:
-    """Draw one bar: the pieces, and what they leave of `total`.
-
-    Args:
-        ends: draw the rest as padding; False: leave it blank.
-    """
+    """Draw one bar: the pieces, and what they leave of `total`."""
     used = sum(piece.size for piece in pieces)
     rest = [Piece("padding", total - used, f"padding: {short(total - used)}")] if ends and total > used else []
     drawn = [

@@ -76,11 +76,7 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]], num_words: int =
 
 
 def section(title: str, *content: Any, says: str | None = None) -> Html:
-    """Build a section of a page, with an anchor made from its title.
-
-    Args:
-        says: a sentence that the reader should know first.
-    """
+    """Build a section of a page, with an anchor made from its title."""
     return tag("section", tag("h2", title, id=anchor(title)), tag("p", says, class_="says") if says else None, *content)
 
 

@@ -58,11 +58,7 @@ def _more(number: int) -> str:
 
 
 def print_pack(view: PackView, full: bool = False) -> None:
-    """Print a pack: its facts, its members, and their text.
-
-    Args:
-        full: print all members and all of their text.
-    """
+    """Print a pack: its facts, its members, and their text."""
     out = console()
     out.print(Text.assemble(f"pack {view.number:,} of {view.num_packs:,}  ", (view.key, "bold")))
     print_blocks(_pack_blocks(view))
@@ -79,11 +75,7 @@ def print_pack(view: PackView, full: bool = False) -> None:
 
 
 def print_blocks(blocks: Iterable[Block], most: int | None = None) -> None:
-    """Print parts of a screen.
-
-    Args:
-        most: characters of a text that are shown; None: all.
-    """
+    """Print parts of a screen."""
     for block in blocks:
         if drawn := block.to_terminal(most):
             console().print(drawn, soft_wrap=isinstance(block, Line))
@@ -141,11 +133,7 @@ def _sizes(media: Sequence[Medium]) -> str:
 
 
 def member_blocks(member: MemberView, max_chars: int = 0) -> list[Block]:
-    """Return the parts of a member or a sample: its lengths, what is wrong with it, its pictures and its text.
-
-    Args:
-        max_chars: of its text on a page.
-    """
+    """Return the parts of a member or a sample: its lengths, what is wrong with it, its pictures and its text."""
     return [
         Line(member_facts(member)),
         *([Line(f"In no pack: {member.refused}", "bad")] if member.refused else []),
@@ -183,13 +171,7 @@ def _sample_parts(view: MemberView, raw: Raw) -> dict[str, list[Block]]:
 
 
 def print_sample(view: MemberView, place: str, raw: Raw, remarks: Iterable[str], full: bool = False) -> None:
-    """Print a sample before it is packed: as it was read, as it was understood, and its tokens.
-
-    Args:
-        place: of the sample in the source.
-        remarks: notes to print.
-        full: print all of its text.
-    """
+    """Print a sample before it is packed: as it was read, as it was understood, and its tokens."""
     print_heading(view.sample_id)
     print_blocks([Line(place), *_notes(view, remarks)])
     for title, blocks in _sample_parts(view, raw).items():

@@ -35,11 +35,7 @@ class Vocabulary:
 
 
 def spans_of(tokens: MemberTokens, vocabulary: Vocabulary, media: Sequence[str]) -> list[Span]:
-    """Split the tokens of a member into spans.
-
-    Args:
-        media: a short description of each of its media.
-    """
+    """Split the tokens of a member into spans."""
     ids = tokens.ids.tolist()
     medium_of: list[int | None] = [None] * len(ids)
     for index, place in enumerate(media_places(tokens, vocabulary.feature_ids)):
@@ -80,14 +76,7 @@ def vocabulary_of(template: "Template") -> Vocabulary:
 
 
 def encoded(view: MemberView, tokens: MemberTokens, vocabulary: Vocabulary) -> MemberView:
-    """Return the member's view with its tokens.
-
-    Args:
-        view: has the same media, in the same order.
-
-    Raises:
-        ValueError: it has others.
-    """
+    """Return the member's view with its tokens."""
     media = [*_as_seen(view.media, tokens.media)]
     visual = [number for kind, number in vocabulary.feature_ids.items() if KINDS[kind].is_visual]
     return replace(

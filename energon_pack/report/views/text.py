@@ -36,11 +36,7 @@ class Block(Protocol):
         """Draw it for a page; None: there is nothing."""
 
     def to_terminal(self, most: int | None) -> RenderableType:
-        """Draw it for a terminal.
-
-        Args:
-            most: characters of a text that are shown; None: all.
-        """
+        """Draw it for a terminal."""
 
 
 @dataclass(frozen=True)
@@ -194,11 +190,7 @@ def _figure(medium: Medium) -> Html:
 
 @dataclass(frozen=True)
 class Raw:
-    """JSON, or text, as it was read.
-
-    Args:
-        whole: the same unshortened.
-    """
+    """JSON, or text, as it was read."""
 
     text: str
     whole: str
