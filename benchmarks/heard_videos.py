@@ -22,10 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.asked import as_asked
-from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose

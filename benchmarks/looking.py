@@ -26,8 +26,7 @@ from rich.table import Table
 from timing import at_most
 
 from energon_pack.dataset.energon import write_metadata
-from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.plan_rows import PLAN_SCHEMA
+from energon_pack.dataset.files import PLAN, PLAN_SCHEMA
 from energon_pack.dataset.shards import WrittenShard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.run.files import META_FOLDER

@@ -30,10 +30,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from energon_pack.samples.media.arguments import Prepared
-from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs
 from energon_pack.samples.media.probe import probe
+from energon_pack.samples.media.streams import decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.choose import choose
 from energon_pack.templates.full import full_processor

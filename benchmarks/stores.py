@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 from timing import at_most, cpu_seconds
 
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.sources.demo import make_demo
 from energon_pack.sources.rows import rows_of
 from support.samples import chat, noise, write_tar

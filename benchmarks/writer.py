@@ -33,7 +33,7 @@ from rich.table import Table
 from timing import at_least, at_most, cpu_and_wall_seconds
 
 from energon_pack.dataset.energon import write_metadata
-from energon_pack.dataset.plan_rows import PLAN_SCHEMA
+from energon_pack.dataset.files import PLAN_SCHEMA
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_shard
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.plain_data import node_of

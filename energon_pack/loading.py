@@ -25,10 +25,9 @@ from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import media_fields
 from energon_pack.samples.options import option_fields, options_of
-from energon_pack.samples.parts import Parts, kind_of, media_by_kind, positions_of
+from energon_pack.samples.parts import Parts, ReadMedia, kind_of, media_by_kind, positions_of
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
-from energon_pack.samples.references import ReadMedia
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings, SampleType, Take, ToolsAs
 from energon_pack.steps.journal import Consumed, Journal

@@ -18,11 +18,12 @@ from energon_pack.errors import PackError
 from energon_pack.plan.splits import SPLITS
 from energon_pack.report.pages.rows import Rows, print_table
 from energon_pack.run import stores
+from energon_pack.run.address import is_address, place_of
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, write_whole
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.run.stores import StoreError, is_address, place_of
+from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources.storage import absolute, folder_of, is_file, real_path
 
 _COUNTS = ("packs", "samples", "tokens")

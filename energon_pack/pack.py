@@ -25,7 +25,7 @@ from energon_pack.lengths.measure import check_unchanged, forgetting_wrong
 from energon_pack.report.printed import print_plan, print_stages
 from energon_pack.report.run_report import RunReport
 from energon_pack.run.console import say
-from energon_pack.run.executors.choose import executor_of
+from energon_pack.run.context import executor_of
 from energon_pack.run.files import naming_place
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress

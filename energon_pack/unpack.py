@@ -19,22 +19,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.files import PLAN, PlanFile, PlanRows, has_messages
+from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
+from energon_pack.run.address import lies_in
 from energon_pack.run.command import count, on_disk, parser, run
 from energon_pack.run.console import say
 from energon_pack.run.files import META_FOLDER, sync_file_system
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores import lies_in
 from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.samples.references import Reference
+from energon_pack.samples.parts import Reference
 from energon_pack.samples.single import single
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader

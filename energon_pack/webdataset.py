@@ -19,7 +19,7 @@ from typing import Any
 from webdataset.utils import pytorch_worker_info
 
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.pack_members import members_in
+from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.readable import refuse_lost, unread
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset_encoder import pack_encoder

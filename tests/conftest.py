@@ -20,8 +20,8 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from energon_pack.config import PackConfig
+from energon_pack.run.stores import objects_of
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise
 from energon_pack.sources.demo import make_demo
 from energon_pack.templates.processor import load_saved, prepare_template

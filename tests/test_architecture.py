@@ -43,21 +43,21 @@ __main__
 BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
-samples.parts samples.references samples.member samples.pack_reader samples.input_rules
+samples.parts samples.member samples.pack_reader samples.input_rules
 sources.storage sources.stored sources.blockwise sources.tar sources.file_kinds sources.prepared
 templates.folder templates.full
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors
-dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_members dataset.pack_parts
+dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_parts
 dataset.pack_sums dataset.readable dataset.referenced
 """
 ENERGON = "task_encoder loading reading flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
 ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
-    ("dataset.pack_members", "samples.flavors"): "the flavour is another package's, or another tool packed",
+    ("dataset.pack_files", "samples.flavors"): "the flavour is another package's, or another tool packed",
     ("dataset_encoder", "packed_with"): "another tool packed; or a sample is in no pack",
     ("dataset.referenced", "sources.referenced"): "media lie in the source",
     ("task_encoder", "packed_with"): "Energon packs while it reads",

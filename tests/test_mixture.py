@@ -312,36 +312,6 @@ def test_what_a_mixture_can_not_say_is_refused(sets: Path, splits: dict[str, Any
         find_source(SourceConfig(), str(sets / "me.yaml"))
 
 
-# ------------------------------------------------------------------------------------------- meta files of others
-
-
-def test_internvls_meta_file_is_a_mixture(config: Make, sets: Path) -> None:
-    """`repeat_time` says the epochs; so it goes with packing.epochs, and the report tells its entries."""
-    (sets / "images").mkdir()
-    meta = sets / "meta.json"
-    meta.write_text(json.dumps(
-        {"charts_18k": {"root": "images", "annotation": "charts.jsonl", "data_augment": False, "repeat_time": 2},
-         "chat+": {"root": "gone/", "annotation": "chat.jsonl", "repeat_time": 0.5, "length": 200}}
-    ))  # fmt: skip
-    report = pack(config(str(meta), source__format="auto", packing__epochs=2))
-    found = {item["name"]: (item["samples"], item["epochs"]) for item in report["mixture"]}
-    assert found == {"charts_18k": (1200, 2.0), "chat+": (200, 0.5)}
-    source = find_source(SourceConfig(datasets=["chat+"]), str(meta))
-    assert [(shard.name, shard.media_root) for shard in source.shards] == [("chat.jsonl", str(sets))]
-    with pytest.raises(PackError, match=r"source\.datasets: no maths among charts_18k, chat\+"):
-        find_source(SourceConfig(datasets=["maths"]), str(meta))
-
-
-def test_llava_onevisions_yaml_is_a_mixture(config: Make, sets: Path) -> None:
-    path = sets / "onevision.yaml"
-    path.write_text(
-        "datasets:\n- {json_path: charts.jsonl, sampling_strategy: all}\n"
-        "- {json_path: maths.jsonl, sampling_strategy: 'random:50%'}\n"
-    )
-    report = pack(config(str(path), source__format="auto"))
-    assert {item["name"]: item["samples"] for item in report["mixture"]} == {"charts": 300, "maths": 30}
-
-
 def test_weights_by_the_root_of_the_length_are_those_of_internvl(config: Make, sets: Path) -> None:
     """Its `use_data_resampling` draws a set by the root of its number of samples."""
     roots = {name: num**0.5 for name, num in zip(NAMES, (300, 200, 60), strict=True)}

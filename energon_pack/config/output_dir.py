@@ -11,7 +11,7 @@ from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
 from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
-from energon_pack.run.stores import is_address, parent, tidy
+from energon_pack.run.address import is_address, parent, tidy
 from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 

@@ -17,10 +17,10 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_parts import PackParts
 from energon_pack.dataset.referenced import LoadedMedia
 from energon_pack.errors import PackError, amount
+from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.heavy_imports import importing
-from energon_pack.run.stores import energon_address
 from energon_pack.run.user_cache import keep, read_kept, version_of
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.references import all_parts

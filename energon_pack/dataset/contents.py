@@ -18,8 +18,8 @@ from energon_pack.samples.flavors.references import defects_of, with_names
 from energon_pack.samples.flavors.schema import Schema, wrong_fields
 from energon_pack.samples.pack_reader import num_shared
 from energon_pack.samples.pack_tokens import members_of
+from energon_pack.samples.parts import Reference, has_references, references_of
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.references import Reference, has_references, references_of
 from energon_pack.samples.sample import Message, Part, media_type
 from energon_pack.samples.skip import Skip
 from energon_pack.samples.times import load_positions

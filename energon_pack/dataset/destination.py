@@ -14,7 +14,7 @@ from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
-from energon_pack.run.stores import StoreError
+from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 

@@ -27,8 +27,8 @@ from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.lost_samples import kept_ledger, page_beside
 from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
 from energon_pack.errors import PackError, sized
+from energon_pack.run.address import on_this_machine
 from energon_pack.run.files import sync_file_system, write_whole
-from energon_pack.run.stores import on_this_machine
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 

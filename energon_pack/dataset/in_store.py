@@ -25,8 +25,9 @@ from energon_pack.dataset.put_shard import is_put, put_shard
 from energon_pack.dataset.shards import ShardJob, WrittenShard
 from energon_pack.errors import PackError
 from energon_pack.run import stores
+from energon_pack.run.address import lies_in, parent
 from energon_pack.run.files import META_FOLDER
-from energon_pack.run.stores import lies_in, parent
+from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
 
@@ -145,5 +146,5 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
     try:
         stores.put(probe, b"energon_pack")
         stores.delete([probe])
-    except (stores.StoreError, FileNotFoundError) as error:  # no such bucket
+    except (StoreError, FileNotFoundError) as error:  # no such bucket
         raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None

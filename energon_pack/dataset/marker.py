@@ -14,7 +14,7 @@ from enum import Enum
 
 from energon_pack.dataset.destination import another_run
 from energon_pack.run import stores
-from energon_pack.run.stores import parent
+from energon_pack.run.address import parent
 
 
 class State(str, Enum):

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from energon_pack.run.plain_data import json_value
+from energon_pack.samples.member import MemberInput
+from energon_pack.samples.pack_reader import NAMES, pack_members
+from energon_pack.samples.parts import Parts, ReadMedia, json_of
 from energon_pack.samples.sample import Part
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import BLOCK, TarScan
@@ -43,3 +46,17 @@ def first_json(file: File) -> Any:
     """
     _, offset, size = next(iter(TarScan(file)))
     return json_value(file.read(offset, size))
+
+
+def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
+    """Yield the members of a pack from its parts, without a sample class.
+
+    Raises:
+        UnknownFormat, TokensDamaged, KeyError, TypeError, ValueError: as `pack_members`.
+    """
+    if flavor in NAMES:
+        yield from pack_members(parts, json_of(parts["json"]), read)
+        return
+    from energon_pack.samples.flavors import flavor_written, inputs_of_pack  # of another package
+
+    yield from inputs_of_pack(parts, flavor_written(flavor), read)

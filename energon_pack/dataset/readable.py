@@ -9,7 +9,7 @@ from energon_pack.dataset.pack_files import first_json
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
-from energon_pack.samples.references import has_references, references_of
+from energon_pack.samples.parts import has_references, references_of
 from energon_pack.sources.storage import open_file
 
 _AGAIN = "copy it again from where it is whole, or pack again"

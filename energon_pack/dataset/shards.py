@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_tokens import tokens_of
-from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.sources import Pack, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from zlib import crc32
 
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.samples.member import MemberInput
-from energon_pack.samples.references import Reference
+from energon_pack.samples.parts import Reference
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

@@ -40,7 +40,7 @@ from energon_pack.report.views.text import Line
 from energon_pack.report.which_length import advice, lengths_to_choose, recommended
 from energon_pack.run.command import count, parser, run
 from energon_pack.run.console import say
-from energon_pack.run.executors.choose import executor_of
+from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.media.kinds import MEDIA_TYPES

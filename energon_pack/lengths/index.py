@@ -13,7 +13,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.table_cache import Piece, Record, TableCache, key_of, write_tables
 from energon_pack.run.context import Run
 from energon_pack.run.seeded import Ints
-from energon_pack.run.stores import losing_no_fault
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.sources import reader, wds
 from energon_pack.sources.copies import copy_numbers
 from energon_pack.sources.shard import Shard, TarShard

@@ -12,7 +12,7 @@ from energon_pack.lengths.counts import counts_of, weighted_spans
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
-from energon_pack.run.stores import losing_no_fault
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.cut import CUT_TYPE, with_cuts
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.placeholders import num_placeholders

@@ -18,7 +18,6 @@ from energon_pack.online.samples import IndexedInFiles, IndexedRow, Rows, Sample
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
-from energon_pack.sources.jsonl.meta import is_drawn_by_file
 from energon_pack.stages.measuring import index_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.templates.processor import load_saved
@@ -87,8 +86,7 @@ def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str
         if config.source.path is None:
             raise PackError(f"sources has {source}, which names no source.path")
     elif source is None or isinstance(source, str):
-        drawn_by_file = source is not None and is_drawn_by_file(source)  # a stream has no mixture
-        config = replace(config, source=replace(config.source, path=[source] if drawn_by_file else source))
+        config = replace(config, source=replace(config.source, path=source))
     return replace(config, stage=Stage.plan, output=replace(config.output, name="stream"))
 
 

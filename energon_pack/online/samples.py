@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.sources import Sources
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.schema import LENGTHS_SCHEMA

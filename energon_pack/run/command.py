@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from energon_pack.errors import PackError, SamplesLost
+from energon_pack.run.address import is_address
 from energon_pack.run.bounds import hold_here
 from energon_pack.run.console import LogLine, complain
 from energon_pack.run.heavy_imports import collect_rarely
-from energon_pack.run.stores import is_address, losing_no_fault
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.version import VERSION
 
 EXIT_INTERRUPTED = 130

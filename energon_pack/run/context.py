@@ -4,12 +4,17 @@ A file's name is the hash of its bytes, so files with one name are equal, and no
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from energon_pack.errors import PackError
 from energon_pack.run import stores
+from energon_pack.run.by_name import entry_point
 from energon_pack.run.executors import Executor
+from energon_pack.run.executors.local import LocalExecutor
+from energon_pack.run.executors.settings import ExecutorConfig, ExecutorKind
+from energon_pack.run.executors.workers import RAY_IS_QUIET, environment
 from energon_pack.run.files import naming_place, write_whole
 from energon_pack.run.progress import Progress
 
@@ -71,3 +76,26 @@ class Run:
             yield
             if self.mirror is not None:
                 self.mirror.put_new()
+
+
+def executor_of(settings: ExecutorConfig) -> AbstractContextManager[Executor]:
+    """Return the executor of a run, as a context that ends with the run.
+
+    An installed package's is made by the object of its entry point, from the settings.
+    """
+    if settings.kind == ExecutorKind.slurm:
+        raise PackError("executor=slurm submits commands: it is for the command line alone")
+    if settings.kind == ExecutorKind.local:
+        return LocalExecutor(settings.num_workers)
+    if settings.kind != ExecutorKind.ray:
+        settings.check()
+        made: AbstractContextManager[Executor] = entry_point("executors", "executor.kind", settings.kind)(settings)
+        return made
+    try:
+        with environment(RAY_IS_QUIET):
+            from energon_pack.run.executors.ray import RayExecutor
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise PackError("executor=ray needs Ray: pip install 'energon-pack[ray]'") from None
+    return RayExecutor(settings)

@@ -14,8 +14,7 @@ from energon_pack.errors import PackError, short
 from energon_pack.samples.media.kinds import IMAGE, KINDS, VIDEO
 from energon_pack.samples.member import MemberInput, Shared, media_fields
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import Parts, medium_of
-from energon_pack.samples.references import PARTS, ReadMedia, has_references, read_missing
+from energon_pack.samples.parts import PARTS, Parts, ReadMedia, has_references, medium_of, read_missing
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import FORMAT, TOKENS, PackTokens, TokensDamaged, read_tokens
 

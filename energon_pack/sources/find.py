@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.stores import on_this_machine
+from energon_pack.run.address import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error
 from energon_pack.sources.file_kinds import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of

@@ -19,9 +19,15 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
-from energon_pack.sources.jsonl.meta import meta_entries
-from energon_pack.sources.metadataset import metadataset_entries
-from energon_pack.sources.mixture import Entry, Mixture, checked, entries_by_name, mixture_entries, object_in
+from energon_pack.sources.mixture import (
+    Entry,
+    Mixture,
+    checked,
+    entries_by_name,
+    metadataset_entries,
+    mixture_entries,
+    object_in,
+)
 from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection
@@ -84,7 +90,6 @@ def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
     if value is None:
         return None
     entries = mixture_entries(path, value) or metadataset_entries(path, value, settings.split)
-    entries = entries or meta_entries(path, value, settings)
     return entries and checked(path, entries)
 
 

@@ -21,8 +21,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.samples.flavors import flavor_written, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.flavors.schema import wrong_fields
+from energon_pack.samples.parts import has_references
 from energon_pack.samples.raw_json import load_json
-from energon_pack.samples.references import has_references
 from energon_pack.samples.single import single
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources import wds

@@ -11,7 +11,7 @@ from zlib import crc32
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address
 from energon_pack.samples.bytes import Bytes, Range
-from energon_pack.samples.references import Reference
+from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.inside import OpenFiles, joined_name
 from energon_pack.sources.storage import File, path_in

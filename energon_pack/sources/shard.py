@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, one_line
+from energon_pack.run.address import bucket_of, is_address, lies_in, on_this_machine
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
-from energon_pack.run.stores import bucket_of, is_address, lies_in, on_this_machine
 from energon_pack.samples.keys import hint
 from energon_pack.samples.listed import listed_parts, media_parts
 from energon_pack.samples.mapping import mapped

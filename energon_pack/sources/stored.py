@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.stores import Found
+from energon_pack.run.address import parent, tidy
+from energon_pack.run.stores.requests import Found
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -25,9 +26,9 @@ def state_of(address: str) -> Found:
 
 def expand(entry: str) -> tuple[str, list[str], list[str]]:
     """Do `storage.expand` for an address."""
-    entry = stores.tidy(entry)
+    entry = tidy(entry)
     if _MAGIC.search(entry):
-        fixed = stores.parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
+        fixed = parent(_MAGIC.split(entry, maxsplit=1)[0] + "x")
         pattern = re.compile(_as_regex(entry))
         found = stores.entries(fixed)
         _LISTED.update(found)
@@ -35,7 +36,7 @@ def expand(entry: str) -> tuple[str, list[str], list[str]]:
         return fixed, sorted(folders), [address for address in found if pattern.fullmatch(address)]
     try:
         stores.find(entry)
-        return stores.parent(entry), [], [entry]
+        return parent(entry), [], [entry]
     except FileNotFoundError:
         _FOLDERS.clear()
         _FOLDERS[entry] = stores.entries(entry)
@@ -76,7 +77,7 @@ def files_in(folder: str, below: Collection[str]) -> dict[str, Found | None]:
 def _above(address: str, fixed: str) -> list[str]:
     """Return the folders below `fixed` that contain an object."""
     folders = []
-    while len(address := stores.parent(address)) > len(fixed):
+    while len(address := parent(address)) > len(fixed):
         folders.append(address)
     return folders
 

@@ -31,8 +31,7 @@ from energon_pack.sources.batches import LARGEST, MOST_TIMES, read_all
 from energon_pack.sources.file_kinds import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
-from energon_pack.sources.parquet_pages import Column, Value, column_of, is_read_by_pages
-from energon_pack.sources.parquet_rows import LIST, Way, put_bytes, ways_of
+from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
 _BUFFER = 1 << 20

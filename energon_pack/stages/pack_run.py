@@ -11,12 +11,12 @@ from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import refuse_unwritable_folder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
+from energon_pack.run.address import on_this_machine
 from energon_pack.run.console import say
 from energon_pack.run.context import Mirror, Run
 from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_place
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores import on_this_machine
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.shard import Source

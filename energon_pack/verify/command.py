@@ -30,7 +30,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.progress import Progress
-from energon_pack.run.stores import losing_no_fault
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.shard import Source

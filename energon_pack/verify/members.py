@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from energon_pack.dataset.contents import Pack
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.shards import conversation, parts_beside
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short

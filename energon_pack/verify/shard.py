@@ -12,22 +12,21 @@ from typing import Any
 import numpy as np
 
 from energon_pack.dataset.contents import Pack, parse, with_media, written_tokens
-from energon_pack.dataset.files import PlanFile, PlanRows
+from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.plan_rows import PlanRow
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
 from energon_pack.run.context import Run
-from energon_pack.run.stores import losing_no_fault
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import KINDS, VIDEO
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.video import frame_times
+from energon_pack.samples.media.streams import frame_times
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip

@@ -19,9 +19,10 @@ from energon_pack.dataset.referenced import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS
+from energon_pack.run.address import lies_in, tidy
 from energon_pack.run.context import Run
 from energon_pack.run.plain_data import node_of
-from energon_pack.run.stores import lies_in, losing_no_fault, tidy
+from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.mapping import with_hash
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms

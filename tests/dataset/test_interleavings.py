@@ -28,7 +28,7 @@ from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
 from energon_pack.errors import PackError
-from energon_pack.run.stores import client
+from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
 from energon_pack.sources.tar import tar_len
 from support.interleaved import Stepper, World, every_order
@@ -338,7 +338,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
     made = Store()
-    monkeypatch.setattr(client, "objects_of", lambda _: made)
+    monkeypatch.setattr(stores, "objects_of", lambda _: made)
     monkeypatch.setattr(put_shard, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
     monkeypatch.setattr(put_shard, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
     monkeypatch.setattr(put_shard, "write_packs", write_packs)

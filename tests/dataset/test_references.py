@@ -30,7 +30,7 @@ from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.references import with_names
-from energon_pack.samples.references import Reference
+from energon_pack.samples.parts import Reference
 from energon_pack.sources.referenced import SourceMedia
 from energon_pack.sources.shard import Shard, Source, TarShard
 from energon_pack.unpack import unpack

@@ -12,7 +12,6 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from energon_pack.report.views.member import vocabulary_of
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig, Overlong, PackConfig, Stage
@@ -24,6 +23,7 @@ from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
+from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
 from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens

@@ -12,8 +12,9 @@ from botocore.credentials import RefreshableCredentials
 from energon_pack.config.compose import compose_config
 from energon_pack.errors import PackError, refuse_password, without_passwords
 from energon_pack.run import stores
-from energon_pack.run.stores import StoreError, client, requests
+from energon_pack.run.stores import requests
 from energon_pack.run.stores.by_msc import MscObjects
+from energon_pack.run.stores.requests import StoreError
 from support.running import run_here
 from support.stores import Bucket
 
@@ -22,7 +23,7 @@ from support.stores import Bucket
 def either_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "FIRST_WAIT", 0.001)
     if request.param != "obstore":
-        monkeypatch.setattr(client, "_objects_of", MscObjects)
+        monkeypatch.setattr(stores, "_objects_of", MscObjects)
 
 
 def test_keys_that_expire_are_asked_for_when_boto3_has_new_ones(
@@ -111,7 +112,7 @@ def test_a_store_that_knows_no_conditional_write_is_asked_first(
 def test_an_object_that_is_written_without_end_is_an_error(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store whose two requests never tell the same version would be asked for ever."""
     bucket.put("a", b"here")
-    monkeypatch.setattr(client, "read", lambda *_: (memoryview(b"here"), "another"))
+    monkeypatch.setattr(stores, "read", lambda *_: (memoryview(b"here"), "another"))
     with pytest.raises(StoreError, match="again and again"):
         stores.read_with_version(f"{bucket.address}/a")
 

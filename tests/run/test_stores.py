@@ -8,10 +8,12 @@ import yaml
 
 from energon_pack.errors import PackError
 from energon_pack.run import stores
-from energon_pack.run.stores import StoreError, client, energon_address, is_address, joined, lies_in, parent, requests
+from energon_pack.run.address import energon_address, is_address, joined, lies_in, parent
+from energon_pack.run.stores import requests
 from energon_pack.run.stores.blocks import BLOCK, Blocks
 from energon_pack.run.stores.by_msc import MscObjects
 from energon_pack.run.stores.by_obstore import ObstoreObjects
+from energon_pack.run.stores.requests import StoreError
 from support.stores import Bucket
 
 
@@ -56,7 +58,7 @@ def test_a_profile_says_where_and_with_which_keys(
     """Whoever is asked: obstore, or multi-storage-client where a profile has what obstore knows nothing of."""
     more = {} if is_known else {"checksum_algorithm": "SHA256"}
     monkeypatch.setenv("MSC_CONFIG", profile(tmp_path, bucket=bucket.name, **more))
-    assert isinstance(client.objects_of("mine"), ObstoreObjects if is_known else MscObjects)
+    assert isinstance(stores.objects_of("mine"), ObstoreObjects if is_known else MscObjects)
     data = bytes(range(256)) * 100
     bucket.put("deep/in/a.bin", data)
     found = stores.find("msc://mine/in/a.bin")
@@ -95,7 +97,7 @@ def test_multi_storage_client_is_not_waited_for_for_ever(
     """Its own clients wait for the next bytes as long as there come some."""
     for name, seconds in {"FIRST_WAIT": 0.001, "REQUEST_SECONDS": 0.4, "PATIENCE": 1.0}.items():
         monkeypatch.setattr(requests, name, seconds)
-    monkeypatch.setattr(client, "objects_of", MscObjects)
+    monkeypatch.setattr(stores, "objects_of", MscObjects)
     bucket.put("a", bytes(range(100)))
     bucket.proxy.fault = lambda request: fault if request.range else None
     bucket.proxy.pause = {"slow": 2.0, "drip": 0.2}[fault]
@@ -104,7 +106,7 @@ def test_multi_storage_client_is_not_waited_for_for_ever(
 
 
 def test_what_is_not_installed_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "version_of", lambda name: None)
+    monkeypatch.setattr(stores, "version_of", lambda name: None)
     with pytest.raises(PackError, match=r"pip install 'energon-pack\[s3\]'"):
         stores.find(f"{bucket.address}/a")
 

@@ -20,9 +20,9 @@ import pytest
 from energon_pack.config import Format, PackConfig, SourceConfig, Stage
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
-from energon_pack.run.stores import StoreError, requests
+from energon_pack.run.stores import objects_of, requests
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.run.stores.client import objects_of
+from energon_pack.run.stores.requests import StoreError
 from energon_pack.sources import blockwise, reader
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.inside import OpenFiles
@@ -60,7 +60,7 @@ def test_media_are_found_around_their_file(
 ) -> None:
     """In few requests, whatever lies in the folders: LLaVA's file names images of another folder."""
     if way != "obstore":
-        monkeypatch.setattr("energon_pack.run.stores.client.is_forked", lambda: True)
+        monkeypatch.setattr("energon_pack.run.stores.is_forked", lambda: True)
         objects_of.cache_clear()
     root = tmp_path / "in"
     for name in (

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from energon_pack.errors import PackError
-from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.prepared import media_inputs, prepared_media
+from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.build import build
 from energon_pack.templates.families.stand_ins import by_shape

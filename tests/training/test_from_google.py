@@ -15,9 +15,9 @@ from energon_pack.config import PackConfig
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run import stores
-from energon_pack.run.stores import energon_address, requests
+from energon_pack.run.address import energon_address
+from energon_pack.run.stores import objects_of, requests
 from energon_pack.run.stores.blocks import Blocks
-from energon_pack.run.stores.client import objects_of
 from energon_pack.sources import blockwise
 from support.from_stores import batches, equal
 from support.packed import files

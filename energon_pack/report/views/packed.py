@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
-from energon_pack.dataset.plan_rows import PlanRow
+from energon_pack.dataset.files import PlanRow
 from energon_pack.report.views.spans import Vocabulary, encoded
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of

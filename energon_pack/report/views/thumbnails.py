@@ -4,7 +4,7 @@ import io
 
 from energon_pack.samples.media.image import opened, to_rgb
 from energon_pack.samples.media.kinds import VIDEO
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.streams import decode_frames
 
 _EDGE = 160  # pixels
 _QUALITY = 60

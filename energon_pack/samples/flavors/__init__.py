@@ -15,8 +15,7 @@ from energon_pack.samples.flavors.references import all_parts
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.pack_reader import meta_of, refuse_other_len, tokens_in, why_other_format
 from energon_pack.samples.pack_tokens import members_of
-from energon_pack.samples.parts import Parts, json_of
-from energon_pack.samples.references import ReadMedia
+from energon_pack.samples.parts import Parts, ReadMedia, json_of
 from energon_pack.samples.tokens_part import TOKENS, PackTokens
 
 UNPACKED = MultiMixQA()

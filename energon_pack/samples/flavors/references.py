@@ -6,8 +6,7 @@ from typing import Any
 from energon_pack.errors import short
 from energon_pack.samples.flavors.base import Fields, PackedFlavor
 from energon_pack.samples.flavors.schema import is_count, is_list_of
-from energon_pack.samples.parts import Parts
-from energon_pack.samples.references import PARTS, REFS, ReadMedia, Reference, has_references, read_missing
+from energon_pack.samples.parts import PARTS, REFS, Parts, ReadMedia, Reference, has_references, read_missing
 
 
 def _is_place(value: Any) -> bool:

@@ -19,7 +19,7 @@ from energon_pack.samples.media.medium import (
     Media,
     MediumSettings,
 )
-from energon_pack.samples.media.sound_probe import probe_track
+from energon_pack.samples.media.stream_probe import probe_track
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.skip import Reason, Skip
 

@@ -16,8 +16,7 @@ from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.samples.media.lazy_image import with_look
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.streams import UndecodableError
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.streams import UndecodableError, decode_frames
 from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Step
 
 

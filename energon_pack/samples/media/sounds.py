@@ -35,13 +35,13 @@ class Sound(Medium):
     example = Media("audio", num_samples=48_000, rate=_RATE)
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
-        from energon_pack.samples.media.sound_probe import probe_audio
+        from energon_pack.samples.media.stream_probe import probe_audio
 
         num_samples, rate = probe_audio(file, container)
         return Media(self.kind, extension=container.extension, num_samples=num_samples, rate=rate)
 
     def defect(self, data: bytes, medium: Media) -> str:
-        from energon_pack.samples.media.audio import decode_audio
+        from energon_pack.samples.media.streams import decode_audio
 
         number = len(decode_audio(data, medium.rate))
         return "" if number == medium.num_samples else f"{number} samples decode, its header says {medium.num_samples}"
@@ -71,7 +71,7 @@ class Sound(Medium):
         return rng.uniform(-0.5, 0.5, medium.num_samples).astype(np.float32)
 
     def prepared(self, medium: Media, rate: int) -> Media:
-        from energon_pack.samples.media.audio import resampled_length
+        from energon_pack.samples.media.streams import resampled_length
 
         rate = rate or medium.rate
         return Media(self.kind, num_samples=resampled_length(medium.num_samples, medium.rate, rate), rate=rate)
@@ -82,8 +82,7 @@ class Sound(Medium):
         Raises:
             UndecodableError: it can't be decoded, or its number of samples is not the measured one.
         """
-        from energon_pack.samples.media.audio import decode_audio
-        from energon_pack.samples.media.streams import UndecodableError
+        from energon_pack.samples.media.streams import UndecodableError, decode_audio
 
         samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples
         if len(samples) != wanted:

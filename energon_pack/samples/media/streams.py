@@ -1,11 +1,38 @@
 """Opens videos and sounds with PyAV, and chooses the stream that a player plays."""
 
 import importlib
-from collections.abc import Iterator
+import io
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
 from energon_pack.samples.skip import Reason, Skip
+
+_ASKEW = 0.02  # of a side: a display matrix is rounded
+#: the direction on the screen of the stored rows, then of the columns → the operation that makes the picture upright
+_TURNS = {
+    (1, 0, 0, 1): None,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
+
+
+Samples = npt.NDArray[np.float32]
+
+_MOST_PLANES = 7  # of more channels in planes, PyAV reads memory that is not theirs, and the process ends
+_TAIL = 256  # samples of silence after the sound, at the lower of the two rates: the resampler's filter ends in them
+
 
 _FORMATS = "mov,avi,matroska,mpegts,flv,asf,mpeg,wav,flac,ogg,mp3,aac,aiff"  # FFmpeg's names of `formats.FORMATS`
 #: other formats (playlists, lists of files, SDP) let FFmpeg open any file or address that they name
@@ -68,3 +95,162 @@ def probing(noun: str) -> Iterator[None]:
         raise Skip(Reason.UNSUPPORTED_MEDIA, f"{noun}s need PyAV: pip install 'energon-pack[video]'") from None
     except Exception as error:  # damaged bytes make FFmpeg raise anything, and each costs only its sample
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable {noun}: {str(error) or type(error).__name__}") from None
+
+
+def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
+    """Return how many samples a sound has after `decode_audio` resamples it: those that begin before its end."""
+    return -(-num_samples * wanted // rate)
+
+
+def decode_audio(data: bytes, rate: int) -> Samples:
+    """Decode a sound: float32 [n], the mean of its channels, resampled.
+
+    Args:
+        rate: samples a second of the result.
+
+    Raises:
+        UndecodableError: it can't be decoded, or has samples that are not finite.
+        ImportError: PyAV is not installed.
+    """
+    av: Any = importlib.import_module("av")
+    pieces: list[Samples] = []
+    own_rate = num_samples = 0
+    try:
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+        with opened(io.BytesIO(data)) as container:
+            for piece, own_rate in pieces_in(container):
+                num_samples += len(piece)
+                pieces += [piece] if own_rate == rate else _resampled(av, resampler, piece, own_rate)
+        if own_rate not in (0, rate):
+            silence = np.zeros(_TAIL * -(-own_rate // min(own_rate, rate)), np.float32)
+            pieces += [*_resampled(av, resampler, silence, own_rate), *_resampled(av, resampler, None, own_rate)]
+    except av.FFmpegError as error:
+        raise UndecodableError(f"a sound can't be decoded after {num_samples} samples: {error}") from None
+    if not num_samples:
+        raise UndecodableError("a sound holds no samples")
+    return np.concatenate(pieces)[: resampled_length(num_samples, own_rate, rate)]
+
+
+def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
+    """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
+
+    Raises:
+        UndecodableError: there is no sound, its rate changes, or some samples are not finite.
+    """
+    first = 0
+    av: Any = importlib.import_module("av")
+    stream = container.streams.best("audio")  # as torchcodec and players
+    if stream is None:
+        raise UndecodableError("there is no sound in it")
+    for frame in container.decode(stream):
+        first = first or frame.sample_rate
+        if frame.sample_rate != first:
+            raise UndecodableError(f"a sound of {first} samples a second that goes on with {frame.sample_rate}")
+        yield _mean(av, frame), first
+
+
+def _mean(av: Any, frame: Any) -> Samples:
+    """Return the mean of a frame's channels, float32 [n]."""
+    name = frame.format.name
+    if frame.format.is_planar and frame.layout.nb_channels > _MOST_PLANES:
+        packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout, rate=frame.sample_rate)
+        (frame,) = packed.resample(frame)
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    if values.dtype == np.uint8:
+        values = (values.astype(np.float32) - 128) / 128
+    elif values.dtype.kind == "i":
+        values = values.astype(np.float32) / np.float32(-float(np.iinfo(values.dtype).min))
+    mean: Samples = values.mean(0, dtype=np.float32) if len(values) > 1 else values[0].astype(np.float32)
+    if not np.isfinite(mean).all():
+        raise UndecodableError(f"a sound with samples that are no numbers ({name})")
+    return mean
+
+
+def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> list[Samples]:
+    """Return the resampler's output for the next samples; None as `piece`: the sound has ended."""
+    frame = None
+    if piece is not None:
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(piece[None]), format="flt", layout="mono")
+        frame.sample_rate = rate
+    return [out.to_ndarray()[0] for out in resampler.resample(frame)]
+
+
+def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
+    """Decode frames of a video: upright, RGB.
+
+    Args:
+        indices: ascending indices of frames in the order they are shown; an index may be repeated.
+
+    Raises:
+        UndecodableError: the video has fewer frames, or can't be decoded. The message names the frame.
+        ImportError: PyAV is not installed.
+    """
+    av: Any = importlib.import_module("av")
+    frames: dict[int, Image.Image] = {}
+    wanted = set(indices)
+    try:
+        with _shown(av, data) as shown:
+            for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
+                if index in wanted:
+                    frames[index] = upright(frame)
+    except av.FFmpegError as error:
+        raise UndecodableError(
+            f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
+        ) from None
+    missing = wanted - frames.keys()
+    if missing:
+        raise UndecodableError(f"a video has no frame {min(missing)}")
+    return [frames[index] for index in indices]
+
+
+def frame_times(data: bytes) -> list[float]:
+    """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames.
+
+    Raises:
+        ValueError: the video can't be decoded.
+        ImportError: PyAV is not installed.
+    """
+    av: Any = importlib.import_module("av")
+    times: list[float] = []
+    try:
+        with _shown(av, data) as shown:
+            times.extend(math.nan if frame.time is None else frame.time for frame in shown)
+    except av.FFmpegError as error:
+        raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
+    return times
+
+
+@contextmanager
+def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
+    """Open a video; the context gives its frames in the order they are shown."""
+    with opened(io.BytesIO(data)) as container:
+        stream = film(container)
+        stream.thread_type = _thread_type(av)
+        yield container.decode(stream)
+
+
+def upright(frame: Any) -> Image.Image:
+    """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch."""
+    image: Image.Image = frame.to_image()
+    of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
+    matrix = of_frame.get("DISPLAYMATRIX")  # `frame.side_data` refers back: the frame would wait for the collector
+    axes = np.eye(2) if matrix is None else np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
+    if not axes.any(1).all():  # some programs write no matrix, but zeros
+        return image
+    axes /= np.linalg.norm(axes, axis=1, keepdims=True)
+    turn = tuple(int(value) for value in axes.round().flat)
+    if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
+        numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
+        what = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+    method = _TURNS[turn]
+    return image if method is None else image.transpose(method)
+
+
+def _thread_type(av: Any) -> str:
+    """Let threads decode, unless a Python callback takes FFmpeg's log. With a callback the threads would wait for the
+    GIL to write the log, while freeing the decoder holds the GIL and waits for the threads. By default (level None)
+    PyAV drops the log in C."""
+    return "AUTO" if av.logging.get_level() is None else "NONE"

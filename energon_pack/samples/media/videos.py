@@ -63,7 +63,7 @@ class Video(Medium):
 
     def probe(self, file: BinaryIO, container: MediaFormat) -> Media:
         """Return a sound if the container holds no pictures: only its streams tell."""
-        from energon_pack.samples.media.video_probe import probe_video
+        from energon_pack.samples.media.stream_probe import probe_video
 
         return probe_video(file, container)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.run.stores import is_address
+from energon_pack.run.address import is_address
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
 from energon_pack.samples.dialects.table import history_turns, joined_question

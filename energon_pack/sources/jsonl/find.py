@@ -8,13 +8,14 @@ from dataclasses import replace
 from itertools import chain
 
 from energon_pack.errors import PackError
+from energon_pack.run.address import is_address
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Form, Leaf, but_parquet, of_split
 from energon_pack.sources.inside import media_in, open_medium, split_name
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import LINE
-from energon_pack.sources.jsonl.meta import Wanted, files_in, has_media
+from energon_pack.sources.jsonl.meta import Wanted, files_in
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard
 from energon_pack.sources.storage import folder_of, names_in, path_in, real_path, walk
@@ -36,7 +37,7 @@ class LineFiles(Form):
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
         root = settings.media_root
-        if root is not None and not has_media(os.path.expanduser(root)):
+        if root is not None and not _has_media(os.path.expanduser(root)):
             raise PackError(f"source.media_root={root}: no such folder or zip archive")
         self._settings, self._kind, self._stems = settings, kind, stems
         self._wanted = Wanted(settings.datasets)
@@ -114,6 +115,11 @@ def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
             for name in shard.record(raw, LINE, False, settings).listed_media or ():
                 if "://" not in name and not os.path.isabs(name) and split_name(name)[1] is None:
                     yield name
+
+
+def _has_media(root: str) -> bool:
+    """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
+    return is_address(root) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 def _places_around(path: str) -> Iterator[str]:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.samples.media.audio import decode_audio, resampled_length
 from energon_pack.samples.media.kinds import FORMATS, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.sound_probe import probe_audio
-from energon_pack.samples.media.streams import UndecodableError
+from energon_pack.samples.media.stream_probe import probe_audio
+from energon_pack.samples.media.streams import UndecodableError, decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
 from support.samples import sound, video
 

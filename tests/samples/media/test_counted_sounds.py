@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from energon_pack.samples.media.audio import decode_audio
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.sound_probe import probe_track
+from energon_pack.samples.media.stream_probe import probe_track
+from energon_pack.samples.media.streams import decode_audio
 from energon_pack.samples.skip import Reason, Skip
 from support.samples import HEARD_IN, video, video_with_sound
 

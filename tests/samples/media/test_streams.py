@@ -11,8 +11,7 @@ from PIL import Image
 from energon_pack.report.views.thumbnails import thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.streams import opened
-from energon_pack.samples.media.video import decode_frames, frame_times
+from energon_pack.samples.media.streams import decode_frames, frame_times, opened
 from energon_pack.samples.skip import Reason, Skip
 from support.films import BLUE, COVER, Pictures, film, with_cover_first
 from support.samples import sound, video_with_sound

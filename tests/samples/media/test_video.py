@@ -30,7 +30,7 @@ from support.samples import video
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
-from energon_pack.samples.media.video import decode_frames  # noqa: E402
+from energon_pack.samples.media.streams import decode_frames  # noqa: E402
 
 QWEN = ProcessorSettings(
     image={"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 1_000_000}},
@@ -281,7 +281,7 @@ _DECODE = """
 import io, sys
 import av
 from energon_pack.samples.media.probe import probe
-from energon_pack.samples.media.video import decode_frames
+from energon_pack.samples.media.streams import decode_frames
 av.logging.set_level(av.logging.PANIC if sys.argv[2] == "python" else None)
 data = open(sys.argv[1], "rb").read()
 num_frames = probe(io.BytesIO(data)).num_frames

@@ -84,32 +84,14 @@ def test_entries_of_a_meta_file_are_chosen(tmp_path: Path, capsys: pytest.Captur
         find_lines(str(path), datasets=["c"])
 
 
-def test_the_meta_file_of_internvl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """root, annotation and repeat_time have our words; what is not done is said."""
-    write_lines(tmp_path, "a.jsonl")
-    (tmp_path / "images").mkdir()
-    entry = {"root": "images", "annotation": "a.jsonl", "data_augment": True, "repeat_time": 2, "length": 3}
-    (tmp_path / "meta.json").write_text(json.dumps({"coco": entry}))
-    (shard,) = find_lines(str(tmp_path / "meta.json")).shards
-    assert (shard.name, shard.ratio, shard.media_root) == ("a.jsonl", 2.0, str(tmp_path / "images"))
-    assert "coco: data_augment is not done" in capsys.readouterr().out
-
-
-def test_the_yaml_of_llava_onevision(tmp_path: Path) -> None:
-    """Read as lines it was `invalid_json`, a line of YAML each."""
-    write_lines(tmp_path, "a.json", "b.json")
-    path = tmp_path / "mix.yaml"
-    path.write_text(
-        "datasets:\n- {json_path: a.json, sampling_strategy: all}\n"
-        "- {json_path: b.json, sampling_strategy: 'random:25%'}\n"
-    )
-    assert [(shard.name, shard.ratio) for shard in find_lines(str(path)).shards] == [("a.json", 1.0), ("b.json", 0.25)]
-    path.write_text("datasets:\n- {json_path: a.json, sampling_strategy: 'first:10'}\n")
-    with pytest.raises(PackError, match=r"sampling_strategy=first:10: `all` and `random:N%` are read"):
-        find_lines(str(path))
-    path.write_text("splits: {}\n")
-    with pytest.raises(PackError, match="no list `datasets`"):
-        find_lines(str(path))
+def test_meta_files_that_say_how_often_are_refused(tmp_path: Path) -> None:
+    """InternVL's and LLaVA-OneVision's: a mixture says it here."""
+    (tmp_path / "meta.json").write_text(json.dumps({"coco": {"root": "images", "annotation": "a.jsonl"}}))
+    with pytest.raises(PackError, match=r"coco has no file_name: .*annotation and repeat_time: path and epochs"):
+        find_lines(str(tmp_path / "meta.json"))
+    (tmp_path / "mix.yaml").write_text("datasets: [{json_path: a.json, sampling_strategy: all}]")
+    with pytest.raises(PackError, match="no form of YAML that is read: a mixture has a list `mixture`"):
+        find_lines(str(tmp_path / "mix.yaml"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])
