@@ -183,8 +183,6 @@ def costs_of_packs(items: Items, plan: PackPlan, cost: CostModel) -> npt.NDArray
     visual = items.counts["num_visual_tokens"], items.counts["num_images"]
     found = np.empty((2, plan.num_packs), np.float64)
     found[0], found[1] = plan.per_pack(*lm_columns(items), of=cost.lm), plan.per_pack(*visual, of=cost.vision)
-    if cost.audio_token or cost.audio_sound:
-        found[1] += plan.per_pack(items.counts["num_audio_tokens"], items.counts["num_audios"], of=cost.audio)
     return found
 
 

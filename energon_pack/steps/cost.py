@@ -1,6 +1,6 @@
-"""Estimate a sample's cost in a training step: forward FLOPs of the language model and of the encoders of media.
+"""Estimate a sample's cost in a training step: forward FLOPs of the language model and of the vision encoder.
 
-    config.json of the model ──cost_model──► CostModel ──lm, vision, audio──► FLOPs of each sample
+    config.json of the model ──cost_model──► CostModel ──lm, vision──► FLOPs of each sample
 
 In each of them the backward pass costs about twice the forward pass, so forward FLOPs show how ranks share a step.
 """
@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 Config = Mapping[str, Any]
-#: audio encoders whose FLOPs are known
-_HEARING = ("qwen2_audio_encoder", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder")
 
 
 def language_of(config: Config) -> dict[str, Any]:
@@ -64,38 +62,6 @@ def vision_of(config: Config) -> dict[str, Any]:
         "vision_square": 4 * width * merged**2 * (depth - num_windowed),
         "tile": None if of_any_size else (whole / patch) ** 2 / merged,
     }
-
-
-def audio_of(config: Config) -> dict[str, Any]:
-    """Return the FLOPs of the audio encoder and the projector: per token, or per sound if all are padded alike.
-
-    An encoder that is not in `_HEARING` counts as free.
-    """
-    config = config.get("thinker_config") or config
-    audio = config.get("audio_config") or {}
-    kind = str(audio.get("model_type"))
-    if kind not in _HEARING:
-        return {"audio_token": 0.0, "audio_sound": 0.0}
-    width, depth, mel = _size(audio, "d_model"), _size(audio, "encoder_layers"), _size(audio, "num_mel_bins")
-    layers = 2 * depth * width * (4 * width + 2 * _size(audio, "encoder_ffn_dim"))  # per position in the encoder
-    attention = 4 * depth * width  # per pair of positions
-    if kind == "qwen3_omni_moe_audio_encoder":
-        frames, inner = 2 * _size(audio, "n_window", default=50), _size(audio, "downsample_hidden_size")
-        convolved, places, bands, channels = 0.0, frames, mel, 1.0
-        for _ in range(3):  # each convolution halves the frames and the bands
-            places, bands = (places + 1) // 2, (bands + 1) // 2
-            convolved += 2 * 9 * places * bands * channels * inner
-            channels = inner
-        attended = places * _size(audio, "n_window_infer", default=800) / frames
-        projected = 2 * width * (inner * bands + width + _size(audio, "output_dim"))
-        return {"audio_token": layers + attention * attended + convolved / places + projected, "audio_sound": 0.0}
-    longest = _size(audio, "max_source_positions")
-    is_padded = kind == "qwen2_audio_encoder"
-    attended = longest if is_padded else _size(audio, "n_window", default=100)
-    projected = 2 * width * (_hidden(_text(config)) if is_padded else _size(audio, "output_dim"))
-    # Two positions in the encoder make a token, and four frames make two positions.
-    token = 2 * (layers + attention * attended + 6 * width * width) + 4 * 6 * mel * width + projected
-    return {"audio_token": 0.0 if is_padded else token, "audio_sound": token * longest / 2 if is_padded else 0.0}
 
 
 def positions_of(config: Config) -> int | None:
@@ -208,9 +174,6 @@ class CostModel:
     window: float = 0.0
     #: visual tokens of a tile, within which they attend to each other; None: they attend to the whole image
     tile: float | None = None
-    #: FLOPs an audio token, and FLOPs a sound if the encoder pads sounds to one length
-    audio_token: float = 0.0
-    audio_sound: float = 0.0
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
@@ -232,15 +195,9 @@ class CostModel:
         attended: Floats = tokens / np.where(num_images > 0, num_images, np.maximum(tokens / FRAME, 1.0))
         return tokens * (self.vision_token + self.vision_square * np.minimum(attended, self.tile or np.inf))
 
-    def audio(self, audio_tokens: Numbers, num_sounds: Numbers) -> Floats:
-        """Return the audio encoder's FLOPs, float64[n]; sounds of videos count as tokens, not as sounds."""
-        tokens: Floats = audio_tokens.astype(np.float64)
-        return self.audio_token * tokens + self.audio_sound * num_sounds
-
     def to_json(self) -> dict[str, Any]:
-        """Return the form that a manifest holds; without an audio encoder it has no fields for one."""
-        values = asdict(self)
-        return {name: value for name, value in values.items() if value or not name.startswith("audio_")}
+        """Return the form that a manifest holds."""
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "CostModel":
@@ -269,9 +226,8 @@ def most_positions(folder: Path) -> int | None:
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
     """Return the costs by the sizes of a model."""
-    made = CostModel(source, **language_of(config), **vision_of(config), **audio_of(config))
+    made = CostModel(source, **language_of(config), **vision_of(config))
     costs = [made.lm_token, made.lm_square, made.lm_window, made.window, made.vision_token, made.vision_square]
-    costs += [made.audio_token, made.audio_sound]
     if not all(0 <= cost < math.inf for cost in [*costs, made.tile or 0.0]):
         raise ValueError("sizes of a model")
     return made

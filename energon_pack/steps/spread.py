@@ -22,7 +22,7 @@ _NEAR = 0.02
 class PackCosts:
     """The costs of packs; arrays have one entry per pack."""
 
-    #: costs of the language model, and of the encoders of images, videos and sounds, in one unit
+    #: costs of the language model, and of the encoder of images and videos, in one unit
     lm: Floats
     vision: Floats
     #: trained tokens

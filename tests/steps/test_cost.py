@@ -1,6 +1,5 @@
 """Costs of samples from a model's config, compared with hand-computed ones and transformers' numbers of weights."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -158,67 +157,3 @@ def test_weights_are_those_of_the_model(family: str) -> None:
     projector = 2 * hidden * (merged * width + hidden)
     windows = merged * 4 * width * 64 * (len(layers) - len(full)) if full else 0
     assert model.vision_token == pytest.approx(of_layers + projector + windows, rel=0.02)
-
-
-HEARS: dict[str, Any] = {"d_model": 4, "encoder_layers": 2, "encoder_ffn_dim": 8, "num_mel_bins": 2}
-HEARS |= {"max_source_positions": 6, "model_type": "qwen2_5_omni_audio_encoder", "n_window": 3, "output_dim": 8}
-
-
-def test_a_token_of_a_sound_costs_its_frames() -> None:
-    """Two places of 2·2·4·(4·4 + 2·8) FLOPs that attend 3, of four frames; convolutions of 3·2·4 and 3·4·4 weights."""
-    of_layers, attention, projector = 2 * 2 * 4 * 32, 4 * 2 * 4 * 3, 2 * 4 * 8
-    token = 2 * (of_layers + attention + 2 * 48) + 4 * 2 * 24 + projector
-    model = cost_by({"thinker_config": {"text_config": TEXT, "audio_config": HEARS}}, "omni")
-    assert (model.audio_token, model.audio_sound) == (token, 0)
-    assert model.audio(np.array([0, 5]), np.array([0, 1])).tolist() == [0, 5 * token]
-    padded = cost_by({"text_config": TEXT, "audio_config": HEARS | {"model_type": "qwen2_audio_encoder"}}, "audio")
-    assert (padded.audio_token, padded.audio_sound) == (0, 3 * (token + 2 * 4 * 2 * 4 * 3))  # each attends all 6
-    other = cost_by({"text_config": TEXT, "audio_config": HEARS | {"model_type": "gemma3n_audio"}}, "other")
-    assert (other.audio_token, other.audio_sound) == (0, 0)
-
-
-def test_what_hears_nothing_is_kept_as_it_was() -> None:
-    """Manifests of datasets without sounds stay the same bytes."""
-    assert not any(name.startswith("audio") for name in cost_model(None).to_json())
-    model = cost_by({"text_config": TEXT, "audio_config": HEARS}, "omni")
-    assert CostModel.from_json(model.to_json()) == model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Qwen2_5Omni", "Qwen2Audio", "Qwen3OmniMoe"])
-def test_an_audio_encoder_has_the_flops_that_torch_counts(name: str) -> None:
-    """Of a sound of whole windows: what torch counts in a forward of transformers' own encoder, and its projector."""
-    need_torchvision()
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from support.tiny import tf
-
-    sizes = {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": 48,
-        "num_mel_bins": 16,
-    }
-    sizes |= {"Qwen2_5Omni": {"output_dim": 24}, "Qwen3OmniMoe": {"output_dim": 24, "downsample_hidden_size": 8}}.get(
-        name, {}
-    )
-    called = "Qwen2AudioEncoder" if name == "Qwen2Audio" else f"{name}AudioEncoder"
-    config = getattr(tf, f"{called}Config")(**sizes)
-    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
-    encoder = getattr(module, called)._from_config(config, attn_implementation="eager")
-    frames = 3200 if name == "Qwen3OmniMoe" else 3000
-    features = torch.zeros(1, 16, frames) if name == "Qwen2Audio" else torch.zeros(16, frames)
-    lengths = {} if name == "Qwen2Audio" else {"feature_lens": torch.tensor([frames])}
-    if name == "Qwen2_5Omni":
-        lengths["aftercnn_lens"] = torch.tensor([frames // 2])
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        made = encoder(features, **lengths).last_hidden_state
-        if name == "Qwen2Audio":
-            torch.nn.Linear(32, TEXT["hidden_size"])(made)
-    tokens = made.numel() // made.shape[-1]
-    model = cost_by({"text_config": TEXT, "audio_config": config.to_dict()}, name)
-    counted, ours = counter.get_total_flops(), float(model.audio(np.array([tokens]), np.array([1]))[0])
-    print(f"{name}: {tokens} tokens, torch counts {counted:,} FLOPs, ours {ours:,.0f}")
-    assert ours == pytest.approx(counted, rel=0.01)

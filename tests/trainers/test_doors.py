@@ -131,7 +131,7 @@ class Trainer:
     def loss(self, batch: Any, total: Any) -> Any:
         """The mean over the step's trained tokens."""
         labels = batch.pop("labels")
-        return self.collate.packs.loss_func()(self.model(**batch), labels, total)  # type: ignore[attr-defined]
+        return self.collate.packs.loss_func()(self.model(**batch), labels, total)
 
     def training_step(self, model: Any, batch: Any, total: Any = None) -> Any:
         model.train()

@@ -95,7 +95,7 @@ def rope_rows(member: Member) -> torch.Tensor:
     return member.rope
 
 
-def fail(member: MemberInput, error: Exception) -> None:
+def fail(member: object, error: Exception) -> None:
     raise error
 
 

@@ -37,7 +37,7 @@ def inputs(encoder: MemberEncoder) -> list[MemberInput]:
     return with_shares(encoder, conversations())
 
 
-def fail(member: MemberInput, error: Exception) -> None:
+def fail(member: object, error: Exception) -> None:
     raise error
 
 
