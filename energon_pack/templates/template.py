@@ -34,14 +34,7 @@ from energon_pack.templates.chat.template import ChatTemplate
 from energon_pack.templates.chat.turns import CLOSE, OPEN
 from energon_pack.templates.families.rules import MediaRules
 from energon_pack.templates.frames import Frames, RawTexts
-from energon_pack.templates.identity import (
-    HEARD,
-    MIXED,
-    UNEVEN,
-    Identity,
-    TemplateSpec,
-    fingerprints_of,
-)
+from energon_pack.templates.identity import HEARD, MIXED, UNEVEN, Identity, TemplateSpec, fingerprints_of
 from energon_pack.templates.inputs import input_rules_of, tokens_of
 from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
@@ -262,17 +255,12 @@ class Template(Preparation, Tokenizing):
         by_words = self.counter(engine).tokens(texts)
         others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))
         located = [its or next(others) for its in by_words]
-        each = zip(samples, rendered, trained_tokens(rendered, located), strict=True)
-        return [
-            MemberTokens(
-                np.array(ids, np.int64),
-                supervised,
-                weights,
-                self.seen(sample.media, text.features),
-                sample.options.weight,
-            )
-            for sample, text, (ids, supervised, weights) in each
-        ]
+        members = []
+        for sample, text, made in zip(samples, rendered, trained_tokens(rendered, located), strict=True):
+            ids, supervised, weights = made
+            media = self.seen(sample.media, text.features)
+            members.append(MemberTokens(np.array(ids, np.int64), supervised, weights, media, sample.options.weight))
+        return members
 
     def rules_by(self, engine: str) -> InputRules:
         """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
