@@ -170,7 +170,7 @@ def run(num: int, window: int | None, folder: Path) -> Steps:
     with steps.step("shards"):
         shards = plan_shards(lengths, plan, 4096, 1e9, ())
     with steps.step("page"):
-        planned_figures(lengths, plan, report, cost, packing)
+        planned_figures(lengths, plan, report, packing)
         source_figures(lengths, None, packing.max_token_len)
     with steps.step("ledger"):
         write_ledger(folder / "skipped.jsonl", lengths, plan, packing)

@@ -15,8 +15,7 @@ from energon_pack.dataset.files import PLAN, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
-from energon_pack.inspect.dataset import open_dataset
-from energon_pack.inspect.search import search
+from energon_pack.inspect.dataset import open_dataset, search
 from energon_pack.inspect.tokens import vocabulary_for
 from energon_pack.report.views.screens import pack_section
 from support.corruptions import CORRUPTIONS

@@ -82,7 +82,7 @@ def _others(given: argparse.Namespace) -> list[str]:
 
 
 def _search(opened: Opened, given: argparse.Namespace) -> int:
-    from energon_pack.inspect.search import search, skipped
+    from energon_pack.inspect.dataset import search, skipped
 
     hits, num_hits = search(opened, given.search, given.limit)
     lost = list(skipped(opened, given.search, given.limit))

@@ -22,8 +22,7 @@ from energon_pack.plan.expand import cuts_of
 from energon_pack.report.views.screens import print_next, print_sample, sample_page
 from energon_pack.report.views.spans import encoded, vocabulary_of
 from energon_pack.report.views.text import Raw
-from energon_pack.report.views.thumbnails import thumbnail
-from energon_pack.report.views.view import Medium, MemberView, turns_of
+from energon_pack.report.views.view import Medium, MemberView, thumbnail, turns_of
 from energon_pack.run.console import say
 from energon_pack.samples.flavors.fit import do_not_fit
 from energon_pack.samples.keys import hint

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.alike import Floats, alike
-from energon_pack.plan.mended import mended
+from energon_pack.plan.alike import Floats, alike, mended
 from energon_pack.plan.order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.spread import max_over_mean, off_the_mean

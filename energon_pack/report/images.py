@@ -84,9 +84,9 @@ class MediaFirst:
     def __str__(self) -> str:
         few = f"pixels and frames first: {amount(self.samples, f'{self.medium} sample')} alone"
         few += " needs" if self.samples == 1 else " need"
-        then = f"{self.knob}: {self.needed_then:,} tokens a pack do, and {short(self.tokens)} tokens become"
+        then = f"with {self.knob} all fit {self.needed_then:,}, and {short(self.tokens)} tokens become"
         if self.medium == VIDEO.kind:
-            then = f"{self.knob}; all others need {self.needed_then:,}, and of {short(self.tokens)} tokens have"
+            then = f"{self.knob}; all others fit {self.needed_then:,}, and of {short(self.tokens)} tokens have"
         return f"{few} packs of {self.needed:,} tokens; {then} {short(self.tokens_then)}"
 
 

@@ -16,8 +16,7 @@ from energon_pack.report.pages.html import Html, details
 from energon_pack.report.views.packed import Place, pack_view
 from energon_pack.report.views.screens import pack_section
 from energon_pack.report.views.spans import vocabulary_of
-from energon_pack.report.views.thumbnails import thumbnail
-from energon_pack.report.views.view import Medium
+from energon_pack.report.views.view import Medium, thumbnail
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.sample import MediaPart

@@ -55,35 +55,14 @@ def _examples(entries: Sequence[Mapping[str, Any]]) -> Html:
 def time(facts: RunFacts) -> Html:
     """Show where the time went."""
     total = sum(facts.seconds.values()) or 1.0
-    header = ("stage", "seconds", "of all", "samples", "from the cache", "samples/s", "MB/s", "peak memory, MB")
-    rows = [
-        (
-            name,
-            f"{seconds:,.1f}",
-            f"{seconds / total:.0%}",
-            *_pace(facts.throughput.get(name), seconds),
-            _peak(facts, name),
-        )
-        for name, seconds in facts.seconds.items()
-    ]
+    header = ("stage", "seconds", "of all", "samples", "from the cache", "MB", "peak memory, MB")
+    rows = []
+    for name, seconds in facts.seconds.items():
+        done = facts.throughput.get(name, {})
+        counts = [short(done[key]) if done.get(key) else "" for key in ("samples", "cached")]
+        megabytes = [f"{done.get('bytes', 0) / 1e6:,.0f}", f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}"]
+        rows.append((name, f"{seconds:,.1f}", f"{seconds / total:.0%}", *counts, *megabytes))
     return section("Time", table(header, rows), *_beside(facts))
-
-
-def _pace(done: Mapping[str, int] | None, seconds: float) -> tuple[str, ...]:
-    """Say how much a stage did in its seconds: nothing if it counts nothing, and no rate if it had no work."""
-    if done is None:
-        return ("",) * 4
-    samples, cached, num_bytes = (done.get(key, 0) for key in ("samples", "cached", "bytes"))
-    rates = (_rate(samples, seconds), _rate(num_bytes / 1e6, seconds))
-    return short(samples) if samples else "", short(cached) if cached else "", *rates
-
-
-def _rate(number: float, seconds: float) -> str:
-    return short(float(f"{number / seconds:.3g}")) if number and seconds else ""
-
-
-def _peak(facts: RunFacts, name: str) -> str:
-    return f"{facts.peak_rss_bytes_by_stage.get(name, 0) / 1e6:,.0f}"
 
 
 def _beside(facts: RunFacts) -> Iterator[Html]:

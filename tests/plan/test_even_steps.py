@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_pack.plan.alike import alike
+from energon_pack.plan.alike import alike, mended
 from energon_pack.plan.even_steps import evened, lay_out
-from energon_pack.plan.mended import mended
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.spread import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream

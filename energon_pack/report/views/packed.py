@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from energon_pack.dataset.contents import Pack, messages_of, written_tokens
 from energon_pack.dataset.files import PlanRow
 from energon_pack.report.views.spans import Vocabulary, encoded
-from energon_pack.report.views.thumbnails import thumbnail
-from energon_pack.report.views.view import Medium, MemberView, PackView, turns_of
+from energon_pack.report.views.view import Medium, MemberView, PackView, thumbnail, turns_of
 from energon_pack.samples.bytes import Bytes, Range, as_file
 from energon_pack.samples.flavors.schema import MESSAGES
 from energon_pack.samples.media.kinds import IMAGE, KINDS

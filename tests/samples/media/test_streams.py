@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_pack.report.views.thumbnails import thumbnail
+from energon_pack.report.views.view import thumbnail
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_frames, frame_times, opened
