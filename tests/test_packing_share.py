@@ -55,7 +55,7 @@ def metas(folder: Path) -> list[dict[str, Any]]:
 def test_a_picture_with_several_questions_is_packed_once(config: Make, source: Path, tmp_path: Path) -> None:
     """Twelve samples with three pictures: three files in the packs, and every sample whole when it is unpacked."""
     folder = shared(config, source)
-    assert lines(found(folder, source=[str(source)], lengths=100)) == ""
+    assert lines(found(folder, source=[str(source)])) == ""
     parts = [name for pack in samples(folder).values() for name in pack]
     assert sum(name.endswith(".jpg") for name in parts) == 3
     report = json.loads((folder / "report.json").read_text())
@@ -89,7 +89,7 @@ def test_training_reads_what_samples_share(config: Make, source: Path, demo: tup
 
 def test_references_name_a_picture_once(config: Make, source: Path, demo: tuple[Path, Path]) -> None:
     folder = shared(config, source, output__media=MediaIn.reference)
-    assert lines(found(folder, source=[str(source)], lengths=100)) == ""
+    assert lines(found(folder, source=[str(source)])) == ""
     packs = list(train(folder, encoder=PackedTaskEncoder(folder, str(demo[1]))))
     assert sum(member.num_images for pack in packs for member in pack.members) == 3
 
@@ -114,7 +114,7 @@ def test_a_source_and_a_dataset_in_a_bucket_have_the_same_bytes(
     pack(config(address, output__dir=f"{bucket.address}/out", **settings))
     there = {name: data for name, data in bucket.files("out/packed").items() if not name.startswith("report")}
     assert there == files(here)
-    assert lines(found(here, source=[address], lengths=100)) == ""
+    assert lines(found(here, source=[address])) == ""
 
 
 def test_a_picture_is_in_one_split(config: Make, source: Path) -> None:

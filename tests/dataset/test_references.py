@@ -155,7 +155,7 @@ def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, f
     )
     assert (copied / "pack_plan.parquet").read_bytes() == (referred / "pack_plan.parquet").read_bytes()
     assert list(map(plain, train(copied))) == list(map(plain, train(referred)))
-    assert lines(found(referred, source=[], lengths=3)) == ""
+    assert lines(found(referred, source=[])) == ""
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
@@ -230,7 +230,7 @@ def test_only_text_is_written(both: tuple[Path, Path]) -> None:
 
 def test_tools_read_them(both: tuple[Path, Path], tmp_path: Path) -> None:
     """`verify` with all its checks, `unpack` and `inspect` give the same results as with copies."""
-    findings = [found(folder, source=[], decode=True, lengths=20) for folder in both]
+    findings = [found(folder, source=[], decode=True) for folder in both]
     assert list(map(lines, findings)) == ["", ""]
     looked_at, at_references = (dict(each.num_looked_at) for each in findings)
     assert at_references.pop("references") == at_references["kinds"] > 8
@@ -279,7 +279,7 @@ def test_the_source_may_be_moved(referred: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("ENERGON_PACK_SOURCE", str(tmp_path / "moved"))
     assert [plain(pack) for pack in train(referred)] == whole
     assert [plain(pack) for pack in train(referred, encoder=Cooked(), dataset_config="crude.yaml")] == whole
-    assert lines(found(referred, source=[str(tmp_path / "moved")], lengths=3)) == ""
+    assert lines(found(referred, source=[str(tmp_path / "moved")])) == ""
     assert lines(found(referred)) == ""
     monkeypatch.setenv("ENERGON_PACK_SOURCE", str(tmp_path / "nowhere"))
     path = referred / ".nv-meta" / "dataset.yaml"
@@ -537,7 +537,7 @@ def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatc
 )
 def test_verify_tells_what_is_damaged(referred: Path, change_json: Callable[[Any], None], what: str) -> None:
     change(change_json)(referred)
-    assert what in lines(found(referred, source=[], lengths=50))
+    assert what in lines(found(referred, source=[]))
 
 
 # ------------------------------------------------------------------------------------------------- how it is read
