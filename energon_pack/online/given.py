@@ -127,6 +127,8 @@ class Given:
                 if own is not None and (key not in MEDIA_KEYS or _holds_media(own))
             }
         record = parse_line(_with_names(item, held), Lines(self.root), self._settings)
+        by_name = {f"{_HELD}{number}": medium for number, medium in enumerate(held)}
+        record.unknown = {key: _with_media(value, by_name) for key, value in record.unknown.items()}
         names = record.listed_media or ()
         return record, [held[int(name[len(_HELD) :])] if name.startswith(_HELD) else name for name in names]
 
@@ -208,6 +210,15 @@ def _with_names(value: Any, held: list[Any]) -> Any:
         return value
     held.append(value)
     return f"{_HELD}{len(held) - 1}"
+
+
+def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:
+    """Return a value with the media that `_with_names` gave names."""
+    if isinstance(value, Mapping):
+        return {key: _with_media(item, by_name) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_media(item, by_name) for item in value]
+    return by_name.get(value, value) if isinstance(value, str) else value
 
 
 def _holds_media(value: Any) -> bool:
