@@ -26,7 +26,7 @@ lint: $(VENV)/.dev
 	$(RUN) -m mypy
 
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 bench: $(VENV)/.dev
 	$(RUN) -W ignore benchmarks/lengths.py

@@ -1,6 +1,6 @@
 """How often does the host read tensors in a forward of each class that sees, and what of it do batches spare it?
 
-    python benchmarks/class_reads.py --results reads.jsonl --save docs/stalls.md
+    python benchmarks/class_reads.py --results reads.jsonl --save docs/tables/reads.csv
     python benchmarks/class_reads.py --device cuda --only Qwen2_5_VLForConditionalGeneration
 
 Each class of `benchmarks/classes.py` that takes images is made small and runs over a pack of 22 images, as it is and
@@ -9,6 +9,7 @@ what is in the file is not run again.
 """
 
 import argparse
+import csv
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -70,20 +71,27 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
 
 
-def page(rows: Mapping[str, Row]) -> Iterator[str]:
-    """The table, as Markdown."""
-    yield "| class | reads, of them a tower's grids | with the values | Δ outputs | Δ gradients | left at |"
-    yield "|---|---|---|---|---|---|"
+def table(rows: Mapping[str, Row]) -> Iterator[list[str]]:
+    """The header, then the cells of each class."""
+    yield [
+        "class",
+        "reads",
+        "spared by the values",
+        "left with them",
+        "Δ outputs",
+        "Δ gradients",
+        "left at, or why not",
+    ]
     for name, row in sorted(rows.items()):
         if "plain" not in row:
-            yield f"| `{name}` | not run: {row['why'][:80].replace('|', '/')} | | | | |"
+            yield [name, *[""] * 5, f"not run: {row['why'][:80]}"]
             continue
         plain: Counter[str] = Counter(row["plain"])
         left: Counter[str] = Counter(row.get("reads", row["plain"]))
         places = ", ".join(f"{place.removeprefix('modeling_')} ×{number}" for place, number in left.most_common(5))
-        spared = f"{plain.total()}, {(plain - left).total()}" if "reads" in row else str(plain.total())
-        apart = f"{row['outputs']:.0e} | {row['gradients']:.0e}" if "outputs" in row else f"{row.get('why', '')[:60]} |"
-        yield f"| `{name}` | {spared} | {left.total() if 'reads' in row else '–'} | {apart} | {places} |"
+        spared = [str((plain - left).total()), str(left.total())] if "reads" in row else ["–", "–"]
+        apart = [f"{row[kind]:.0e}" if "outputs" in row else "" for kind in ("outputs", "gradients")]
+        yield [name, str(plain.total()), *spared, *apart, row.get("why", "")[:60] or places]
 
 
 def main() -> None:
@@ -91,7 +99,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of classes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--results", type=Path, default=Path("reads.jsonl"), help="lines of JSON, read and added to")
-    parser.add_argument("--save", type=Path, help="a page whose table is replaced")
+    parser.add_argument("--save", type=Path, help="write the table there")
     options = parser.parse_args()
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     rows = {row["name"]: row for row in map(json.loads, lines)}
@@ -101,10 +109,10 @@ def main() -> None:
                 rows[one.name] = row_of(one, options.device)
             with options.results.open("a") as file:
                 file.write(json.dumps(rows[one.name]) + "\n")
-            print(*page({one.name: rows[one.name]}), sep="\n", flush=True)
+            print(*table({one.name: rows[one.name]}), sep="\n", flush=True)
     if options.save:
-        text = options.save.read_text()
-        options.save.write_text(text[: text.index("| class |")] + "\n".join(page(rows)) + "\n")
+        with options.save.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table(rows))
 
 
 if __name__ == "__main__":

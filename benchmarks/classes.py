@@ -1,6 +1,6 @@
 """Does each class of transformers that writes text keep the members of a pack apart, and by what?
 
-    python benchmarks/classes.py --results classes.jsonl --save docs/classes.md      # all of them: half an hour
+    python benchmarks/classes.py --results classes.jsonl --save docs/tables/classes.csv   # all: half an hour
     python benchmarks/classes.py --only LlamaForCausalLM GptOssForCausalLM --attention sdpa
     python benchmarks/classes.py --device cuda --attention sdpa flash_attention_2 --results gpu.jsonl   # real kernels
 
@@ -13,6 +13,7 @@ Results are lines of JSON, one for each class and attention implementation; what
 """
 
 import argparse
+import csv
 import importlib
 import json
 import multiprocessing
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 from class_members import members
 from class_models import Named, config_of, missing_layers, named, tf, with_layers
-from class_page import page
+from class_table import table
 from gpu_exact import true_fp32
 from torch.nn.attention import flex_attention as flex
 
@@ -67,7 +68,8 @@ def main() -> None:
                 lines.write(json.dumps(row) + "\n")
             print(_line(row), flush=True)
     if arguments.save:
-        arguments.save.write_text(page(list(known.values())))
+        with arguments.save.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table(list(known.values())))
 
 
 def rows_of(one: Named, attentions: Sequence[str], device: str) -> Iterator[Row]:
@@ -212,7 +214,7 @@ def _arguments() -> argparse.Namespace:
         "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: with flash-attn itself, not its stand-in"
     )
     parser.add_argument("--results", type=Path, default=Path("classes.jsonl"), help="lines of JSON, read and added to")
-    parser.add_argument("--save", type=Path, help="write the page there")
+    parser.add_argument("--save", type=Path, help="write the table there")
     return parser.parse_args()
 
 

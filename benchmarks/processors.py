@@ -1,6 +1,6 @@
 """Does each processor class of transformers have its media counted exactly, and by what?
 
-    python benchmarks/processors.py --results processors.jsonl --save docs/processors.md      # all: half an hour
+    python benchmarks/processors.py --results processors.jsonl --save docs/tables/processors.csv   # half an hour
     python benchmarks/processors.py --only Qwen3VLProcessor MiniCPMV4_6Processor
 
 A small processor of each class that writes text for images or videos is made from its own defaults, `model=auto`
@@ -11,6 +11,7 @@ Results are lines of JSON, one for each class; what is in the file is not run ag
 """
 
 import argparse
+import csv
 import importlib
 import json
 import statistics
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import processor_page
+import processor_table
 from processor_classes import Found, processor_classes, quiet, said, save_dummy
 
 from energon_pack.errors import PackError
@@ -61,8 +62,8 @@ def main() -> int:
             lines.write(json.dumps(row) + "\n")
         print(_line(row), flush=True)
     if arguments.save:
-        others = {version: list(_read(Path(path)).values()) for version, _, path in arguments.also}
-        arguments.save.write_text(processor_page.page(list(known.values()), others))
+        with arguments.save.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(processor_table.table(list(known.values())))
     differing = [row["name"] for row in known.values() if row["difference"]]
     if differing:
         print(f"counted, and not as the full processor: {', '.join(differing)}", file=sys.stderr)
@@ -134,15 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="names of classes")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="compare every Nth of the samples alone")
     parser.add_argument("--results", type=Path, default=Path("processors.jsonl"), help="JSON lines, read and added to")
-    parser.add_argument("--save", type=Path, help="write the page there")
-    parser.add_argument(
-        "--also",
-        nargs="+",
-        default=[],
-        type=lambda text: text.partition("="),
-        metavar="VERSION=FILE",
-        help="results of other versions of transformers, for the page",
-    )
+    parser.add_argument("--save", type=Path, help="write the table there")
     return parser.parse_args()
 
 

@@ -3,10 +3,11 @@
 Every figure is CPU seconds, user and system, of all processes of one command, the best of some rounds; in a round each
 tree runs each command once, one tree right after the other. The slope between two sizes of a source tells what a sample
 costs apart from starting. All trees run in this environment, on the same data, each with caches of its own, with one
-worker. `--write` puts the table between the marks of docs/performance.md, with the date.
+worker. `--write` writes docs/tables/turns.csv.
 """
 
 import argparse
+import csv
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from energon_pack.sources.demo import make_demo
 
 HERE = Path(__file__).resolve().parent.parent
 FEW, MANY, SOME_TEXTS, TEXTS = 1_000, 8_000, 600, 3_000  # samples
-PAGE, MARK = HERE / "docs/performance.md", "<!-- benchmarks/turns.py -->"
+TABLE = HERE / "docs/tables/turns.csv"
 #: What a training does with packs, without a model.
 LOADING = """
 import sys
@@ -131,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", type=Path, nargs="+", help="checkouts of other revisions")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write docs/tables/turns.csv")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -175,12 +176,10 @@ def _cells(values: Sequence[float], unit: str) -> list[str]:
 
 
 def write(rows: Sequence[Sequence[str]]) -> None:
-    """Put a table between the marks of the page, with the date."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines.insert(1, "|---" * len(rows[0]) + "|")
-    before, _, after = PAGE.read_text().split(MARK)
-    text = "\n".join(["", *lines, "", f"Measured on {date.today()}, best of three rounds.", ""])
-    PAGE.write_text(f"{before}{MARK}{text}{MARK}{after}")
+    """Write the table of docs/, with the date."""
+    header = f"{rows[0][0]}; best of three rounds on {date.today()}"
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([[header, *rows[0][1:]], *rows[1:]])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def template(demo: tuple[Path, Path], cache: Path) -> Template:
 
 @pytest.fixture(scope="session")
 def typed_demo(shared_folder: Path) -> Path:
-    """The folder where README's first command packed the demo, in a process of its own; what it printed is out.txt.
+    """The folder where README's command packed the demo, in a process of its own; what it printed is out.txt.
 
     The first process of tests that asks for it makes it for all.
     """
@@ -123,7 +123,9 @@ def typed_demo(shared_folder: Path) -> Path:
     with FileLock(f"{folder}.lock"):
         if not (folder / "out.txt").exists():
             folder.mkdir(exist_ok=True)
-            (line,) = (line for line in commands(blocks("sh", "README.md")[0]) if " -m energon_pack" in line)
+            (line,) = (
+                line for text in blocks("sh", "README.md") for line in commands(text) if "-m energon_pack" in line
+            )
             result = command(*line.split()[1:], cwd=folder)
             assert (result.returncode, result.stderr) == (0, "")
             (folder / "out.txt").write_text(result.stdout)

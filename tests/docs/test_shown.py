@@ -1,5 +1,6 @@
 """Everything that README.md and docs/ name exists: settings, names, files, fields, keys, reasons, checks."""
 
+import csv
 import inspect
 import json
 import pkgutil
@@ -24,7 +25,7 @@ from energon_pack.training.pack_encoder import PackEncoder
 from energon_pack.verify.findings import CHECKS
 from support.damage import read_shard
 from support.packed import train
-from support.pages import PAGES, blocks, code, names, section, table
+from support.pages import DOCS, PAGES, blocks, code, names, section, table
 from support.running import ROOT, need_torchvision
 
 TEXT = "\n".join(PAGES.values())
@@ -162,3 +163,16 @@ def test_checks_that_are_shown_are_those_of_verify() -> None:
     for line in shown.splitlines()[1:]:
         check, words = re.split(r"  +", line)[:2]
         assert CHECKS[check] == words
+
+
+def test_tables_are_linked_and_counted_as_the_page_says() -> None:
+    """A table that no page names is read by nobody; one that is made anew leaves a page with old figures."""
+    tables = {path.name for path in (DOCS / "tables").iterdir()}
+    assert tables == set(re.findall(r"\]\((?:\.\./)?tables/([\w.]+)\)", TEXT))
+    kinds = {"no such attention": "–"}
+    with (DOCS / "tables" / "classes.csv").open(newline="") as file:
+        classes = list(csv.DictReader(file))
+    for kind, *counts in table("members.md", "| eager | sdpa | flex"):
+        cell = kinds.get(kind, kind.removeprefix("exact by "))
+        for attention, count in zip(("eager", "sdpa", "flex", "flash (emulated)"), counts, strict=True):
+            assert sum(row[attention] == cell for row in classes) == int(count), (kind, attention)

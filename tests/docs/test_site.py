@@ -1,9 +1,9 @@
-"""The pages of docs/ as a site: it builds without a warning, every link leads somewhere, and nothing is fetched."""
+"""The pages of docs/ as a site: it builds without a warning, so every link leads somewhere; and nothing is fetched."""
 
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -14,31 +14,27 @@ from support.running import ROOT, command
 
 
 class Page(HTMLParser):
-    """Links, anchors and what a browser fetches by itself, of a page of the site."""
+    """Anchors, and what a browser fetches by itself, of a page of the site."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.links: list[str] = []
-        self.anchors: set[str] = {""}
+        self.anchors: set[str] = set()
         self.fetched: list[str] = []
         self.feed(path.read_text())
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attributes}
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        elif (tag == "link" and given.get("rel") not in ("canonical", "next", "prev")) or "src" in given:
+        if (tag == "link" and given.get("rel") not in ("canonical", "next", "prev")) or "src" in given:
             self.fetched.append(given.get("src") or given.get("href", ""))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """The built pages by their files."""
+    """The built pages by their files; a link that leads nowhere is a warning, which ends a build that is not quiet."""
     pytest.importorskip("mkdocs", reason="the site needs mkdocs-material")
     folder = tmp_path_factory.mktemp("site").resolve()
-    arguments = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder)
-    result = command(*arguments, cwd=ROOT, NO_MKDOCS_2_WARNING="1")
+    result = command("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=ROOT, NO_MKDOCS_2_WARNING="1")
     assert result.returncode == 0, result.stdout + result.stderr
     return {path: Page(path) for path in folder.rglob("*.html")}
 
@@ -55,21 +51,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
     listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert sorted(listed) == sorted(set(PAGES) - {"README.md"})
-
-
-def test_every_link_of_the_site_leads_to_a_page_and_an_anchor(site: dict[Path, Page]) -> None:
-    asked = 0
-    for path, page in site.items():
-        for link in page.links:
-            parts = urlsplit(link)
-            if parts.scheme or path.name == "404.html":
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path.name}: {link}"
-            assert target not in site or unquote(parts.fragment) in site[target].anchors, f"{path.name}: {link}"
-            asked += 1
-    assert asked > 1000
 
 
 def test_public_names_have_their_docstrings(site: dict[Path, Page]) -> None:

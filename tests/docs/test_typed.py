@@ -11,21 +11,19 @@ import re
 import runpy
 import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
 from contextlib import redirect_stdout
-from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from energon_pack.config import ExecutorConfig
-from energon_pack.run.command import TOOLS
 from support.marks import slow
-from support.pages import BLOCKS, PAGES, Block, code, commands, prose
+from support.pages import BLOCKS, PAGES, Block, blocks, code, commands, prose
 from support.peers import write_llava_onevision
 from support.running import ROOT, as_a_program, command, command_here, exit_code, need_torchvision
 from support.samples import chat
+from support.trainers.environments import python_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -37,69 +35,37 @@ LANGUAGES = {"python", "sh", "text", "json", "yaml"}
 
 # ------------------------------------------------------------------------------------- what is looked at, and not run
 
-
-def _an_extra(line: str) -> bool:
-    """Packages of an extra that there is, or of the checkout, or by their names."""
-    extras = set(",".join(re.findall(r"\[([a-z,]+)\]", line)).split(",")) - {""}
-    known = re.findall(
-        r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies")[2], re.M
-    )
-    return extras <= set(known) and not re.search(r"-c (?!constraints.txt)", line)
-
-
-def _a_target(line: str) -> bool:
-    makefile = (ROOT / "Makefile").read_text()
-    return all(f"\n{target}: " in makefile for target in line.split()[1:])
-
-
-def _a_script(line: str) -> bool:
-    """It is there, and has each option by its name."""
-    _, script, *arguments = shlex.split(line)
-    options = {argument for argument in arguments if argument.startswith("--")}
-    return all(f'"{option}"' in (ROOT / script).read_text() for option in options)
-
-
-def _there(line: str) -> bool:
-    return (ROOT / line.split()[1]).is_file()
-
-
-def _on_nodes(line: str) -> bool:
-    """The command that each node starts is on a page, and its settings exist."""
-    settings = re.findall(r"executor\.(\w+)=", line)
-    return "energon-pack +model=" in line and {*settings} <= {field.name for field in fields(ExecutorConfig)}
-
-
-def _of_a_model(line: str) -> bool:
-    return "+model=" in line and "source.path=" in line
-
-
-def _a_tool(line: str) -> bool:
-    return line.split()[2].removeprefix("energon_pack.") in TOOLS
-
-
-def _tests(line: str) -> bool:
-    return all((ROOT / word).is_file() for word in line.split() if word.startswith("tests/"))
-
-
-#: Commands of these are not run. Each with the reason, and what is looked at in its place.
-NOT_RUN: dict[str, tuple[str, Callable[[str], bool]]] = {
-    r"python recipes/train_trainer.py": ("Accelerate is not installed; tests/training/test_trainer.py", _a_script),
-    r"python recipes/trainers/": ("no trainer is installed; tests/trainers/test_trainer_recipes.py", _there),
-    r"(\S+/)?pip install ": ("it changes the environment that the tests run in", _an_extra),
-    r"\. \.venv/bin/activate": ("the tests have an environment of their own", lambda line: True),
-    r"make ": ("it makes an environment, and runs what is tested here by itself", _a_target),
-    r"python benchmarks/": ("it takes minutes", _a_script),
-    r"energon-pack .*s3://": ("there is no such bucket; tests/dataset/test_stored_datasets.py has one", _of_a_model),
-    r"python -m energon_pack[.].*s3://": ("there is no such bucket; tests/test_tools_on_stores.py has one", _a_tool),
-    r"python -m energon_pack[.]order packed/both": ("two sets in packs; tests/test_order_of_datasets.py", _a_tool),
-    r"energon-pack .*hydra/sweeper=optuna": (
-        "a package of its own; tests/test_cli_sweeps.py asks its figure",
-        _of_a_model,
-    ),
-    r"energon-pack .*executor=slurm": ("there is no Slurm; tests/stages/test_chain.py has a stand-in", _on_nodes),
-    r"energon-pack .*executor[.]address=": ("there is no Ray cluster; tests/run/test_ray.py starts one", _on_nodes),
-    r"pytest ": ("these are tests themselves", _tests),
+#: Commands of these are not run, each with the reason.
+NOT_RUN = {
+    r"python recipes/train_trainer.py": "Accelerate is not installed; tests/training/test_trainer.py",
+    r"python recipes/trainers/": "no trainer is installed; tests/trainers/test_trainer_recipes.py",
+    r"(\S+/)?pip install ": "it changes the environment that the tests run in",
+    r"make ": "it makes an environment, and runs what is tested here by itself",
+    r"python benchmarks/": "it takes minutes",
+    r"energon-pack .*s3://": "there is no such bucket; tests/dataset/test_stored_datasets.py has one",
+    r"python -m energon_pack[.].*s3://": "there is no such bucket; tests/test_tools_on_stores.py has one",
+    r"python -m energon_pack[.]order packed/both": "two sets in packs; tests/test_order_of_datasets.py",
+    r"energon-pack .*hydra/sweeper=optuna": "a package of its own; tests/test_cli_sweeps.py asks its figure",
+    r"energon-pack .*executor=slurm": "there is no Slurm; tests/stages/test_chain.py has a stand-in",
+    r"energon-pack .*executor[.]address=": "there is no Ray cluster; tests/run/test_ray.py starts one",
+    r"pytest ": "these are tests themselves",
 }
+
+
+def is_there(line: str) -> bool:
+    """Whether what a command names exists: scripts with their options, tests, targets of make, extras of pip."""
+    _, *words = shlex.split(line)
+    scripts = [ROOT / word for word in words if re.match(r"(recipes|benchmarks|tests)/.*\.py$", word)]
+    if not all(script.is_file() for script in scripts):
+        return False
+    if line.startswith("make "):
+        return all(f"\n{target}: " in (ROOT / "Makefile").read_text() for target in words)
+    if "pip install" in line:
+        extras = (ROOT / "pyproject.toml").read_text().partition("optional-dependencies")[2]
+        asked = set(",".join(re.findall(r"\[([a-z0-9,]+)\]", line)).split(",")) - {""}
+        return asked <= set(re.findall(r"^(\w+) = \[", extras, re.M)) and not re.search(r"-c (?!constraints.txt)", line)
+    options = [word for word in words if word.startswith("--") and "benchmarks/" in line]
+    return all(f'"{option}"' in script.read_text() for option in options for script in scripts)
 
 
 def is_not_run(line: str) -> bool:
@@ -110,8 +76,8 @@ def is_not_run(line: str) -> bool:
 #: the same.
 COMPILED = {
     "import datasets\n": "tests/online/test_given.py",
-    "from trl import": "tests/trainers/test_trainer_recipes.py",
-    "convert_tekken_tokenizer(": "tests/templates/test_tokens_of_sounds.py",
+    "from trl import": "test_a_program_of_a_trainer_runs_as_it_stands",
+    "import Trainer, TrainingArguments": "test_a_program_of_a_trainer_runs_as_it_stands",
     "source_losses(": "tests/training/test_source_losses.py",
 }
 
@@ -232,17 +198,24 @@ def test_what_is_not_run_is_there() -> None:
     """An extra, a target of the Makefile, a script with these options, a test."""
     lines = {line for block in BLOCKS if block.language == "sh" for line in commands(block.text)} | set(INLINE)
     for line in sorted(lines):
-        for pattern, (_, is_there) in NOT_RUN.items():
-            assert not re.match(pattern, line) or is_there(line), line
+        assert not is_not_run(line) or is_there(line), line
 
 
 @pytest.mark.slow
-def test_the_first_snippet_runs_as_a_user_starts_it(typed_demo: Path) -> None:
-    """In a process that has imported nothing."""
-    need_torchvision()
-    (snippet, *_) = (block.text for block in BLOCKS if block.page == "README.md" and block.language == "python")
-    result = command("-c", snippet, cwd=typed_demo)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("page", ["train/trainer.md", "train/trl.md"])
+def test_a_program_of_a_trainer_runs_as_it_stands(page: str, typed_demo: Path, tmp_path: Path) -> None:
+    """In TRL's environment, which has Accelerate as well; a program that is only compiled may lack an argument."""
+    reader = Reader(tmp_path, typed_demo)
+    packing, *_ = (block for block in BLOCKS if block.page == page and block.language == "sh")
+    program, *_ = blocks("python", page)
+    reader.read(packing)
+    (tmp_path / "program.py").write_text("__import__('energon_pack').prepare_torchvision()\n" + program)
+    words = [str(python_of("trl")), "-W", "ignore", "program.py"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("✓")
+    assert "train_loss" in done.stdout
 
 
 def test_the_table_of_the_readme_is_that_of_its_command(typed_demo: Path) -> None:

@@ -1,5 +1,6 @@
-"""docs/processors.md says what a run of `benchmarks/processors.py` finds: some of its classes are run again."""
+"""docs/tables/processors.csv says what a run of `benchmarks/processors.py` finds: some of its classes are run again."""
 
+import csv
 import importlib
 import importlib.metadata
 import json
@@ -18,8 +19,8 @@ from energon_pack.templates.settings import MediaConfig
 from support.models import of_model
 from support.running import ROOT, need_torchvision
 
-PAGE = ROOT / "docs" / "processors.md"
-#: a few of what the page compares, other sizes than `model=auto` compares itself
+TABLE = ROOT / "docs" / "tables" / "processors.csv"
+#: a few of what the table compares, other sizes than `model=auto` compares itself
 FEW = [(), ("image",), ("image",), ("image",) * 2, ("video",), ("uneven", "video", "video"), ("image", "video")]
 #: by shapes: numbered images, a placeholder that has to stand between two tokens, videos; by a family's rules; by
 #: blank images; refused
@@ -40,25 +41,24 @@ def row_of(processors: ModuleType, name: str) -> dict[str, Any]:
     return row
 
 
-def verdicts(page: str) -> dict[str, list[str]]:
+def verdicts(table: Path) -> dict[str, list[str]]:
     """What the table of classes says: what counts, and which kinds of media, by class."""
-    table = page.partition("## Each class")[2].partition("## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
-    return {row[0].strip("`"): row[1:6] for row in rows}
+    with table.open(newline="") as file:
+        return {row[0]: row[1:6] for row in csv.reader(file)}
 
 
 def skip_unless_of_this_version() -> None:
-    if f"transformers {importlib.metadata.version('transformers')} " not in PAGE.read_text():
-        pytest.skip("the page is of another transformers")
+    if f"transformers {importlib.metadata.version('transformers')} " not in (ROOT / "docs/models.md").read_text():
+        pytest.skip("the table is of another transformers")
 
 
 @pytest.mark.filterwarnings("ignore")  # of any class of any processor
 @pytest.mark.parametrize("name", QUICK)
-def test_the_page_says_what_counts_a_class(processors: ModuleType, name: str) -> None:
-    """A user looks a class up and packs with it: without this, a page of last year would say that it is exact."""
+def test_the_table_says_what_counts_a_class(processors: ModuleType, name: str) -> None:
+    """A user looks a class up and packs with it: without this, a table of last year would say that it is exact."""
     skip_unless_of_this_version()
     row = row_of(processors, name)
-    template, *kinds = verdicts(PAGE.read_text())[name]
+    template, *kinds = verdicts(TABLE)[name]
     assert not row["difference"]
     assert (row["template"] or "–") == template
     assert [kind in row["compared"] for kind in ("image", "video", "uneven", "mixed")] == [
@@ -67,10 +67,10 @@ def test_the_page_says_what_counts_a_class(processors: ModuleType, name: str) ->
 
 
 @pytest.mark.filterwarnings("ignore")  # of any class of any processor
-def test_a_class_that_is_counted_wrong_is_not_on_the_page_as_exact(
+def test_a_class_that_is_counted_wrong_is_not_in_the_table_as_exact(
     processors: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison could have looked at nothing, and the whole page would say exact."""
+    """The comparison could have looked at nothing, and the whole table would say exact."""
 
     def one_token_more(settings: Any, folder: Path) -> Any:
         template = build(of_model("shapes", folder), folder)
@@ -86,8 +86,8 @@ def test_a_class_that_is_counted_wrong_is_not_on_the_page_as_exact(
     row = row_of(processors, "Qwen2VLProcessor")
     assert row["difference"].startswith("of ")
     assert row["difference"].count("tokens") == 2
-    page = importlib.import_module("processor_page")
-    assert page.cell(row, "image") == "differs"
+    table = importlib.import_module("processor_table")
+    assert table.cell(row, "image") == "differs"
 
 
 @pytest.mark.filterwarnings("ignore")  # of any class of any processor
@@ -130,16 +130,16 @@ def test_a_choice_of_frames_is_followed_or_refused(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of any class of any processor
-def test_the_whole_page_says_what_is_found_today(
+def test_the_whole_table_says_what_is_found_today(
     processors: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Rows were written by hand, or lost; or another fix changed what counts a class."""
     skip_unless_of_this_version()
-    new, results = tmp_path / "processors.md", tmp_path / "processors.jsonl"
+    new, results = tmp_path / "processors.csv", tmp_path / "processors.jsonl"
     monkeypatch.setattr("sys.argv", ["processors.py", "--results", str(results), "--save", str(new)])
     assert processors.main() == 0
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     away = {row["name"] for row in rows if row["refused"].startswith("not built: ImportError")}  # a package of its own
-    found, said = verdicts(new.read_text()), verdicts(PAGE.read_text())
+    found, said = verdicts(new), verdicts(TABLE)
     assert found.keys() == said.keys()
     assert {name: found[name] for name in found.keys() - away} == {name: said[name] for name in said.keys() - away}

@@ -1,7 +1,7 @@
 """Classes whose layers carry a state are exact by their kernels, and are refused with a kernel that can't begin anew.
 
 The kernels are references in plain torch: no GPU takes part. The other classes with a state are in
-`test_classes.py` and in docs/classes.md.
+`test_classes.py` and in docs/tables/classes.csv.
 """
 
 import importlib
@@ -50,7 +50,7 @@ def hybrid(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
 
 
 def test_members_are_apart_by_the_kernels_alone(hybrid: tuple[Any, Any]) -> None:
-    """docs/classes.md said that no class is exact by kernels, for none were there to ask."""
+    """docs/tables/classes.csv said that no class is exact by kernels, for none were there to ask."""
     make, config = hybrid
     tried = prove(make, config, text_members(64))
     assert [(proof.mask, proof.is_exact) for proof in tried] == [

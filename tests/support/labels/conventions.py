@@ -1,4 +1,4 @@
-"""Rows that we mean to train otherwise than others, each with its reason; `docs/labels.md` has them as a table."""
+"""Rows that we mean to train otherwise than others, each with its reason; `docs/tables/label_rows.csv` counts them."""
 
 from dataclasses import dataclass
 
