@@ -101,12 +101,10 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
 
 
 def _objective(config: PackConfig, figures: Mapping[str, Any]) -> float:
-    """Return a job's figure for a sweeper that optimises; nan: there is none, as of a job that Slurm does later."""
+    """Return a job's figure for a sweeper that optimises."""
     from energon_pack.report.sweep import objective_of
 
-    return (
-        objective_of(figures, config.report.objective.value, config.packing.max_dropped_tokens) if figures else math.nan
-    )
+    return objective_of(figures, config.report.objective.value, config.packing.max_dropped_tokens)
 
 
 def _pack(config: PackConfig, sweep: SweepJob | None, is_here: bool) -> Mapping[str, Any]:

@@ -90,6 +90,13 @@ def test_a_sweeper_gets_a_number_of_each_job(tmp_path: Path, told: list[str], mo
     assert math.isnan(values[0])
 
 
+@pytest.mark.parametrize("command", [["part=0/1"], ["-m", "part=0/2"]])
+def test_parts_of_a_stage_have_no_figures_of_their_own(tmp_path: Path, told: list[str], command: list[str]) -> None:
+    """Each task of an array ended with a KeyError after its work was done: nothing was ever planned."""
+    assert run_here(*told, "stage=lengths", *command, cwd=tmp_path)[0] == 0
+    assert not list(tmp_path.rglob("sweep.html"))
+
+
 def refused(*arguments: str, cwd: Path) -> None:
     code, out, errors = run_here(*arguments, cwd=cwd)
     assert (code, "there already" in out, "exists; output.overwrite=true replaces it" in errors) == (1, False, True)

@@ -112,12 +112,18 @@ def sweep_of(folder: Path) -> Sweep:
     first: dict[str, int] = {}
     for job in jobs:
         settings = {key: job["settings"].get(key, "") for key in keys}
-        if job.get("figures"):
-            rows.append(replace(_same(_row(job, settings), job["figures"], first), refused=job["error"]))
-        else:
+        figures = job.get("figures")
+        if figures and _is_whole(figures):
+            rows.append(replace(_same(_row(job, settings), figures, first), refused=job["error"]))
+        elif job["error"] is not None:
             failed.append(Failed(job["number"], settings, job["error"], job.get("page")))
     sweep = Sweep(keys, rows, failed)
     return sweep if sweep.is_over_models else replace(sweep, rows=_timed(rows))
+
+
+def _is_whole(figures: Mapping[str, Any]) -> bool:
+    """Return whether a job has figures of all samples: a part of a stage has none, nor what is left to Slurm."""
+    return "lens" in figures or "tokens_left_out" in figures
 
 
 def _same(row: Row, figures: Mapping[str, Any], first: dict[str, int]) -> Row:
@@ -179,7 +185,12 @@ def _of_lengths(figures: Mapping[str, Any], number: int, settings: dict[str, str
 
 
 def objective_of(figures: Mapping[str, Any], objective: str, max_dropped_tokens: float) -> float:
-    """Return what a sweeper that optimises gets for a job; nan: the job packed nothing, or dropped more than it may."""
+    """Return what a sweeper that optimises gets for a job.
+
+    nan: the job packed nothing, did a part of a stage or leaves all to Slurm, or dropped more than it may.
+    """
+    if not _is_whole(figures):
+        return math.nan
     job = {"figures": figures, "number": 0, "page": None, "max_dropped_tokens": max_dropped_tokens}
     row = _row(job, {})
     values = {"fill": row.fill, "tokens": row.tokens, "cost": row.flops and row.flops / max(1, row.tokens)}

@@ -156,7 +156,10 @@ def _of_sample(meaning: Meaning, key: str, value: Any) -> bool:
             raise Refused(key)
         meaning.weight = 1.0 if value is None else float(value)
     elif key in ("system", "system_prompt") and (value is None or isinstance(value, str)):
-        if value and meaning.turns[0].role not in ("system", "document"):
+        first = meaning.turns[0]
+        if value and first.role == "system" and first.content != [value]:
+            raise Refused(key)  # two system prompts that differ
+        if value and first.role not in ("system", "document"):
             meaning.turns.insert(0, Turn("system", [value]))
     elif key in ("tools", "functions"):
         if key == "functions" and meaning.tools:
