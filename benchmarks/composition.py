@@ -21,7 +21,7 @@ from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.steps.spread import spread_of
+from energon_pack.steps.evenness import spread_of
 from energon_pack.steps.topology import Topology, stream
 
 NUM_RANKS, NUM_WORKERS, SHARD_PACKS = 16, 2, 512

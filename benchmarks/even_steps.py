@@ -35,7 +35,7 @@ from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.run.seeded import Ints
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.spread import PackCosts, figures
+from energon_pack.steps.evenness import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
 
 SHARD_PACKS = 2_000

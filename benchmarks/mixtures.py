@@ -41,7 +41,7 @@ from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry, Mixture
 from energon_pack.steps.cost import CostModel, cost_model
-from energon_pack.steps.spread import PackCosts, figures
+from energon_pack.steps.evenness import PackCosts, figures
 from energon_pack.steps.topology import Topology
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "real"

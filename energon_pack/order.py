@@ -30,7 +30,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.sources.mixture import Entry as Asked
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.spread import PackCosts, figures
+from energon_pack.steps.evenness import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
 
 #: fields that packs of one order must share, beside a blend's fields: training reads one manifest

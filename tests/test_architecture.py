@@ -44,14 +44,14 @@ BELOW = """
 errors version run steps
 samples.media samples.bytes samples.skip samples.sample samples.tokens samples.tokens_part samples.pack_tokens
 samples.parts samples.member samples.pack_reader samples.input_rules
-sources.storage sources.stored sources.blockwise sources.tar sources.file_kinds sources.prepared
+sources.storage sources.stored sources.blockwise sources.tar sources.foreign_formats sources.prepared
 templates.folder templates.full
 """
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_parts
-dataset.pack_sums dataset.readable dataset.referenced
+dataset.packs_table dataset.readable dataset.referenced
 """
 ENERGON = "task_encoder loading reading flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
@@ -222,3 +222,10 @@ def test_a_public_face_says_what_is_public(face: str) -> None:
 def test_imports_stay_light(module: str, absent: set[str], tmp_path: Path) -> None:
     script = f"import sys, {module}; print(sorted(set({sorted(absent)}) & set(sys.modules)))"
     assert command("-c", script, cwd=tmp_path).stdout == "[]\n"
+
+
+def test_the_readme_of_a_room_names_files_that_are_there() -> None:
+    """A newcomer reads it first, and looks for files that were merged or renamed."""
+    for page in PACKAGE.glob("*/README.md"):
+        for name in re.findall(r"`([a-z_/]+\.py)`", page.read_text()):
+            assert any((folder / name).is_file() for folder in (page.parent, PACKAGE, ROOT)), (page.parent.name, name)

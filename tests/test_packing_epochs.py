@@ -22,7 +22,7 @@ from energon_pack.plan.packs import costs_of_packs, turn_of_packs
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.steps.cost import cost_model
-from energon_pack.steps.spread import max_over_mean
+from energon_pack.steps.evenness import max_over_mean
 from energon_pack.steps.topology import Topology, stream
 from support.loaders import Training
 from support.packed import Make, files, json_lines, packed

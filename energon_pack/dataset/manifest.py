@@ -20,7 +20,7 @@ MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.inputs`
 PROCESSOR = "processor"
-#: sums over the members of each pack: see `dataset.pack_sums`
+#: sums over the members of each pack: see `dataset.packs_table`
 PACKS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
 HASHED = (INPUTS, TRIAL, PACKS)

@@ -20,7 +20,7 @@ from energon_pack.plan.trees import sharing_figures
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.cost import CostModel
-from energon_pack.steps.spread import PackCosts, compared, figures
+from energon_pack.steps.evenness import PackCosts, compared, figures
 from energon_pack.steps.topology import Topology, stream
 
 _UNKNOWN = "unknown"  # media type of samples that could not be read

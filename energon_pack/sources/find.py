@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error
-from energon_pack.sources.file_kinds import PARQUET
+from energon_pack.sources.foreign_formats import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
 from energon_pack.sources.storage import absolute, expand, walk
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.sources.file_kinds import kind_of_table
+from energon_pack.sources.foreign_formats import kind_of_table
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard

@@ -28,7 +28,7 @@ from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.batches import LARGEST, MOST_TIMES, read_all
-from energon_pack.sources.file_kinds import kind_of_table
+from energon_pack.sources.foreign_formats import kind_of_table
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
 from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of

@@ -16,8 +16,8 @@ import torch
 
 from energon_pack.errors import PackError, amount
 from energon_pack.trainers.alone import Alone, reads_in_forward, samples_alone
+from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
-from energon_pack.trainers.dealing import dealing_of, refused
 from energon_pack.trainers.loss import WeightedSteps
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE

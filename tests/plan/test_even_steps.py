@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from energon_pack.plan.alike import alike, mended
 from energon_pack.plan.even_steps import evened, lay_out
 from energon_pack.run.seeded import Ints
-from energon_pack.steps.spread import PackCosts, figures
+from energon_pack.steps.evenness import PackCosts, figures
 from energon_pack.steps.topology import Topology, stream
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]

@@ -15,7 +15,7 @@ from energon_pack.plan.plan import plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.steps.spread import spread_of
+from energon_pack.steps.evenness import spread_of
 from energon_pack.steps.topology import Topology, stream
 from support.plans import items, packs
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.steps.spread import PackCosts, Spread, compared, figures, spread_of
+from energon_pack.steps.evenness import PackCosts, Spread, compared, figures, spread_of
 
 
 def cost(*values: float) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from energon_pack import PackError
-from energon_pack.trainers.dealing import dealing_of, in_order, refused, told
+from energon_pack.trainers.check_dealing import dealing_of, in_order, refused, told
 
 
 @pytest.mark.parametrize(
