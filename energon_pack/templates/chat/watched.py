@@ -28,6 +28,8 @@ _OF_LIST = ("length", "count", "list", "first", "last", "reverse")
 _NO_TEXTS = ("role", "type")
 #: functions that only pass on their arguments
 _HAND_ON = frozenset(("namespace", "dict", "raise_exception", "caller"))
+#: of these, those that make keys of the pairs in a list
+_OF_PAIRS = ("namespace", "dict")
 #: functions that read their arguments
 _READ = frozenset(("range", "strftime_now"))
 _KNOWN = (
@@ -198,6 +200,11 @@ class _Guarding(NodeTransformer):
         """Allow joining texts, and lists of texts."""
         return self.generic_visit(node)
 
+    def visit_Pair(self, node: Any) -> Any:
+        self.generic_visit(node)
+        node.key = _guard(node.key, _holds_none)
+        return node
+
     def visit_Test(self, node: Any) -> Any:
         self.generic_visit(node)
         return node if node.name in _OF_TYPE else _all_guarded(node)
@@ -211,6 +218,7 @@ class _Guarding(NodeTransformer):
             return node
         first = node.args[0].value if node.args and isinstance(node.args[0], nodes.Const) else None
         if node.name in ("selectattr", "rejectattr") and first in _NO_TEXTS and not node.kwargs:  # LLaVA's
+            node.node = _guard(node.node, _not_text)  # else it goes through the characters of a text
             node.args = [_guard(item, _holds_none) for item in node.args]
             return node
         return _all_guarded(node)
@@ -221,6 +229,8 @@ class _Guarding(NodeTransformer):
         if node.dyn_args is not None or node.dyn_kwargs is not None:
             raise LooksAtText
         if isinstance(called, nodes.Name) and called.name in self._hand_on:
+            if called.name in _OF_PAIRS:
+                node.args = [_guard(item, _keys) for item in node.args]
             return node
         if isinstance(called, nodes.Getattr):
             owner = called.node.node if isinstance(called.node, nodes.Filter) else None
