@@ -80,6 +80,8 @@ def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp
     assert shown.returncode == 3
     assert "1 of 1  missing_media, as a.jsonl:1: 'gone.png' is not there (source.media_root)" in shown.stdout
     assert "no sample can be packed: what would be lost, above, says why" in shown.stderr
+    assert "no sample has a length" in shown.stdout
+    assert "packing.max_token_len" not in shown.stdout, "of no sample, each length dropped 0 and 100%"
 
 
 def test_what_cures_is_in_the_next_command(demo: tuple[Path, Path], tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def draw(measured: Sequence[MeasuredShard], share: float, seed: int) -> list[_Dr
 
 def _kept(measured: Sequence[MeasuredShard], method: Method, share: float, seed: int) -> Path:
     """Return the file of an audit's result, which is there if the full processor agreed with exactly these lengths."""
-    pieces = [(Path(piece.path).name, piece.num_rows) for item in measured for piece in item.pieces]
-    return Path(method.template_folder, f"audit-{key_of(sorted(pieces), share, seed)}.json")
+    pieces = [(Path(piece.path).name, piece.first, piece.num_rows) for item in measured for piece in item.pieces]
+    return Path(method.template_folder, f"audit-{key_of(pieces, share, seed)}.json")
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,13 @@ def _step_lines(report: Report) -> Iterator[str]:
 def print_choices(choices: Choices, advice: Sequence[str] = ()) -> None:
     """Print how long samples are, what each pack length would drop and fill, and which to take."""
     counts = f"{amount(choices.samples_measured, 'sample')}, {amount(choices.tokens, 'token')}"
-    say(f"{counts}; of a sample: {_spread(choices.token_len)}")
+    say(
+        f"{counts}; of a sample: {_spread(choices.token_len)}" if choices.samples_measured else "no sample has a length"
+    )
     for reason, number in choices.skipped_by_reason.items():
         say(f"skipped: {number:,} {reason}")
+    if not choices.samples_measured:
+        return
     print_table(length_rows(choices.lens))
     if beyond := [row.max_token_len for row in choices.lens if row.is_beyond_model]:
         say(f"the model has no positions for samples of {min(beyond):,} tokens: config.json, max_position_embeddings")

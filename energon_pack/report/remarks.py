@@ -41,7 +41,7 @@ def overlong(figures: Figures) -> Iterator[Remark]:
     if loss and num and dropped > MOST_DROPPED * tokens:
         what = f"{short(dropped)} tokens ({percent(dropped, tokens)}) are dropped"
         best = recommended(figures.tries.choices)
-        knobs = [] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
+        knobs = [figures.media_first.knob] if figures.media_first else [*_SMALLER.get(loss.medium, [])]
         if best and best.choice.max_token_len > figures.max_token_len:
             still = best.choice.dropped_tokens_share
             left = f" ({percent(still, 1)} of the tokens are still dropped)" if still else ""

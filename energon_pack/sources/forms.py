@@ -167,7 +167,10 @@ def look(entry: str) -> Looked:
             ' does, with lines as {"file_name": "a.jpg", "text": …}'
         )
     if not forms:
-        raise PackError(f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there")
+        raise PackError(
+            f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there; CSV, LMDB and others are not read:"
+            " write lines of JSON of them"
+        )
     return Looked([form for form in Format if form in forms], stems)
 
 

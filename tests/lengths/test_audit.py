@@ -19,6 +19,7 @@ from energon_pack.lengths.audit import (
     Audit,
     Auditing,
     AuditJob,
+    _kept,
     audit,
     draw,
     finish,
@@ -132,6 +133,12 @@ def test_a_sweep_asks_the_full_processor_once(
         assert finish(start(shards, method, 0.05, 0, run), run) == replace(first, is_known=True)
         for others in ((shards[:1], method, 0.05, 0), (shards, method, 0.06, 0), (shards, method, 0.05, 1)):
             assert not finish(start(*others, run), run).is_known
+        moved = [
+            replace(item, pieces=[piece._replace(first=piece.first + 1) for piece in item.pieces]) for item in shards
+        ]
+        known, other = (_kept(items, method, 0.05, 0) for items in (shards, moved))
+        assert known.exists()
+        assert not other.exists(), "lengths of several sources lie in one file: their results are apart"
         for kept in Path(method.template_folder).glob("audit-*"):
             kept.unlink()
         running: Future[Audit] = Future()

@@ -92,6 +92,9 @@ def test_meta_files_that_say_how_often_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_text("datasets: [{json_path: a.json, sampling_strategy: all}]")
     with pytest.raises(PackError, match="no form of YAML that is read: a mixture has a list `mixture`"):
         find_lines(str(tmp_path / "mix.yaml"))
+    (tmp_path / "mix.yaml").write_text("mixture:\n - path: a\n  weight: 1\n")
+    with pytest.raises(PackError, match=r"mix\.yaml: .*line 3"):
+        find_lines(str(tmp_path / "mix.yaml"))
 
 
 @pytest.mark.parametrize("indent", [None, 2])

@@ -41,7 +41,7 @@ LOOKING: dict[str, tuple[str, str]] = {
     "two within": (when("'[THINK]' in m.content and '[/THINK]' in m.content"), "[THINK]hm[/THINK] x"),
     "characters": (when("m.content | rejectattr('type', 'equalto', 'image') | list | length > 30"), "x" * 60),
     "characters without a type": (when("m.content | selectattr('type', 'undefined') | list | length > 30"), "x" * 60),
-    "key of a dict": (when("{m.content: 1}.get('hello')"), "hello"),
+    "key that a dict is asked for": (when("{m.content: 1}.get('hello')"), "hello"),
     "key of a dict that is defined": (when("{m.content: 1}['hello'] is defined"), "hello"),
     "key of pairs": (when("dict([[m.content, 1]]).get('hello')"), "hello"),
     "keys that are equal": (when("{m.content: 1, 'hello': 2} | length == 1"), "hello"),
