@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from energon_pack.inspect.try_source import gains_of
-from energon_pack.plan.pack_lengths import Choice
+from energon_pack.plan.pack_lengths import Choice, Choices
+from energon_pack.report.printed import print_choices
 from support.running import command_here
 from support.samples import chat, picture, write_tar
 
@@ -80,8 +81,13 @@ def test_what_would_be_lost_is_said_with_its_reason(demo: tuple[Path, Path], tmp
     assert shown.returncode == 3
     assert "1 of 1  missing_media, as a.jsonl:1: 'gone.png' is not there (source.media_root)" in shown.stdout
     assert "no sample can be packed: what would be lost, above, says why" in shown.stderr
-    assert "no sample has a length" in shown.stdout
-    assert "packing.max_token_len" not in shown.stdout, "of no sample, each length dropped 0 and 100%"
+
+
+def test_lengths_of_no_sample_have_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each length dropped 0 samples and 100% of them."""
+    row = Choice(512, dropped=0, dropped_share=1.0, dropped_tokens_share=1.0, packs=0, fill=0.0, is_beyond_model=False)
+    print_choices(Choices(2, 0, 0, {"missing_media": 2}, {}, [row]))
+    assert capsys.readouterr().out.splitlines() == ["no sample has a length", "skipped: 2 missing_media"]
 
 
 def test_what_cures_is_in_the_next_command(demo: tuple[Path, Path], tmp_path: Path) -> None:
