@@ -3,6 +3,7 @@
 import io
 import struct
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,13 @@ class Pictures(NamedTuple):
 COVER = Pictures("mjpeg", 160, 160, 1, BLUE)
 
 
-def film(*streams: Pictures, format: str = "mp4", turn: Sequence[Any] = (), matrix: Sequence[int] = ()) -> bytes:
+def film(
+    *streams: Pictures,
+    format: str = "mp4",
+    turn: Sequence[Any] = (),
+    matrix: Sequence[int] = (),
+    has_chapter: bool = False,
+) -> bytes:
     """A file of some streams at 10 frames a second.
 
     Args:
@@ -35,6 +42,9 @@ def film(*streams: Pictures, format: str = "mp4", turn: Sequence[Any] = (), matr
     av = pytest.importorskip("av", reason="videos need PyAV")
     file, packets = io.BytesIO(), []
     with av.open(file, "w", format=format) as container:
+        if has_chapter:
+            times = {"start": 0, "end": 1, "time_base": Fraction(1)}
+            container.set_chapters([{"id": 1, **times, "metadata": {"title": "one"}}])
         for own in streams or (Pictures(),):
             stream: Any = container.add_stream(own.codec, rate=10)
             stream.width, stream.height = own.width, own.height
@@ -54,6 +64,24 @@ def film(*streams: Pictures, format: str = "mp4", turn: Sequence[Any] = (), matr
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             container.mux(packet)
     return file.getvalue()
+
+
+def turned_by_codec(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield a film of H.264 whose first frame asks to be turned by 90 degrees: the format, and the file."""
+    av = pytest.importorskip("av", reason="videos need PyAV")
+    from av.bitstream import BitStreamFilterContext
+
+    for format in ("mp4", "mov", "matroska", "mpegts", "avi"):
+        file = io.BytesIO()
+        with av.open(io.BytesIO(data)) as source, av.open(file, "w", format=format) as container:
+            stream = container.add_stream_from_template(source.streams.video[0])
+            rule = "h264_metadata=display_orientation=insert:rotate=90"
+            asking = BitStreamFilterContext(rule, source.streams.video[0], stream)
+            for packet in source.demux(video=0):
+                for changed in asking.filter(packet if packet.size else None):
+                    changed.stream = stream
+                    container.mux(changed)
+        yield format, file.getvalue()
 
 
 def with_cover_first(data: bytes, keep_film: bool = True) -> bytes:

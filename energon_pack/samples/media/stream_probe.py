@@ -8,16 +8,12 @@ import os
 import struct
 from typing import Any, BinaryIO
 
+from energon_pack.samples.media.display_matrix import may_turn
 from energon_pack.samples.media.medium import SOUNDS_LIKE, Media, MediaFormat
 from energon_pack.samples.media.streams import film, is_cover, opened, pieces_in, probing, upright
 from energon_pack.samples.skip import Reason, Skip
 
 _HIDDEN = 0.01  # fraction of a frame that counts as a rounding error
-_MOST_HEADER = 16 << 20  # bytes that are searched for what turns a picture
-_MATRIX = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")  # of an mp4: it changes nothing
-_TRACKS, _CLUSTER, _PROJECTION = b"\x16\x54\xae\x6b", b"\x1f\x43\xb6\x75", b"\x76\x70"  # of a Matroska
-
-
 _LONGEST = 4 * 3600  # seconds: a longer sound, decoded, would fill the memory, and no model hears so much
 _MOST_CHUNKS = 1000
 #: sizes of data that programs write before they know its end, and into a pipe never correct; 0 is another
@@ -113,43 +109,15 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         num_frames = _num_shown(container, stream)
         rate = stream.average_rate or stream.guessed_rate
         width, height = stream.codec_context.width, stream.codec_context.height
+        format_name = container.format.name
     if not (width and height and num_frames and rate):
         raise Skip(
             Reason.UNREADABLE_MEDIA, f"a video of {num_frames} frames of {width}×{height} pixels, {rate} a second"
         )
-    if not _is_plainly_upright(file, extension):
+    if may_turn(file, format_name):
         with probing("video"), opened(file) as container:
             width, height = upright(next(container.decode(film(container)))).size
     return Media("video", width, height, extension, num_frames, float(rate))
-
-
-def _is_plainly_upright(file: BinaryIO, extension: str) -> bool:
-    """Tell whether a container surely asks players not to turn its pictures; only mp4 and Matroska can ask it."""
-    if extension == "mp4":
-        tables = _moov(file)
-        return bool(tables) and tables.count(_MATRIX) == tables.count(b"mvhd") + tables.count(b"tkhd")
-    if extension == "mkv":
-        file.seek(0)
-        header, cluster, _ = file.read(_MOST_HEADER).partition(_CLUSTER)
-        return bool(cluster) and _TRACKS in header and _PROJECTION not in header
-    return True
-
-
-def _moov(file: BinaryIO) -> bytes:
-    """Return the tables of an mp4; empty: there are none, or they are too large."""
-    end, position = file.seek(0, os.SEEK_END), 0
-    while position + 8 <= end:
-        file.seek(position)
-        head = file.read(16)
-        size = int.from_bytes(head[:4], "big")
-        size = int.from_bytes(head[8:], "big") if size == 1 else size or end - position
-        if head[4:8] == b"moov" and size <= _MOST_HEADER:
-            file.seek(position)
-            return file.read(size)
-        if size < 8:
-            break
-        position += size
-    return b""
 
 
 def _num_shown(container: Any, stream: Any) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from energon_pack.samples.media.display_matrix import may_turn
 from energon_pack.samples.skip import Reason, Skip
 
 _ASKEW = 0.02  # of a side: a display matrix is rounded
@@ -191,10 +192,11 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     frames: dict[int, Image.Image] = {}
     wanted = set(indices)
     try:
-        with _shown(av, data) as shown:
+        with _shown(av, data) as (format_name, shown):
+            is_turned = may_turn(io.BytesIO(data), format_name)
             for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
                 if index in wanted:
-                    frames[index] = upright(frame)
+                    frames[index] = upright(frame) if is_turned else frame.to_image()
     except av.FFmpegError as error:
         raise UndecodableError(
             f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
@@ -215,7 +217,7 @@ def frame_times(data: bytes) -> list[float]:
     av: Any = importlib.import_module("av")
     times: list[float] = []
     try:
-        with _shown(av, data) as shown:
+        with _shown(av, data) as (_, shown):
             times.extend(math.nan if frame.time is None else frame.time for frame in shown)
     except av.FFmpegError as error:
         raise ValueError(f"a video can't be decoded after {len(times)} frames: {error}") from None
@@ -223,19 +225,20 @@ def frame_times(data: bytes) -> list[float]:
 
 
 @contextmanager
-def _shown(av: Any, data: bytes) -> Iterator[Iterator[Any]]:
-    """Open a video; the context gives its frames in the order they are shown."""
+def _shown(av: Any, data: bytes) -> Iterator[tuple[str, Iterator[Any]]]:
+    """Open a video; the context gives FFmpeg's name of its format, and its frames in the order they are shown."""
     with opened(io.BytesIO(data)) as container:
         stream = film(container)
         stream.thread_type = _thread_type(av)
-        yield container.decode(stream)
+        yield container.format.name, container.decode(stream)
 
 
 def upright(frame: Any) -> Image.Image:
     """Return a frame as a player shows it, RGB; its pixels keep their shape, which a matrix may stretch."""
     image: Image.Image = frame.to_image()
+    # `frame.side_data` refers back: the frame would wait for the collector
     of_frame = importlib.import_module("av.sidedata.sidedata").SideDataContainer(frame)
-    matrix = of_frame.get("DISPLAYMATRIX")  # `frame.side_data` refers back: the frame would wait for the collector
+    matrix = next((data for data in of_frame if data.type.name == "DISPLAYMATRIX"), None)  # the container's is first
     axes = np.eye(2) if matrix is None else np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2] / 1.0
     if not axes.any(1).all():  # some programs write no matrix, but zeros
         return image

@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from energon_pack.report.views.view import thumbnail
+from energon_pack.samples.media.display_matrix import may_turn
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.streams import decode_frames, frame_times, opened
 from energon_pack.samples.skip import Reason, Skip
-from support.films import BLUE, COVER, Pictures, film, with_cover_first
+from support.films import BLUE, COVER, Pictures, film, turned_by_codec, with_cover_first
 from support.samples import sound, video_with_sound
 
 av = pytest.importorskip("av", reason="videos need PyAV")
@@ -59,6 +60,8 @@ def test_a_cover_alone_is_no_film() -> None:
 
 # ---------------------------------------------------------------------------------------------------- turned films
 
+#: the display matrix that changes nothing
+PLAIN = bytes.fromhex("00010000" + "00" * 12 + "00010000" + "00" * 12 + "40000000")
 #: of the four corners, from left to right and down: which is brighter
 _CORNERS = {0: "left upper", 1: "right upper", 2: "left lower", 3: "right lower"}
 
@@ -90,6 +93,46 @@ def test_a_film_is_turned_as_a_player_turns_it(
     assert probe(io.BytesIO(data)) == Media("video", *size, "mp4" if format == "mp4" else "mkv", 12, 10.0)
     (frame,) = decode_frames(data, [3])
     assert (frame.size, bright_corner(frame)) == (size, corner)
+
+
+@pytest.mark.parametrize("format", ["mp4", "mov"])
+def test_a_turned_film_with_chapters_is_measured_upright(format: str) -> None:
+    """A track of chapters holds one matrix more, which made up for the film's: it was measured lying on its side."""
+    data = film(format=format, turn=(90, False, False), has_chapter=True)
+    assert data.count(PLAIN) == data.count(b"mvhd") + data.count(b"tkhd") == 3
+    medium = probe(io.BytesIO(data))
+    assert (medium.width, medium.height) == (64, 128) == decode_frames(data, [0])[0].size
+
+
+def test_a_directory_of_a_matroska_may_name_its_clusters() -> None:
+    """The header was cut at the name, before the tracks: no track asked to be turned."""
+    tracks, cues, cluster = (b"\x53\xab\x84" + bytes.fromhex(name) for name in ("1654ae6b", "1c53bb6b", "1f43b675"))
+    data = film(format="matroska", turn=(90, False, False))
+    assert data.index(tracks) < data.index(cues)
+    data = data.replace(cues, cluster, 1)
+    medium = probe(io.BytesIO(data))
+    assert (medium.width, medium.height) == (64, 128) == decode_frames(data, [0])[0].size
+
+
+@pytest.mark.parametrize("turn", [(), (180, False, False)])
+def test_only_the_container_turns_a_film(turn: tuple[object, ...]) -> None:
+    """FFmpeg turned the frame that holds an SEI, and no other: a film of frames of two sizes, measured by none."""
+    try:
+        data = film(Pictures("libx264"), turn=turn)
+    except av.codec.codec.UnknownCodecError:
+        pytest.skip("this PyAV has no libx264")
+    for format, asking in turned_by_codec(data):
+        medium = probe(io.BytesIO(asking))
+        sizes = {frame.size for frame in decode_frames(asking, range(12))}
+        assert (sizes, format) == ({(medium.width, medium.height)}, format) == ({(128, 64)}, format)
+
+
+@pytest.mark.parametrize("format", ["mp4", "mov", "matroska", "webm", "mpegts", "avi"])
+def test_no_frame_of_an_upright_film_is_decoded(format: str) -> None:
+    """To decode the first frame would double the time of a probe."""
+    data = film(Pictures("libvpx" if format == "webm" else "mpeg4"), format=format, has_chapter=format != "avi")
+    with opened(io.BytesIO(data)) as container:
+        assert not may_turn(io.BytesIO(data), container.format.name)
 
 
 def test_no_frame_waits_for_the_collector() -> None:
