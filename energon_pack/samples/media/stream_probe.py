@@ -68,6 +68,7 @@ def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
     end, block, rate = file.seek(0, os.SEEK_END), 0, 0
     file.seek(4)
     whole, position = int.from_bytes(file.read(4), order), 12
+    sizes_of_64_bits: tuple[int, int] | None = None
     for _ in range(_MOST_CHUNKS):
         file.seek(position)
         name, size = file.read(4), int.from_bytes(file.read(4), order)
@@ -76,7 +77,11 @@ def _by_chunks(file: BinaryIO, is_wav: bool) -> tuple[int, int] | None:
             kind, channels, rate, _, block, bits = struct.unpack("<HHIIHH", file.read(16).ljust(16, b"\0"))
             is_plain = kind == 1 and bits in (8, 16, 24, 32) and channels > 0 and block == channels * bits // 8
             block = block if is_plain else 0
+        elif name == b"ds64":
+            sizes_of_64_bits = struct.unpack("<QQ", file.read(16).ljust(16, b"\0"))
         elif name in (b"data", b"SSND"):
+            if sizes_of_64_bits and size == 0xFFFFFFFF:
+                whole, size = sizes_of_64_bits
             is_known = size > 0 and not any(size in sizes for sizes in _UNKNOWN_SIZES)
             if is_known and size > end - position and whole + 8 - end not in (-1, 0):
                 raise _cut_short(f"its header promises {size:,} bytes, {end - position:,} are there")

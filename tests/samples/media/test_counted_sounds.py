@@ -2,6 +2,7 @@
 
 import io
 import random
+import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
@@ -130,3 +131,21 @@ def test_names_in_another_alphabet() -> None:
         assert track is not None
         assert len(decode_audio(data, track[1])) == track[0]
         assert probe(io.BytesIO(data)).kind == ("audio" if data == clip("m4a") else "video")
+
+
+def rf64(num_samples: int) -> bytes:
+    """A WAV whose sizes have 64 bits, of 16 kHz in 16 bits and mono."""
+    data = np.arange(num_samples, dtype="<i2").tobytes()
+    sizes = struct.pack("<4sIQQQI", b"ds64", 28, 4 + 36 + 24 + 8 + len(data), len(data), num_samples, 0)
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
+    return b"RF64\xff\xff\xff\xffWAVE" + sizes + form + b"data\xff\xff\xff\xff" + data
+
+
+def test_a_wav_of_64_bits_that_is_cut_is_refused() -> None:
+    """The size that its chunk says is that of a stream: a cut sound was trained as a shorter one."""
+    whole = rf64(8_000)
+    assert probe(io.BytesIO(whole)).num_samples == 8_000
+    for cut in (whole[:-1], whole[:-500], whole[: len(whole) * 6 // 10]):
+        with pytest.raises(Skip) as refused:
+            probe(io.BytesIO(cut))
+        assert refused.value.reason is Reason.UNREADABLE_MEDIA
