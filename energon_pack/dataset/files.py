@@ -129,11 +129,6 @@ class PlanFile:
         with self.opened() as file:
             _refuse_other(file.schema_arrow)
 
-    def shared_columns(self) -> list[str]:
-        """Return the columns that only a plan with `packing.share` has; empty: this one has none."""
-        with self.opened() as file:
-            return [name for name in SHARED_SCHEMA.names if name in file.schema_arrow.names]
-
     def columns(self, *names: str) -> Iterator[list[Any]]:
         """Yield the same as `tables`, each column as a list."""
         for table in self.tables(*names):
