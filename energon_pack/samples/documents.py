@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
 
 DOCUMENT = "document"
 #: fields that `text` may repeat, for example an instruction that `text` holds with its prompt written out
@@ -32,6 +33,15 @@ def text_alone(fields: Mapping[str, Any]) -> str | None:
     """Return the field `text` of a sample that has nothing else to train; None: there is no such text."""
     text = fields.get("text")
     return text if isinstance(text, str) and text.strip() and _SPEAK_OF_CHATS.isdisjoint(fields) else None
+
+
+def refuse_texts_between_images(fields: Mapping[str, Any]) -> None:
+    """Refuse texts and images that take turns: OBELICS' `texts`, MMC4's `text_list`; raises Skip: `bad_message`."""
+    texts = fields.get("texts")
+    is_list_of_texts = isinstance(texts, list) and bool(texts) and all(isinstance(x, str | None) for x in texts)
+    if is_list_of_texts or fields.get("text_list"):
+        what = "texts and images that take turns: write one text with <image> where each stands (source.map)"
+        raise Skip(Reason.BAD_MESSAGE, what)
 
 
 def answer_alone(messages: Sequence[Message]) -> list[Message] | None:

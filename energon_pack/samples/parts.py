@@ -31,13 +31,18 @@ def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, l
 
 
 def kind_of(parts: Parts, name: str) -> str:
-    """Tell the kind of a part by its content, or by its name if the part is missing or already decoded."""
+    """Tell the kind of a part by its content, or by its name if the part is missing or already decoded.
+
+    Raises:
+        Skip: its streams say whether it is a video or a sound, and they can't be read.
+    """
     value, named = parts.get(name), kind_by_name(name) or IMAGE.kind
     if not isinstance(value, bytes):
         return named
-    found = format_of(value[:16])
-    is_of_both = found is not None and found.extension in SOUNDS_LIKE and named == AUDIO.kind
-    return named if is_of_both else found.kind if found else IMAGE.kind
+    container = format_of(value[:16])
+    if container is not None and container.extension in SOUNDS_LIKE:
+        return named if named == AUDIO.kind else KINDS[container.kind].probe(io.BytesIO(value), container).kind
+    return container.kind if container else IMAGE.kind
 
 
 def positions_of(part: Any) -> Any:

@@ -14,7 +14,14 @@ from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turn
 from energon_pack.samples.dialects.pictures import name_in, with_marks_replaced
 from energon_pack.samples.dialects.rewrite import in_our_words
 from energon_pack.samples.dialects.table import question_and_answer, turns_of
-from energon_pack.samples.documents import DOCUMENT, answer_alone, document_of, is_document, text_alone
+from energon_pack.samples.documents import (
+    DOCUMENT,
+    answer_alone,
+    document_of,
+    is_document,
+    refuse_texts_between_images,
+    text_alone,
+)
 from energon_pack.samples.frame_lists import frame_parts, without_lists
 from energon_pack.samples.keys import hint, unknown_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
@@ -96,6 +103,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
         raise Skip(Reason.NOT_AN_OBJECT, f"the JSON is a {type(value).__name__}, not an object")
+    refuse_texts_between_images(value)
     if not PREFERENCE_KEYS.isdisjoint(value):
         value = preferred(value, _keys(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from energon_pack.loading import load_multi_mix_qa
 from energon_pack.samples.media.kinds import FORMATS, said
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.media.stream_probe import probe_audio
 from energon_pack.samples.media.streams import UndecodableError, decode_audio, resampled_length
 from energon_pack.samples.skip import Skip
-from support.samples import sound, video
+from support.samples import chat, sound, video
 
 av = pytest.importorskip("av", reason="sounds need PyAV")
 
@@ -113,6 +114,15 @@ def test_what_has_pictures_is_a_video() -> None:
     assert probe(io.BytesIO(video())).kind == "video"
     assert probe(io.BytesIO(video(format="matroska"))).kind == "video"
     assert probe(io.BytesIO(encoded(9000, 16_000, "mp4", "aac"))).kind == "audio"
+
+
+@pytest.mark.parametrize(("container", "extension"), [("mp4", "mp4"), ("matroska", "mkv")])
+def test_a_sound_in_the_container_of_a_video_is_trained_as_a_sound(container: str, extension: str) -> None:
+    """It was packed as a sound, and read unpacked as a video: "1 audio in the text for 1 video"."""
+    own, name = chat("<audio>q", "a"), f"0.{extension}"
+    sample = load_multi_mix_qa({"json": own, name: encoded(9000, 16_000, container, "aac")})
+    assert sample["video"] is None
+    assert len(sample["audio"]) == 1
 
 
 def hostile() -> Iterator[tuple[str, bytes, str]]:
