@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.image_probe import medium_of
-from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS
+from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.media.probe import probe
 from energon_pack.samples.member import MemberInput
@@ -28,7 +29,7 @@ from energon_pack.samples.record import Record, with_hearing
 from energon_pack.samples.sample import MediaPart, media_type, media_type_by_name
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.unread import named_media, refuse_unread
+from energon_pack.samples.unread import leaves, named_media, refuse_unread
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.reader import state_of
 from energon_pack.sources.sample import ReadSample
@@ -36,8 +37,10 @@ from energon_pack.templates.sample import Sample
 
 #: stands in place of a shard's name in the ids of samples
 NAME = "conversations"
-#: names of media in memory begin so
-_HELD = "\0"
+#: names of media in memory begin so: half a character, which stands in no text that can be trained
+_HELD = "\udfff"
+_NAME = re.compile(rf"(?:{_HELD}|\\udfff)\d*")  # also as `repr` writes it
+_NO_TEXT = "bytes, an image or an array"
 
 
 class MapStyle(Sized, Protocol):
@@ -106,8 +109,9 @@ class Given:
                 lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
             )
         except Skip as skip:
-            skip.media_type = skip.media_type or _seems(item)
-            raise
+            named = Skip(skip.reason, _NAME.sub(f"({_NO_TEXT})", skip.detail))
+            named.media_type = skip.media_type or _seems(item)
+            raise named from None
         names = [opened[i][0] for i in placed.order]
         parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
         timed, marks = placed.timed([]), placed.marks([])
@@ -126,11 +130,15 @@ class Given:
                 for key, own in item.items()
                 if own is not None and (key not in MEDIA_KEYS or _holds_media(own))
             }
-        record = parse_line(_with_names(item, held), Lines(self.root), self._settings)
+        record = parse_line(_named_record(item, held, self._settings), Lines(self.root), self._settings)
+        texts = [{**message, "content": _texts(message["content"])} for message in record.messages]
+        if any(isinstance(leaf, str) and _HELD in leaf for leaf in leaves([texts, record.tools])):
+            raise Skip(Reason.BAD_MESSAGE, f"{_NO_TEXT} stands where a text belongs")
         by_name = {f"{_HELD}{number}": medium for number, medium in enumerate(held)}
         record.unknown = {key: _with_media(value, by_name) for key, value in record.unknown.items()}
-        names = record.listed_media or ()
-        return record, [held[int(name[len(_HELD) :])] if name.startswith(_HELD) else name for name in names]
+        files = {name: medium for name, medium in by_name.items() if isinstance(medium, (bytes, Image.Image))}
+        record.fields = _with_media(record.fields, files)  # an array is neither true nor false, and stays a name
+        return record, [by_name.get(name, name) for name in record.listed_media or ()]
 
     def _kind_of(self, value: Any) -> str | None:
         try:
@@ -148,7 +156,7 @@ class Given:
             )
         try:
             return medium, Path(self.root, medium).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # a ValueError: no file can have such a name
             raise Skip(Reason.MISSING_MEDIA, f"{medium!r} is not there (source.media_root)") from None
         except OSError as error:
             raise Skip(Reason.UNREADABLE_MEDIA, f"{medium!r}: {error.strerror}") from None
@@ -193,23 +201,56 @@ def _undecoded(feature: Any) -> Any:
     return None
 
 
-def _with_names(value: Any, held: list[Any]) -> Any:
-    """Return a value with a name for each medium that it holds in memory, which is added to `held`."""
+def _named_record(item: Any, held: list[Any], settings: ReadSettings) -> Any:
+    """Return an item with a name for each medium that it holds in memory, which is added to `held`; raises Skip."""
+    if not isinstance(item, Mapping):
+        return _with_names(item, held)
+    media_keys = (*MEDIA_KEYS, settings.columns.images, settings.columns.videos, settings.columns.audios)
+    return {key: _with_names(value, held, key in media_keys) for key, value in item.items()}
+
+
+def _with_names(value: Any, held: list[Any], is_medium: bool = False) -> Any:
+    """Do `_named_record` on a value of an item; base64 is a medium only if the value `is_medium`."""
     if isinstance(value, Mapping):
-        if isinstance(value.get("bytes"), bytes):
+        is_part = str(value.get("type")) in PART_TYPES
+        if isinstance(value.get("bytes"), bytes) and is_part:
+            value = {**value, value["type"]: value["bytes"], "bytes": None}
+        elif isinstance(value.get("bytes"), bytes):
             value = value["bytes"]
-        elif value.keys() == {"data", "format"} and isinstance(value["data"], str):  # OpenAI's `input_audio`
-            value = base64.b64decode(value["data"])
-        else:
-            return {key: _with_names(item, held) for key, item in value.items()}
+        elif is_medium and _is_base64(value):
+            value = _decoded(value["data"])
+    if isinstance(value, Mapping):
+        return {key: _with_names(item, held, is_medium or is_part) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_names(item, held) for item in value]
+        if is_medium and any(item is None or item == "" for item in value if not hasattr(item, "shape")):
+            raise Skip(Reason.UNSUPPORTED_MEDIA, "a list of media has None, or an empty name, in the place of a medium")
+        return [_with_names(item, held, is_medium) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, str) and _HELD in value:
+        raise Skip(Reason.BAD_MESSAGE, "a text holds U+DFFF, which is half a character")
     if not isinstance(value, (bytes, Image.Image)) and not getattr(value, "shape", ()):
         return value
     held.append(value)
     return f"{_HELD}{len(held) - 1}"
+
+
+def _is_base64(value: Mapping[str, Any]) -> bool:
+    """Tell whether an object is OpenAI's `input_audio`, or Anthropic's `source`."""
+    is_one = value.keys() == {"data", "format"} or str(value.get("type")) == "base64"
+    return is_one and isinstance(value.get("data"), str)
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data)
+    except ValueError as error:  # binascii's, and another for letters beyond ASCII
+        raise Skip(Reason.UNREADABLE_MEDIA, f"{data[:40]!r} is no base64: {error}") from None
+
+
+def _texts(content: Any) -> Any:
+    """Return a turn's content without its media."""
+    return [part for part in content if part["type"] == "text"] if isinstance(content, list) else content
 
 
 def _with_media(value: Any, by_name: Mapping[str, Any]) -> Any:

@@ -36,7 +36,7 @@ class _Field(NamedTuple):
 def named_media(fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield values that look like the file of a medium, in all fields but the conversation."""
     values = (item for key, item in fields.items() if key not in MESSAGE_KEYS)
-    return (leaf for value in values for leaf in _leaves(value) if _kind_by_name(leaf))
+    return (leaf for value in values for leaf in leaves(value) if _kind_by_name(leaf))
 
 
 def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of: KindOf, is_tar: bool = False) -> None:
@@ -44,7 +44,7 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
     if is_tar and has_media and record.listed_media is None:  # all media of a tar's sample are read
         return
     for field in _fields(record, has_media):
-        for leaf in _leaves(field.value):
+        for leaf in leaves(field.value):
             kind = None if _is_one_of(leaf, read) else _kind(leaf, field, kind_of)
             if kind is not None:
                 is_top = "[]" not in field.key and not is_tar
@@ -95,7 +95,8 @@ def _is_one_of(leaf: Any, read: Sequence[str]) -> bool:
     return bool(path) and any(path.endswith(f"/{name}") or f"/{name}".endswith(path) for name in read)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield what mappings and lists hold at all depths, but numbers and None."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

@@ -1,5 +1,6 @@
 """A user's own conversations, in the forms that datasets have them."""
 
+import base64
 import dataclasses
 import io
 from pathlib import Path
@@ -106,6 +107,9 @@ def test_an_image_on_its_side_is_turned_before_it_is_counted() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image", "image": np.zeros((3, 3))}]}, TURNS[1]]},
             "unsupported_media: a medium is a ndarray",
         ),
+        ({"messages": TURNS, "images": [None]}, "unsupported_media: a list of media has None"),
+        ({"messages": TURNS, "images": [picture(), None]}, "unsupported_media: a list of media has None"),
+        ({"messages": TURNS[1:], "videos": [""]}, "unsupported_media: a list of media has None, or an empty name"),
         ({"messages": []}, "no_messages"),
         ("text", "not_an_object"),
         (None, "not_an_object"),
@@ -116,6 +120,66 @@ def test_what_can_not_be_packed_says_why(item: Any, said: str) -> None:
     with pytest.raises(Skip) as caught:
         given(item).look(0)
     assert said in f"{caught.value.reason.value}: {caught.value.detail}"
+
+
+def calling(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "ok"}]
+    return {"messages": [{"role": "user", "content": "q"}, *turns, TURNS[1]]}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"messages": [{"role": "user", "content": b"q"}, TURNS[1]]},
+        {"messages": [{"role": "user", "content": np.array([1, 2])}, TURNS[1]]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": b"q"}]}, TURNS[1]]},
+        {"messages": [{"role": "user", "content": "q"}, {**TURNS[1], "reasoning_content": b"r"}]},
+        {"messages": TURNS, "images": [picture()], "system": b"s"},
+        {"messages": TURNS, "images": [picture()], "tools": [{"name": "f", "example": b"e"}]},
+        {"image": picture(), "caption": b"a puppy"},
+        {"prompt": b"q", "completion": b"a"},
+        {"instruction": "i", "input": b"j", "output": "a"},
+        {"text": b"a document"},
+        calling({"b": b"zz"}),
+        calling({"image": picture()}),
+    ],
+)
+def test_a_medium_in_the_place_of_a_text_costs_its_sample(item: Any) -> None:
+    """Its name in our hands, "\\x000", was packed and trained as the text."""
+    with pytest.raises(Skip, match="bad_message: bytes, an image or an array stands where a text belongs"):
+        given(item).look(0)
+
+
+@pytest.mark.parametrize("data", ["aGVsbG8=", "x,y\n1"])
+def test_what_only_looks_like_base64_stays(data: str) -> None:
+    """Arguments of a call became "\\x000"; remarks that are no base64 ended the whole run."""
+    table = {"data": data, "format": "csv"}
+    (call,) = given({**calling(table), "meta": table}).look(0).messages[1]["tool_calls"]
+    assert call["function"]["arguments"] == table
+
+
+def test_base64_in_memory_is_read_where_a_medium_stands() -> None:
+    """Anthropic's images and parts with bytes were refused; base64 that is damaged ended the whole run."""
+    source = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(data(picture())).decode()}
+    for part in ({"type": "image", "source": source}, {"type": "image", "bytes": data(picture()), "path": None}):
+        item = {"messages": [{"role": "user", "content": [part]}, TURNS[1]]}
+        assert [(medium.width, medium.height) for medium in given(item).look(0).media] == [(40, 30)]
+    for text in ("x,y\n1", "é"):
+        sound = {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
+        with pytest.raises(Skip, match=r"unreadable_media: .* is no base64"):
+            given({"messages": [{"role": "user", "content": [sound]}, TURNS[1]]}).look(0)
+
+
+def test_a_text_is_no_name_of_a_medium_in_memory() -> None:
+    """A path "\\x000" picked the first medium in memory, "\\x001" ended the run; as a text each is trained."""
+    texts = [{"role": "user", "content": "\0000"}, TURNS[1]]
+    assert given({"messages": texts, "thumbnails": [b"no image"]}).look(0).messages == texts
+    for name in ("\0000", "\0001"):
+        with pytest.raises(Skip, match="missing_media"):
+            given({"messages": TURNS, "images": [name], "thumbnails": [data(picture())]}).look(0)
+    with pytest.raises(Skip, match="bad_message: a text holds"):
+        given({"messages": TURNS, "images": ["\udfff0"], "thumbnails": [data(picture())]}).look(0)
 
 
 def test_numbers_under_the_name_of_media_are_fields() -> None:
