@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, format_of, kind_by_name
 from energon_pack.samples.media.medium import SOUNDS_LIKE
+from energon_pack.samples.skip import Skip
 
 REFS, PARTS = "media_refs", "media_parts"
 
@@ -33,15 +35,17 @@ def media_by_kind(parts: Parts, media: Sequence[tuple[str, str]]) -> dict[str, l
 def kind_of(parts: Parts, name: str) -> str:
     """Tell the kind of a part by its content, or by its name if the part is missing or already decoded.
 
-    Raises:
-        Skip: its streams say whether it is a video or a sound, and they can't be read.
+    Its streams say whether it is a video or a sound; if they can't be read, whoever decodes it says so.
     """
     value, named = parts.get(name), kind_by_name(name) or IMAGE.kind
     if not isinstance(value, bytes):
         return named
     container = format_of(value[:16])
     if container is not None and container.extension in SOUNDS_LIKE:
-        return named if named == AUDIO.kind else KINDS[container.kind].probe(io.BytesIO(value), container).kind
+        if named == AUDIO.kind:
+            return named
+        with suppress(Skip):
+            return KINDS[container.kind].probe(io.BytesIO(value), container).kind
     return container.kind if container else IMAGE.kind
 
 
