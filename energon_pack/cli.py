@@ -86,7 +86,8 @@ def _run(composed: DictConfig, refusals: _Refusals) -> float:
         if sweep and (first := sweep.same_as(*_written_by(config))) is not None:
             say(f"job {HydraConfig.get().job.num}: the same as job {first}")
             return _objective(config, sweep.figures_of(first))
-        return _objective(config, _pack(config, sweep, refusals.are_here))
+        figures = _pack(config, sweep, refusals.are_here)
+        return _objective(config, figures) if sweep else math.nan
     except BrokenPipeError:
         raise
     except (PackError, OSError) as error:
