@@ -44,8 +44,10 @@ def kind_of(parts: Parts, name: str) -> str:
     if container is not None and container.extension in SOUNDS_LIKE:
         if named == AUDIO.kind:
             return named
+        from energon_pack.samples.media.stream_probe import is_sound
+
         with suppress(Skip):
-            return KINDS[container.kind].probe(io.BytesIO(value), container).kind
+            return AUDIO.kind if is_sound(io.BytesIO(value)) else container.kind
     return container.kind if container else IMAGE.kind
 
 

@@ -98,6 +98,16 @@ def _cut_short(why: str) -> Skip:
     return Skip(Reason.UNREADABLE_MEDIA, f"the sound is cut short: {why}")
 
 
+def is_sound(file: BinaryIO) -> bool:
+    """Tell whether a container of videos holds sounds and no pictures, without decoding any; raises Skip."""
+    with probing("video"), opened(file) as container:
+        return _has_no_pictures(container)
+
+
+def _has_no_pictures(container: Any) -> bool:
+    return bool(container.streams.audio) and all(map(is_cover, container.streams.video))
+
+
 def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
     """Return a video with its upright width and height, or the sound of a container that holds no pictures.
 
@@ -107,7 +117,7 @@ def probe_video(file: BinaryIO, container_format: MediaFormat) -> Media:
         raise Skip(Reason.UNREADABLE_MEDIA, "the video is cut short")
     extension = container_format.extension
     with probing("video"), opened(file) as container:
-        if extension in SOUNDS_LIKE and container.streams.audio and all(map(is_cover, container.streams.video)):
+        if extension in SOUNDS_LIKE and _has_no_pictures(container):
             num_samples, hertz = decoded_length(container)
             return Media("audio", extension=SOUNDS_LIKE[extension], num_samples=num_samples, rate=hertz)
         stream = film(container)
