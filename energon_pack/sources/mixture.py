@@ -65,13 +65,22 @@ class Entry:
     weight_of: WeightOf = "tokens"
 
 
+def yaml_in(path: str) -> Any:
+    """Return the value in a YAML file; None: it is too large for one that a person wrote.
+
+    Raises:
+        NotPlain: it is no YAML, or stands for too many values.
+    """
+    with open_file(path) as file:
+        return yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
+
+
 def object_in(path: str) -> dict[str, Any] | None:
     """Return the object in a YAML file; None: there is none."""
     if not path.endswith((".yaml", ".yml")):
         return None
     try:
-        with open_file(path) as file:
-            value = yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
+        value = yaml_in(path)
     except (OSError, ValueError):
         return None  # finding lines reports what is wrong
     return value if isinstance(value, dict) else None

@@ -10,9 +10,9 @@ from typing import Any
 from energon_pack.errors import PackError
 from energon_pack.run.address import bucket_of, is_address, joined
 from energon_pack.run.console import say
-from energon_pack.run.plain_data import json_value, yaml_value
+from energon_pack.run.plain_data import json_value
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.mixture import LARGEST
+from energon_pack.sources.mixture import LARGEST, yaml_in
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.sources.storage import absolute, folder_of, is_file, open_file
 
@@ -87,11 +87,10 @@ def files_in(path: str, settings: SourceConfig, wanted: Wanted) -> Iterator[tupl
 def _read(path: str) -> _Meta | None:
     """Return the entries of a meta file; None: the file holds samples."""
     if path.endswith((".yaml", ".yml")):
-        with open_file(path) as file:
-            try:
-                yaml_value(file.read(0, min(file.size, LARGEST)))
-            except ValueError as error:
-                raise PackError(f"{path}: {error}") from None
+        try:
+            yaml_in(path)
+        except ValueError as error:
+            raise PackError(f"{path}: {error}") from None
         raise PackError(f"{path}: no form of YAML that is read: a mixture has a list `mixture` of entries with a path")
     if not path.endswith(".json"):
         return None
