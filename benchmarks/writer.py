@@ -132,7 +132,10 @@ def write(
     size = SHARD_PACKS * PACK_MEMBERS
     how = ReadSettings(), template, "auto", "fingerprint", DEFAULT, "train"
     jobs = (
-        ShardJob(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size])
+        ShardJob(
+            *(folder / f"packed-{i:06d}.tar", plan, i, shards, *how, sums[i * size : (i + 1) * size]),
+            *(np.zeros(size, np.uint64), folder),
+        )
         for i in range(num_shards)
     )
     written = list(executor.map(write_shard, jobs))

@@ -27,6 +27,7 @@ from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.pack_tokens import tokens_of
 from energon_pack.dataset.sources import Members, Sources
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
+from energon_pack.lengths.kept_tokens import KeptTokens
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
 from energon_pack.samples.flavors.references import with_references
@@ -72,6 +73,8 @@ class ShardJob:
     flavor: PackedFlavor
     split: str
     checksums: npt.NDArray[np.uint32]  # for each row of the row group, the checksum of its sample as measured
+    kept: npt.NDArray[np.uint64]  # for each row, where its tokens are kept, in the next
+    tokens_folder: Path
     root: str | None = None  # the place of the source: packs refer to media in it; None: media are copied
     #: the identity of a run that syncs and marks each shard by itself; None: all shards are synced at the end
     identity: str | None = None
@@ -194,12 +197,15 @@ def _is_finished(job: ShardJob, table: pa.Table, index: Path) -> bool:
 def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
     """Write the packs; return Energon's index: the place of each pack's first header, and the end of the last pack."""
     starts: list[int] = []
-    with Sources(job.source) as sources:
+    with Sources(job.source) as sources, KeptTokens(job.tokens_folder) as kept:
+        places = iter(job.kept.tolist())
         rows = zip(rows_of(table, PlanRow), job.checksums.tolist(), strict=True)
         put = _copied if job.root is None else _referred
         for members in sources.ahead(_by_packs(rows), are_copied=job.root is None):
-            samples = sources.read_with_headers([row for row, _ in members], job.settings)
-            tokens = tokens_of(members, samples, sources, job.template_folder, job.engine)
+            samples = [sources.read(row, job.settings) for row, _ in members]
+            of_each = zip(members, places, strict=False)
+            found = [None if row.cut else kept.find(place, checksum) for (row, checksum), place in of_each]
+            tokens = tokens_of(members, samples, found, sources, job.template_folder, job.engine)
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)

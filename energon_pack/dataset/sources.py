@@ -50,11 +50,8 @@ class Sources:
         except Skip as skip:  # it could be read when it was measured
             raise self.changed(row) from skip
 
-    def read_with_headers(self, rows: Iterable[PlanRow], settings: ReadSettings) -> list[ReadSample]:
-        """Read samples, of their media the headers; raises as `read`."""
-        return [self._with_headers(row, sample) for row, sample in [(row, self.read(row, settings)) for row in rows]]
-
-    def _with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
+    def with_headers(self, row: PlanRow, sample: ReadSample) -> ReadSample:
+        """Return a sample that `read` returned with the headers of its media; raises as `read`."""
         try:
             return with_headers(self._reader, self._shards[row.shard], sample)
         except Skip as skip:  # it could be read when it was measured

@@ -140,7 +140,7 @@ def _measure(
                 # Arrow sends a slice together with all the rows that it was cut from.
                 part = samples.take(np.arange(start, start + len(shards))).combine_chunks()
                 costs.append(_cost(part))
-                yield MeasureJob(shards, part, method)
+                yield MeasureJob(shards, part, method, cache.folder)
 
     num_wanted = sum(item.num_samples for item in indexed) if wanted is None else sum(map(len, wanted))
     run.progress.add(cached=num_wanted - num)

@@ -48,6 +48,7 @@ LENGTHS_SCHEMA = pa.schema(
         ("reasoning_left_out", pa.bool_()),  # the chat template leaves its reasoning out
         ("nulls_dropped", pa.bool_()),  # nulls of a table were taken out of its calls and tools
         ("checksum", pa.uint32()),  # hash of its JSON and the ends of its media: `reader.checksum`
+        ("kept", pa.uint64()),  # where its tokens are kept (`kept_tokens`); 0: they are not
         ("reason", pa.string()),  # null: it was measured
         ("detail", pa.large_string()),
         ("cut", CUT_TYPE),  # null: a whole sample

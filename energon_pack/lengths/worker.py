@@ -4,11 +4,13 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from energon_pack.lengths.counts import counts_of, weighted_spans
+from energon_pack.lengths.kept_tokens import Keeping
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
 from energon_pack.lengths.schema import LENGTHS_SCHEMA, SHARED_SCHEMA
@@ -29,6 +31,7 @@ from energon_pack.templates.beginnings import beginnings
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
+from energon_pack.templates.tokens.words import LONG
 
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
@@ -37,7 +40,7 @@ _MOST_UNKNOWN = 8  # unknown keys of a sample that are reported
 _MAY_HAVE_MEDIA = (Reason.INVALID_JSON, Reason.MISSING_MEDIA, Reason.UNREADABLE_MEDIA, Reason.UNSUPPORTED_MEDIA)
 
 #: Raise this number when measuring the same sample gives other columns or values.
-LENGTHS_VERSION = 21
+LENGTHS_VERSION = 22
 #: Raise this number when the same sample gets other beginnings.
 BEGINNINGS_VERSION = 1
 
@@ -49,6 +52,7 @@ class MeasureJob:
     shards: list[Shard]  # the shard of each sample
     samples: pa.Table  # rows of `wds.INDEX_SCHEMA`
     method: Method
+    keeps_in: Path | None = None  # the folder where its tokens are kept
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class LengthsRow(MeasuredRow):
     reasoning_left_out: bool = False
     nulls_dropped: bool = False
     checksum: int = 0
+    kept: int = 0  # see `kept_tokens`
     reason: str | None = None
     detail: str | None = None
     beginnings: list[dict[str, Any]] | None = None
@@ -86,6 +91,7 @@ class _Waiting:
     """A sample whose tokens are still to be counted."""
 
     row: LengthsRow
+    sample: Sample
     rendered: Rendered
     weighted: list[tuple[int, int]]  # spans of supervised characters whose weight is not 1
 
@@ -95,31 +101,40 @@ def measure(job: MeasureJob) -> pa.Table:
     template = load_saved(job.method.template_folder)
     warnings.filterwarnings("ignore", module="PIL")  # odd EXIF and the like; unreadable files are in the ledger
     with Reader() as reader, losing_no_fault():
-        rows = measured(_read_all(reader, job), template, job.method)
+        keeping = Keeping() if job.keeps_in else None
+        rows = measured(_read_all(reader, job), template, job.method, keeping)
+        if keeping and job.keeps_in:
+            number = keeping.write(job.keeps_in)
+            for row in rows:
+                row.kept = row.kept and number + row.kept
         return lengths_table(rows, job.method.with_beginnings)
 
 
 def measured(
-    samples: Iterator[tuple[LengthsRow, ReadSample | None]], template: Template, method: Method
+    samples: Iterator[tuple[LengthsRow, ReadSample | None]],
+    template: Template,
+    method: Method,
+    keeping: Keeping | None = None,
 ) -> list[LengthsRow]:
-    """Yield the rows of samples with their counts.
+    """Return the rows of samples with their counts.
 
     Args:
         samples: pairs of a row without counts and its sample; None where the row says why the sample is left out.
+        keeping: keeps their tokens; None: tokens are only counted.
     """
     rows: list[LengthsRow] = []
     waiting: list[_Waiting] = []
     num_characters = 0
     for row, sample in samples:
         rows.append(row)
-        if sample is None or (rendered := _render(row, sample, template, method.read)) is None:
+        if sample is None or (item := _render(row, sample, template, method.read)) is None:
             continue
-        waiting.append(_Waiting(row, rendered, weighted_spans(rendered, sample.options.weight)))
-        num_characters += len(rendered.text)
+        waiting.append(item)
+        num_characters += len(item.rendered.text)
         if len(waiting) == _BATCH or num_characters > _BATCH_CHARACTERS:
-            _count(template, waiting, method.engine)
+            _count(template, waiting, method.engine, keeping)
             num_characters = 0
-    _count(template, waiting, method.engine)
+    _count(template, waiting, method.engine, keeping)
     return rows
 
 
@@ -164,10 +179,11 @@ def note(row: LengthsRow, sample: ReadSample) -> None:
     row.nulls_dropped = sample.drops_nulls
 
 
-def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> Rendered | None:
+def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: ReadSettings) -> _Waiting | None:
     """Render a sample as text; None: its row now says why it is left out."""
     try:
-        rendered = template.render(Sample(sample.timed, sample.media, sample.tools, sample.options))
+        seen = Sample(sample.timed, sample.media, sample.tools, sample.options)
+        rendered = template.render(seen)
         if rendered.num_control_tokens and settings.control_tokens is ControlTokens.skip:
             raise Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
         row.does_not_fit = do_not_fit(sample)
@@ -179,14 +195,14 @@ def _render(row: LengthsRow, sample: ReadSample, template: Template, settings: R
     row.num_control_tokens = rendered.num_control_tokens
     row.tools_left_out |= rendered.leaves_out_tools
     row.reasoning_left_out = rendered.leaves_out_reasoning
-    if unread := _unread(sample, template.spec.variables):
+    if unread := _unread(sample, seen, template.spec.variables):
         row.unknown_keys = list(dict.fromkeys([*sample.unknown, *unread]))
-    return rendered
+    return _Waiting(row, seen, rendered, weighted_spans(rendered, seen.options.weight))
 
 
-def _unread(sample: ReadSample, variables: Collection[str]) -> list[str]:
+def _unread(sample: ReadSample, seen: Sample, variables: Collection[str]) -> list[str]:
     """Return keys of a sample that the chat template would read as variables, and variables that it does not read."""
-    said = sample.options.chat_template_kwargs
+    said = seen.options.chat_template_kwargs
     left = [key for key, value in sample.fields.items() if value and key in variables and key not in said]
     return [*left, *(f"chat_template_kwargs.{key}" for key in said if key not in variables)]
 
@@ -202,11 +218,18 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
     row.tools_left_out, row.nulls_dropped, row.unknown_keys, row.image_modes = False, False, None, None
 
 
-def _count(template: Template, waiting: list[_Waiting], engine: str) -> None:
-    counts = template.count([item.rendered for item in waiting], engine)
-    for item, (token_len, num_supervised) in zip(waiting, counts, strict=True):
+def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Keeping | None) -> None:
+    short = [item for item in waiting if keeping and len(item.rendered.text) <= LONG]
+    made = template.tokens_of([item.sample for item in short], [item.rendered for item in short], engine)
+    for item, tokens in zip(short, made, strict=True):
+        item.row.token_len, item.row.num_supervised = len(tokens), tokens.num_supervised
+        item.row.kept = keeping.add(tokens, item.row.checksum) if keeping else 0
+    others = waiting if keeping is None else [item for item in waiting if len(item.rendered.text) > LONG]
+    counts = template.count([item.rendered for item in others], engine)
+    for item, (token_len, num_supervised) in zip(others, counts, strict=True):
+        item.row.token_len, item.row.num_supervised = token_len, num_supervised
+    for item in waiting:
         row = item.row
-        row.token_len, row.num_supervised = token_len, num_supervised
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
         if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:

@@ -46,7 +46,7 @@ NOTES = (
 _COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
 _NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
 
-_NUMBERS = ("num_supervised", "num_bytes", "checksum")
+_NUMBERS = ("num_supervised", "num_bytes", "checksum", "kept")
 _COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_NOTED.values())
 
 _REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
@@ -57,7 +57,10 @@ _MOST_KEYS = 1000  # unknown keys that are counted: if names of people are keys,
 
 #: The numbers kept for each item; 4 bytes each unless noted.
 _HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
-_TYPES = {"turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
+_TYPES: dict[str, Any] = {
+    "turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32,
+    "kept": np.uint64,
+}  # fmt: skip
 _IN_MEMORY = Scratch()
 
 AnyInts = npt.NDArray[np.integer[Any]]
@@ -450,6 +453,8 @@ class Lengths:
         self._arrays = {name: column.array() for name, column in self._columns.items()}
         #: bytes of each item as members of a tar, and a checksum of its source
         self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
+        #: where the tokens of each item are kept
+        self.kept = self._arrays["kept"]
         others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
         if self.cut_type != CUT_TYPE:
             others["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)

@@ -3,7 +3,7 @@
 `stage=plan` leaves what a job has beside the settings, the source and the plan, so that any process can write any share
 of the shards by `stage=write`:
 
-    <staging folder>/.jobs/checksums     of each sample as measured, in the order of the plan's rows: uint32
+    <staging folder>/.jobs/measured      of each sample, in the order of the plan's rows: `_MEASURED`
                      .jobs/template/     the template, as `Template.save` wrote it
                      .jobs/about.json    written last: the run, its packages, the shards and their sizes
 """
@@ -33,7 +33,8 @@ from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
 from energon_pack.errors import PackError, amount
-from energon_pack.lengths.measure import LengthsWrong, cached_as, forget
+from energon_pack.lengths.measure import LengthsWrong, cached_as, forget, how_measured
+from energon_pack.plan.items import Lengths
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import packages, why_other_packages
@@ -46,7 +47,9 @@ from energon_pack.sources.storage import absolute
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned
 
-_CHECKSUMS, _CHECKSUM, _TEMPLATE = "checksums", "<u4", "template"
+_MEASURED_FILE, _TEMPLATE = "measured", "template"
+#: its checksum as measured, and where its tokens are kept
+_MEASURED = np.dtype([("checksum", "<u4"), ("kept", "<u8")])
 
 
 def write_plan_file(run: PackRun, planned: Planned, staging: Path) -> None:
@@ -66,10 +69,17 @@ def shard_jobs(run: PackRun, planned: Planned, staging: Path, is_shared: bool) -
     lengths, method = planned.lengths, planned.method
     sources = [item.shard for item in lengths.shards]
     identity = planned.identity if is_shared else None
-    write = partial(_job, run, staging, method.template_folder, method.identity.fingerprint, identity)
+    kept_in, fingerprint = how_measured(method), method.identity.fingerprint
+    write = partial(_job, run, staging, method.template_folder, kept_in, fingerprint, identity)
     for number, (items, split) in enumerate(zip(_members(planned), planned.shards.splits.tolist(), strict=True)):
         shards = [sources[n] for n in np.unique(lengths.items.shard[items]).tolist()]
-        yield write(number, shards, SPLITS[split], lengths.checksums[items])
+        yield write(number, shards, SPLITS[split], _measured(lengths, items))
+
+
+def _measured(lengths: Lengths, items: Ints) -> npt.NDArray[np.void]:
+    measured = np.empty(len(items), _MEASURED)
+    measured["checksum"], measured["kept"] = lengths.checksums[items], lengths.kept[items]
+    return measured
 
 
 def _members(planned: Planned) -> list[Ints]:
@@ -81,12 +91,13 @@ def _job(
     run: PackRun,
     staging: Path,
     template_folder: str,
+    kept_in: str,
     fingerprint: str,
     identity: str | None,
     number: int,
     shards: Iterable[Shard],
     split: str,
-    checksums: npt.NDArray[np.uint32],
+    measured: npt.NDArray[np.void],
 ) -> ShardJob:
     config = run.config
     return ShardJob(
@@ -100,7 +111,9 @@ def _job(
         fingerprint=fingerprint,
         flavor=config.flavor(),
         split=split,
-        checksums=checksums,
+        checksums=measured["checksum"],
+        kept=measured["kept"],
+        tokens_folder=run.cache("lengths", kept_in),
         root=run.media_root,
         identity=identity,
         has_messages=config.output.messages,
@@ -143,9 +156,9 @@ def leave_jobs(run: PackRun, planned: Planned, staging: Path, why_not: str | Non
     folder.mkdir(exist_ok=True)
     (folder / ABOUT).unlink(missing_ok=True)
     shutil.copytree(method.template_folder, folder / _TEMPLATE, dirs_exist_ok=True)
-    with open(folder / _CHECKSUMS, "wb") as file:
+    with open(folder / _MEASURED_FILE, "wb") as file:
         for items in _members(planned):
-            file.write(planned.lengths.checksums[items].astype(_CHECKSUM).tobytes())
+            file.write(_measured(planned.lengths, items).tobytes())
     shards = planned.shards
     splits = [SPLITS[split] for split in shards.splits.tolist()]
     about = {
@@ -256,12 +269,12 @@ def _planned_jobs(run: PackRun, staging: Path, about: dict[str, Any], numbers: I
     """Return the jobs of these shards of a plan."""
     shards = {shard.name: shard for shard in run.source.shards}
     folder = str(staging / JOBS / _TEMPLATE)
-    write = partial(_job, run, staging, folder, about["fingerprint"], about["identity"])
+    write = partial(_job, run, staging, folder, about["lengths"][0], about["fingerprint"], about["identity"])
     with pq.ParquetFile(staging / PLAN) as plan:
         sizes = [plan.metadata.row_group(number).num_rows for number in range(plan.num_row_groups)]
         ends = np.cumsum(sizes)
         for number in numbers:
             names = plan.read_row_group(number, ["shard"])["shard"].unique().to_pylist()
-            start = (ends[number] - sizes[number]) * np.dtype(_CHECKSUM).itemsize
-            checksums = np.fromfile(staging / JOBS / _CHECKSUMS, _CHECKSUM, sizes[number], offset=start)
-            yield write(number, [shards[name] for name in names], about["shards"][number][0], checksums)
+            start = (ends[number] - sizes[number]) * _MEASURED.itemsize
+            measured = np.fromfile(staging / JOBS / _MEASURED_FILE, _MEASURED, sizes[number], offset=start)
+            yield write(number, [shards[name] for name in names], about["shards"][number][0], measured)

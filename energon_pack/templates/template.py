@@ -250,7 +250,10 @@ class Template(Preparation, Tokenizing):
 
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
         """Return what a model is fed of some samples; raises Skip as `render`."""
-        rendered = [self.render(sample) for sample in samples]
+        return self.tokens_of(samples, [self.render(sample) for sample in samples], engine)
+
+    def tokens_of(self, samples: Sequence[Sample], rendered: Sequence[Rendered], engine: str) -> list[MemberTokens]:
+        """Return what a model is fed of samples that are rendered."""
         texts = [(item.text, item.spans) for item in rendered]
         by_words = self.counter(engine).tokens(texts)
         others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))

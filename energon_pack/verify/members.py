@@ -54,7 +54,7 @@ def compared(
             yield "source text", member.sample_id, [f"{what} {short(member.shard)}"], member.shard
             continue
         try:
-            (sample,) = sources.read_with_headers([member], settings)
+            sample = sources.with_headers(member, sources.read(member, settings))
             content = conversation(sample, pack.flavor)
             parts = parts_beside(sample, content)
         except (PackError, Skip, OSError, IndexError) as error:  # IndexError: it lacks the turn at which it is cut

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from energon_pack.config import Format, Mask, MediaIn, ModelConfig, OutputConfig
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset
 from energon_pack.inspect.tokens import vocabulary_for
+from energon_pack.lengths.kept_tokens import Keeping, KeptTokens
 from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.lengths.table_cache import Record, write_tables
 from energon_pack.pack import pack
@@ -25,10 +27,11 @@ from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import Share
 from energon_pack.report.views.spans import vocabulary_of
 from energon_pack.samples.pack_tokens import members_of, pack_tokens
-from energon_pack.samples.tokens import MemberTokens
+from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.inputs import tokens_of
+from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.counter import TokenCounter
 from energon_pack.unpack import unpack
 from support import processors
@@ -195,7 +198,9 @@ def test_other_tokens_than_were_measured_end_the_run(config: Make, tmp_path: Pat
 def test_an_engine_that_counts_wrong_is_not_asked_again(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command would measure the same wrong lengths, and end in the same way, for ever."""
+    """The same command would measure the same wrong lengths, and end in the same way, for ever: of long texts, whose
+    tokens are counted and not made."""
+    monkeypatch.setattr("energon_pack.lengths.worker.LONG", 0)
     source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
     count = TokenCounter.count
 
@@ -207,6 +212,49 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
     with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
         pack(make())
     assert pack(make())["tokens"] == 3 * 28
+
+
+# ---------------------------------------------------------------------------------------------------------- kept tokens
+
+
+def test_tokens_that_measuring_made_are_written(
+    demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each text was rendered and tokenized once more to write it. Without what was kept, the same bytes are written."""
+    make: Callable[..., PackConfig] = partial(demo_config, demo, tmp_path / "cache", tmp_path)
+    run = make(output__overwrite=True, packing__max_token_len=1024)
+    there = {path.name: path.read_bytes() for path in packed(run).glob("*.tar")}
+    with monkeypatch.context() as patch:
+        patch.setattr(Template, "member_tokens", lambda *_: pytest.fail("a sample is tokenized again"))
+        again = packed(run)
+    assert {path.name: path.read_bytes() for path in again.glob("*.tar")} == there
+    for path in (tmp_path / "cache").glob("lengths/*/*.tokens"):
+        path.write_bytes(path.read_bytes()[:5000])
+    assert {path.name: path.read_bytes() for path in packed(run).glob("*.tar")} == there
+
+
+def test_kept_tokens_are_those_of_their_sample_or_none(tmp_path: Path) -> None:
+    """Of another sample, of a damaged file, or of one that is gone: nothing is found, and nothing wrong is written."""
+    frames = SeenMedium("video", 2, 9, 84, 56, (Step("resize", 56, 28),), (0, 7), 12.0, 2.5)
+    members = [
+        MemberTokens(np.array([5, 70_000, 5, 6]), [(1, 3)], [], [], 0.25),
+        MemberTokens(np.array([1, 2, *[9] * 40, 3]), [(1, 2), (42, 43)], [0.5, 1.0], [frames, SeenMedium("image")]),
+        MemberTokens(np.zeros(0, np.int64), []),
+    ]
+    keeping = Keeping()
+    places = [keeping.add(member, checksum) for checksum, member in enumerate(members)]
+    file = keeping.write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with KeptTokens(tmp_path) as kept:
+        for checksum, (place, member) in enumerate(zip(places, members, strict=True)):
+            found = kept.find(file + place, checksum)
+            assert found is not None
+            assert found.ids.tolist() == member.ids.tolist()
+            assert plain(replace(found, ids=member.ids)) == plain(member)
+        assert kept.find(0, 0) is None
+        assert kept.find(1 << 32 | 4, 0) is None, "there is no such file"
+        assert kept.find(file + places[0], 1) is None, "it is another sample's"
+        assert not path.exists()
 
 
 # ------------------------------------------------------------------------------------------------------- another medium

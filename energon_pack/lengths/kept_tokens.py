@@ -1,0 +1,117 @@
+"""Keep the tokens that measuring made, so that a run that writes the samples looks them up.
+
+    <cache of lengths>/<8 hexadecimal digits>.tokens: b"EPKT" │ entry │ entry … as many as one job measured
+    an entry: its CRC-32, begun with the checksum of its sample │ bytes of the JSON, and of the ids │ JSON │ ids
+
+The column `kept` of the lengths says where an entry lies: the digits of its file, then its offset, 32 bits each. An
+entry that is not there, was damaged, or is of another sample is None: the sample is then tokenized anew.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_pack.run.files import write_whole
+from energon_pack.samples.tokens import MemberTokens, SeenMedium, Step
+from energon_pack.sources.inside import OpenFiles
+
+_MAGIC = b"EPKT"
+_HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
+_ID = np.dtype("<u4")
+_MOST_BYTES = 64 << 20  # of a file: what comes behind is not kept
+_AT_ONCE = 4096  # bytes of an entry that are read at once
+_encode = json.JSONEncoder(separators=(",", ":"), default=methodcaller("item")).encode
+
+
+class Keeping:
+    """The tokens of a job's samples, kept in a folder when the job ends."""
+
+    def __init__(self) -> None:
+        self._entries, self._num_bytes = [_MAGIC], len(_MAGIC)
+
+    def add(self, tokens: MemberTokens, checksum: int) -> int:
+        """Add the tokens of a sample; return the offset of its entry, or 0 if it is not kept."""
+        entry = _entry(tokens, checksum)
+        place = self._num_bytes
+        if place + len(entry) > _MOST_BYTES:
+            return 0
+        self._entries.append(entry)
+        self._num_bytes += len(entry)
+        return place
+
+    def write(self, folder: Path) -> int:
+        """Write the file; return what `kept` of its entries is beside their offsets."""
+        data = b"".join(self._entries)
+        number = crc32(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _name(number), data, sync=False)
+        return number << 32
+
+
+class KeptTokens:
+    """Reads tokens that were kept in a folder."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._files = folder, OpenFiles()
+
+    def find(self, kept: int, checksum: int) -> MemberTokens | None:
+        """Return the tokens of a sample; None: they are not there."""
+        if not kept:
+            return None
+        path = self._folder / _name(kept >> 32)
+        try:
+            file = self._files.open(str(path))
+        except OSError:
+            return None
+        place = kept & 0xFFFFFFFF
+        data = file.read(place, _AT_ONCE)
+        found, json_len, ids_len = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
+        size = _HEAD.size + json_len + ids_len
+        if len(data) < size <= _MOST_BYTES:
+            data = file.read(place, size)
+        if found != crc32(memoryview(data)[4:size], checksum):
+            path.unlink(missing_ok=True)  # it was cut or damaged
+            return None
+        return _tokens(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
+
+    def __enter__(self) -> "KeptTokens":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.__exit__()
+
+
+def _name(number: int) -> str:
+    return f"{number:08x}.tokens"
+
+
+def _entry(tokens: MemberTokens, checksum: int) -> bytes:
+    values = _squeezed(tokens.ids)
+    media = [[*vars(medium).values()] for medium in tokens.media]
+    said = _encode([len(values), tokens.supervised, tokens.weights, media, tokens.factor]).encode()
+    rest = b"".join([_SIZES.pack(len(said), values.nbytes), said, values.tobytes()])
+    return crc32(rest, checksum).to_bytes(4, "little") + rest
+
+
+def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+    """Return ids in one row; or, where that is shorter, in two: each id that is repeated, and how often it comes."""
+    ends = np.flatnonzero(ids[1:] != ids[:-1])
+    if 2 * len(ends) + 2 >= len(ids):
+        return ids.astype(_ID)[None]
+    ends = np.append(ends, len(ids) - 1)
+    return np.stack([ids[ends], np.diff(ends, prepend=-1)]).astype(_ID)
+
+
+def _tokens(said: Sequence[Any], data: bytes, place: int) -> MemberTokens:
+    num_rows, supervised, weights, media, factor = said
+    rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
+    ids = rows[0] if num_rows == 1 else np.repeat(*rows)
+    seen = [SeenMedium(*its[:5], [Step(*step) for step in its[5]], *its[6:]) for its in media]
+    return MemberTokens(ids, [*map(tuple, supervised)], weights, seen, factor)
