@@ -10,6 +10,7 @@ entry that is not there, was damaged, or is of another sample is None: the sampl
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -113,5 +114,9 @@ def _tokens(said: Sequence[Any], data: bytes, place: int) -> MemberTokens:
     num_rows, supervised, weights, media, factor = said
     rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
-    seen = [SeenMedium(*its[:5], [Step(*step) for step in its[5]], *its[6:]) for its in media]
-    return MemberTokens(ids, [*map(tuple, supervised)], weights, seen, factor)
+    return MemberTokens(ids, [*map(tuple, supervised)], weights, [_medium(*its) for its in media], factor)
+
+
+def _medium(*values: Any) -> SeenMedium:
+    medium = SeenMedium(*values)
+    return replace(medium, steps=[Step(*step) for step in medium.steps])

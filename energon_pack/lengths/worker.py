@@ -221,9 +221,9 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
 def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Keeping | None) -> None:
     short = [item for item in waiting if keeping and len(item.rendered.text) <= LONG]
     made = template.tokens_of([item.sample for item in short], [item.rendered for item in short], engine)
-    for item, tokens in zip(short, made, strict=True):
-        item.row.token_len, item.row.num_supervised = len(tokens), tokens.num_supervised
-        item.row.kept = keeping.add(tokens, item.row.checksum) if keeping else 0
+    for item, member in zip(short, made, strict=True):
+        item.row.token_len, item.row.num_supervised = len(member), member.num_supervised
+        item.row.kept = keeping.add(member, item.row.checksum) if keeping else 0
     others = waiting if keeping is None else [item for item in waiting if len(item.rendered.text) > LONG]
     counts = template.count([item.rendered for item in others], engine)
     for item, (token_len, num_supervised) in zip(others, counts, strict=True):
