@@ -10,7 +10,7 @@ entry that is not there, was damaged, or is of another sample is None: the sampl
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ _MAGIC = b"EPKT"
 _HEAD, _SIZES = struct.Struct("<III"), struct.Struct("<II")
 _ID = np.dtype("<u4")
 _MOST_BYTES = 64 << 20  # of a file: what comes behind is not kept
+_STEPS = [field.name for field in fields(SeenMedium)].index("steps")
 _AT_ONCE = 4096  # bytes of an entry that are read at once
 _encode = json.JSONEncoder(separators=(",", ":"), default=methodcaller("item")).encode
 
@@ -66,9 +67,9 @@ class KeptTokens:
         """Return the tokens of a sample; None: they are not there."""
         if not kept:
             return None
-        path = self._folder / _name(kept >> 32)
+        path = f"{self._folder}/{_name(kept >> 32)}"
         try:
-            file = self._files.open(str(path))
+            file = self._files.open(path)
         except OSError:
             return None
         place = kept & 0xFFFFFFFF
@@ -78,7 +79,7 @@ class KeptTokens:
         if len(data) < size <= _MOST_BYTES:
             data = file.read(place, size)
         if found != crc32(memoryview(data)[4:size], checksum):
-            path.unlink(missing_ok=True)  # it was cut or damaged
+            Path(path).unlink(missing_ok=True)  # it was cut or damaged
             return None
         return _tokens(json.loads(data[_HEAD.size : _HEAD.size + json_len]), data[:size], _HEAD.size + json_len)
 
@@ -106,17 +107,20 @@ def _squeezed(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     ends = np.flatnonzero(ids[1:] != ids[:-1])
     if 2 * len(ends) + 2 >= len(ids):
         return ids.astype(_ID)[None]
-    ends = np.append(ends, len(ids) - 1)
-    return np.stack([ids[ends], np.diff(ends, prepend=-1)]).astype(_ID)
+    edges = np.empty(len(ends) + 2, np.int64)
+    edges[0], edges[1:-1], edges[-1] = -1, ends, len(ids) - 1
+    rows = np.empty((2, len(ends) + 1), _ID)
+    rows[0], rows[1] = ids[edges[1:]], edges[1:] - edges[:-1]
+    return rows
 
 
 def _tokens(said: Sequence[Any], data: bytes, place: int) -> MemberTokens:
     num_rows, supervised, weights, media, factor = said
     rows = np.frombuffer(data, _ID, offset=place).reshape(num_rows, -1).astype(np.int64)
     ids = rows[0] if num_rows == 1 else np.repeat(*rows)
-    return MemberTokens(ids, [*map(tuple, supervised)], weights, [_medium(*its) for its in media], factor)
+    return MemberTokens(ids, [*map(tuple, supervised)], weights, [*map(_medium, media)], factor)
 
 
-def _medium(*values: Any) -> SeenMedium:
-    medium = SeenMedium(*values)
-    return replace(medium, steps=[Step(*step) for step in medium.steps])
+def _medium(values: list[Any]) -> SeenMedium:
+    values[_STEPS] = [Step(*step) for step in values[_STEPS]]
+    return SeenMedium(*values)
