@@ -24,7 +24,6 @@ from energon_pack.sources.mixture import (
     Mixture,
     checked,
     entries_by_name,
-    metadataset_entries,
     mixture_entries,
     object_in,
 )
@@ -89,7 +88,7 @@ def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
     value = object_in(path) if isinstance(path, str) else None
     if value is None:
         return None
-    entries = mixture_entries(path, value) or metadataset_entries(path, value, settings.split)
+    entries = mixture_entries(path, value)
     return entries and checked(path, entries)
 
 

@@ -165,7 +165,7 @@ def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
         find_source(AUTO, str(tmp_path))
     blend = tmp_path / "blend.yaml"
     blend.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\n")
-    with pytest.raises(PackError, match=r"no split train with datasets; there are: none"):
+    with pytest.raises(PackError, match=r"no form of YAML that is read: a mixture has a list `mixture`"):
         find_source(AUTO, str(blend))
 
 
