@@ -7,12 +7,13 @@ A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.by_name import entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
@@ -32,7 +33,7 @@ from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection
 from energon_pack.sources.settings import Format, SourceConfig
 from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
-from energon_pack.sources.storage import expand, real_path, walk
+from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
 _MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
@@ -171,6 +172,19 @@ def look(entry: str) -> Looked:
             " write lines of JSON of them"
         )
     return Looked([form for form in Format if form in forms], stems)
+
+
+def read_as(source: Source, num_samples: int | None = None) -> str:
+    """Describe a source in a line: `Parquet, 12 files; media in /data/images; 24,000 samples`.
+
+    Args:
+        num_samples: the samples in the whole source; None: not known.
+    """
+    shards = sorted(source.shards, key=lambda shard: [*Format].index(shard.format))
+    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.called for shard in shards).items()]
+    roots = Counter(s.media_root for s in shards if s.media_root and s.media_root != folder_of(s.path))
+    parts += [f"media in {root}" for root, _ in roots.most_common(3)]
+    return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
 
 
 def format_of(source: Source) -> Format:

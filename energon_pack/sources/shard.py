@@ -60,10 +60,6 @@ class _File:
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
     format: ClassVar[Format]
-    #: the name of its kind in the description of a source
-    _called: ClassVar[str]
-    #: the noun for such a file in messages
-    noun: ClassVar[str] = "file"
     #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True
 
@@ -86,13 +82,8 @@ class _File:
 
     @property
     def called(self) -> str:
-        """Return its name in the description of a source."""
-        return self._called
-
-    @property
-    def holds(self) -> str:
-        """Say what its samples are, for the description of a source; empty: its first samples tell."""
-        return ""
+        """Say what such files are, for the description of a source."""
+        raise NotImplementedError
 
     @property
     def media_root(self) -> str | None:
@@ -170,7 +161,6 @@ class TarShard(_File):
 
     mark = "/"
     format = Format.wds
-    _called = "WebDataset tars"
     lead = BLOCK
 
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
@@ -184,9 +174,10 @@ class TarShard(_File):
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     @property
-    def holds(self) -> str:
+    def called(self) -> str:
         names = [name for name, _ in self.field_map.fields] if self.field_map else []
-        return f"{' and '.join(names)} by Energon's field_map" if names else ""
+        read = f", {' and '.join(names)} by Energon's field_map" if names else ""
+        return f"WebDataset tars{read}"
 
     def index(self) -> pa.Table:
         """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
@@ -258,13 +249,16 @@ class JsonlShard(_File):
 
     mark = ":"
     format = Format.jsonl
-    _called = "JSONL"
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 
     lines: Lines
+
+    @property
+    def called(self) -> str:
+        return "JSONL"
 
     @property
     def identity(self) -> tuple[Any, ...]:

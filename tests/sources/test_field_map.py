@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from energon_pack.errors import PackError
-from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import find_source
+from energon_pack.sources.forms import find_source, read_as
 from energon_pack.sources.settings import SourceConfig
 from energon_pack.verify import Options, verify
 from support.packed import Make, packed, prepare, samples, train
@@ -100,5 +99,5 @@ def test_what_can_not_be_followed_is_refused(tmp_path: Path, about: dict[str, An
 def test_code_of_a_folder_is_named_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = {"sample_type": {"__module__": "x", "__class__": "Y"}, "sample_loader": "sample_loader.py:sample_loader"}
     source = find_source(AUTO, str(a_set(tmp_path / "set", loader, json=WRITTEN)))
-    assert read_as(source, AUTO.reading) == "WebDataset tars, 1 file"
+    assert read_as(source) == "WebDataset tars, 1 file"
     assert "its sample_loader is not run: samples are read by their JSON or text" in capsys.readouterr().out

@@ -19,9 +19,8 @@ from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
-from energon_pack.sources.described import read_as
 from energon_pack.sources.find import of_split
-from energon_pack.sources.forms import find_source, format_of, look
+from energon_pack.sources.forms import find_source, format_of, look, read_as
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
 from energon_pack.sources.reader import Reader
@@ -185,7 +184,7 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     write_arrow(tmp_path / "hub/cache-1.arrow", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
     assert format_of(source) is Format.table
-    assert read_as(source, SourceConfig().reading) == "Parquet, texts: user/assistant, images inside, 1 file"
+    assert read_as(source) == "Parquet, 1 file"
     write_arrow(tmp_path / "saved/train/data-00000-of-00001.arrow", the_cauldron())
     (tmp_path / "saved/train/state.json").write_text('{"_format_type": null}')
     assert look(str(tmp_path / "saved")).forms == [Format.table]
