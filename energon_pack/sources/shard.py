@@ -44,7 +44,6 @@ from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
 from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
-from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
 #: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
 LookUp = Callable[[str], Part]
@@ -185,17 +184,10 @@ class TarShard(_File):
         Raises:
             PackError: the shard is compressed, or can't be opened.
         """
-        table = wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        table = wds.index_tar(self.path, self.field_map.record_part if self.field_map else None)
         if not self.excluded:
             return table
         return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
-
-    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Read a sample's JSON or text; for a question and an answer in separate texts, make the JSON of both."""
-        raw = super().raw_of(file, row, lead)
-        if row.record_part not in SIDES:
-            return raw
-        return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
 
     def is_unchanged(self, about: Mapping[str, str]) -> bool:
         """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
