@@ -19,8 +19,8 @@ from energon_pack.sources.foreign_formats import PARQUET
 from energon_pack.sources.shard import Shard, Source, shard_of
 from energon_pack.sources.storage import absolute, expand, walk
 
-#: caches of `datasets`, and the plan of a packed dataset
-_NO_SAMPLES = re.compile(r"(?:^|/)(cache-|pack_plan\.)[^/]*$")
+#: the plan of a packed dataset
+_NO_SAMPLES = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
 _NAMED = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
 _ALIKE = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
@@ -164,7 +164,7 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
 
 
 def with_samples(files: Sequence[str]) -> list[str]:
-    """Leave out the files that libraries write beside tables of samples."""
+    """Leave out tables that hold no samples."""
     return [file for file in files if not _NO_SAMPLES.search(file)]
 
 

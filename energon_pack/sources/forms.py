@@ -19,6 +19,7 @@ from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
+from energon_pack.sources.foreign_formats import ARROW
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
@@ -168,7 +169,7 @@ def look(entry: str) -> Looked:
         )
     if not forms:
         raise PackError(
-            f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there; CSV, LMDB and others are not read:"
+            f"source.path={entry}: no *.tar, *.jsonl or *.parquet there; Arrow, CSV, LMDB and others are not read:"
             " write lines of JSON of them"
         )
     return Looked([form for form in Format if form in forms], stems)
@@ -200,6 +201,8 @@ def _form_of_file(file: str) -> Format:
         raise PackError(
             f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
         )
+    if file.lower().endswith(".arrow"):
+        raise PackError(f"source.path={file}: {ARROW}")
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 

@@ -14,7 +14,7 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLES
+from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
@@ -32,7 +32,7 @@ _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_LINES)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -51,7 +51,7 @@ def open_inside(file: str, key: str) -> File:
     Raises:
         FileNotFoundError, KeyError: nothing is there.
     """
-    if file.lower().endswith(TABLES):
+    if file.lower().endswith(TABLE):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)

@@ -67,7 +67,10 @@ def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
     assert format_of(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
     with pytest.raises(PackError, match=r"notes\.csv: CSV and TSV are not read: csv\.DictReader and json\.dumps"):
         find_source(AUTO, str(tmp_path / "notes.csv"))
-    with pytest.raises(PackError, match=r"notes\.csv: source=table reads \*\.parquet and \*\.arrow"):
+    (tmp_path / "data.arrow").touch()
+    with pytest.raises(PackError, match=r"data\.arrow: Arrow, which is not read: .*to_parquet"):
+        find_source(AUTO, str(tmp_path / "data.arrow"))
+    with pytest.raises(PackError, match=r"notes\.csv: source=table reads \*\.parquet"):
         find_source(SourceConfig(format="table"), str(tmp_path / "notes.csv"))
 
 
@@ -143,7 +146,7 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet or \*\.arrow there"):
+    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl or \*\.parquet there"):
         find_source(AUTO, str(tmp_path))
 
 
