@@ -92,8 +92,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     many folders above the root as are needed to tell roots apart, but none above the folder that holds all roots. A
     root inside another does not count.
 
-    Args:
-        roots: folders with the files, in any order; for a file outside of them, its own folder is a root.
+    `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
     paths = list(map(_as_path, files))
     folders = _outermost(map(_as_path, roots))
@@ -143,11 +142,7 @@ def _above(path: str, folders: Collection[str]) -> str | None:
 
 
 def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files of a split that hold samples.
-
-    Args:
-        split: its name; None: there is only one.
-    """
+    """Return the files of a split that hold samples. `split`: its name; None: there is only one."""
     found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
     counts = Counter(found.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())

@@ -62,9 +62,8 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
 def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
     """Return how the files of a format are found.
 
-    Args:
-        stems: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
-            for.
+    `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
+    for.
     """
     match settings.format:
         case Format.wds:
@@ -178,8 +177,7 @@ def look(entry: str) -> Looked:
 def read_as(source: Source, num_samples: int | None = None) -> str:
     """Describe a source in a line: `Parquet, 12 files; media in /data/images; 24,000 samples`.
 
-    Args:
-        num_samples: the samples in the whole source; None: not known.
+    `num_samples`: the samples in the whole source; None: not known.
     """
     shards = sorted(source.shards, key=lambda shard: [*Format].index(shard.format))
     parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.called for shard in shards).items()]

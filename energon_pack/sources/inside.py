@@ -46,11 +46,7 @@ def media_in(media_root: str, name: str) -> str | None:
 
 
 def open_inside(file: str, key: str) -> File:
-    """Open the value of a key.
-
-    Raises:
-        FileNotFoundError, KeyError: nothing is there.
-    """
+    """Open the value of a key."""
     if file.lower().endswith(TABLE):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
@@ -77,12 +73,7 @@ def _item(line: Any, value: Any, step: str) -> Any:
 
 
 def open_member(archive: str, name: str) -> InMemory:
-    """Open a member of an archive; its version is the version of the archive.
-
-    Raises:
-        FileNotFoundError: there is no such archive.
-        KeyError: there is no such member.
-    """
+    """Open a member of an archive; its version is the version of the archive."""
     state = state_of(archive)
     if state is None:
         raise FileNotFoundError(archive)
@@ -108,12 +99,7 @@ def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
 
 
 def open_value(database: str, key: str) -> InMemory:
-    """Return the value of a key; its version is the version of the LMDB.
-
-    Raises:
-        FileNotFoundError: there is no such LMDB.
-        KeyError: there is no such key.
-    """
+    """Return the value of a key; its version is the version of the LMDB."""
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
@@ -170,11 +156,7 @@ class OpenFiles:
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
-        """Return the file of a path; open it if it is not open.
-
-        Args:
-            opened: opens it; None: `open_medium` does.
-        """
+        """Return the file of a path; open it if it is not open. `opened`: opens it; None: `open_medium` does."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
             self._open, self._process = _none_open(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))

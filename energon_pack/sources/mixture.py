@@ -51,11 +51,7 @@ class Entry:
 
 
 def yaml_in(path: str) -> Any:
-    """Return the value in a YAML file; None: it is too large for one that a person wrote.
-
-    Raises:
-        NotPlain: it is no YAML, or stands for too many values.
-    """
+    """Return the value in a YAML file; None: it is too large for one that a person wrote."""
     with open_file(path) as file:
         return yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
 
@@ -94,11 +90,7 @@ def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
-    """Check that entries fit together, and return them.
-
-    Args:
-        path: the name of the mixture in errors.
-    """
+    """Check that entries fit together, and return them. `path`: the name of the mixture in errors."""
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]

@@ -108,11 +108,7 @@ class _File:
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Do `raw` for a row of the index.
-
-        Args:
-            lead: how many bytes of the header before it to read, too.
-        """
+        """Do `raw` for a row of the index. `lead`: how many bytes of the header before it to read, too."""
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -179,11 +175,7 @@ class TarShard(_File):
         return f"WebDataset tars{read}"
 
     def index(self) -> pa.Table:
-        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
-
-        Raises:
-            PackError: the shard is compressed, or can't be opened.
-        """
+        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each."""
         table = wds.index_tar(self.path, self.field_map.record_part if self.field_map else None)
         if not self.excluded:
             return table
@@ -194,11 +186,7 @@ class TarShard(_File):
         return self.is_same_object if self.is_stored else wds.is_unchanged(self.path, about)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Return the record of a sample from the bytes of its JSON or text.
-
-        Raises:
-            Skip: like `parse_record`.
-        """
+        """Return the record of a sample from the bytes of its JSON or text."""
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
@@ -206,11 +194,7 @@ class TarShard(_File):
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         """Return the media of a sample, in the order it lists them.
 
-        Args:
-            parts: the other parts of the sample in the shard.
-
-        Raises:
-            Skip: `missing_media`, `unreadable_media`.
+        `parts`: the other parts of the sample in the shard.
         """
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
@@ -227,11 +211,7 @@ class TarShard(_File):
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Return the place of a part in the form of packs that refer to it.
-
-        Args:
-            root: the root of the source.
-        """
+        """Return the place of a part in the form of packs that refer to it. `root`: the root of the source."""
         return _inside(root, self.path), part.offset, part.size
 
 
@@ -270,11 +250,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first readable samples, as `raw` returns them, without indexing all.
-
-        Raises:
-            PackError, OSError: the file can't be read.
-        """
+        """Yield the first readable samples, as `raw` returns them, without indexing all."""
         with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
@@ -366,9 +342,6 @@ def shard_of(
     Args:
         fields: the other fields of its class.
         state: its size and version; None: they are looked up.
-
-    Raises:
-        PackError: it is not a regular file, or its name can't be written in the ledger.
     """
     state = state or state_of(path)
     if state is None:
@@ -400,11 +373,7 @@ class Source:
 
     @cached_property
     def root(self) -> str:
-        """Return the folder that paths in packs with references are relative to.
-
-        Raises:
-            PackError: no folder contains the whole source.
-        """
+        """Return the folder that paths in packs with references are relative to."""
         roots = sorted({shard.base for shard in self.shards})
         if len({bucket_of(root) for root in roots}) > 1:
             raise PackError(

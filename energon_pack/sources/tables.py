@@ -122,11 +122,7 @@ _columns: Recent[tuple[_Key, int], tuple[Column | None]] = Recent(
 
 
 def table_of(path: str) -> Table:
-    """Open a table.
-
-    Raises:
-        PackError: it is damaged, or no table.
-    """
+    """Open a table."""
     with _named(path):
         return _opened(path, None)
 
@@ -134,11 +130,7 @@ def table_of(path: str) -> Table:
 def table_row(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes.
 
-    Args:
-        version: the version of the file when it was found.
-
-    Raises:
-        Skip: `invalid_json`: there is no such row, or it can't be read.
+    `version`: the version of the file when it was found.
     """
     try:
         _, key, row = _place(path, version, number)
@@ -220,13 +212,7 @@ class _Cell(File):
 def open_cell(path: str, key: str) -> File:
     """Open the bytes of a cell; their version is the version of the table.
 
-    Args:
-        key: the row, and the way to the value: `17/images/0/bytes`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        KeyError: there is no such row or value.
-        Skip: `unreadable_media`: no base64, or a page that can't be read.
+    `key`: the row, and the way to the value: `17/images/0/bytes`.
     """
     opened = _tables.get(path)
     if (

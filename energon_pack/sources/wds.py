@@ -52,11 +52,7 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
     `truncated_tar`: its media may be lost. A key with files that are separate samples is `dotted_key`, and so is each
     of these files: nothing tells to which of them its media belong.
 
-    Args:
-        record_part: the part that holds the record, as a field map names it; None: a JSON or a text.
-
-    Raises:
-        PackError: the tar is compressed, or can't be opened.
+    `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
     """
     try:
         file = open_file(path)
@@ -251,11 +247,7 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """Return the record of a sample from its JSON, or from a text that is a caption or a document.
-
-    Raises:
-        Skip: like `parse_record`, and `missing_json` for a text that is no caption.
-    """
+    """Return the record of a sample from its JSON, or from a text that is a caption or a document."""
     if part.lower() == "json":
         return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document

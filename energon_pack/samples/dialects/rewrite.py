@@ -80,11 +80,7 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
 
 
 def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with our keys and role; what is no object stays unchanged.
-
-    Args:
-        roles: their role → ours.
-    """
+    """Return a turn with our keys and role; what is no object stays unchanged. `roles`: their role → ours."""
     if not isinstance(message, dict):
         return message
     rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}

@@ -31,8 +31,7 @@ _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside
 class LineFiles(Form):
     """Files of lines: JSONL, LMDBs, and what a class of another package reads.
 
-    Args:
-        stems: paths of tars without their extension: files of these names are about the tars; None: all are read.
+    `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):

@@ -243,8 +243,7 @@ def is_cut(text: bytes) -> bool:
 def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
     """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
 
-    Args:
-        field: the field of an object that has the array, as written there; None: the array is the whole file.
+    `field`: the field of an object that has the array, as written there; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
     with mapped(file) as data:
