@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from energon_pack.errors import one_line
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
@@ -42,7 +42,7 @@ def joined_name(file: str, key: str) -> str:
 
 def media_in(media_root: str, name: str) -> str | None:
     """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
-    return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not is_address(name) else None
+    return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
 def open_inside(file: str, key: str) -> File:

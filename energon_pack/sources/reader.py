@@ -19,7 +19,7 @@ from energon_pack.sources.storage import File, State, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raise this number when the same shard gets another index.
-INDEX_VERSION = 10
+INDEX_VERSION = 11
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]

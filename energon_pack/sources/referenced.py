@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
@@ -79,7 +79,7 @@ class SourceMedia:
         `whole`: read media completely; else only their ends.
         """
         wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
-        for reference in references if is_address(self._root) else ():
+        for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
             with suppress(PackError), _readable(path, reference):
                 (start, end), last = ends_within(offset, reference.size)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.errors import PackError, one_line
-from energon_pack.run.address import bucket_of, is_address, lies_in, on_this_machine
+from energon_pack.run.address import bucket_of, lies_in, on_this_machine
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.keys import hint
@@ -92,12 +92,17 @@ class _File:
     @cached_property
     def is_stored(self) -> bool:
         """Say whether it is on an object store."""
-        return is_address(self.path)
+        return bool(bucket_of(self.path))
 
-    @property
-    def is_same_object(self) -> bool:
-        """Tell whether a store still has the same object; its version covers every byte."""
-        return state_of(self.path) == (self.size, self.version)
+    def digest(self) -> str:
+        """Return a hash of what its index depends on, as the metadata of the index has it."""
+        raise NotImplementedError
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        """Tell whether it is as it was indexed. `about`: the metadata of its index."""
+        if self.is_stored:  # the version of an object covers every byte
+            return state_of(self.path) == (self.size, self.version)
+        return about["digest"] == self.digest()
 
     def open(self) -> File:
         """Open it; raises OSError if it can't be opened."""
@@ -181,9 +186,8 @@ class TarShard(_File):
             return table
         return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
 
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
-        return self.is_same_object if self.is_stored else wds.is_unchanged(self.path, about)
+    def digest(self) -> str:
+        return wds.digest_of_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         """Return the record of a sample from the bytes of its JSON or text."""
@@ -279,8 +283,8 @@ class JsonlShard(_File):
     def is_inside(self, name: str) -> bool:
         return split_name(self.path_of(name))[0] == self.path
 
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if self.is_stored else lines.is_unchanged(self.path, about)
+    def digest(self) -> str:
+        return lines.digest_of(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -384,7 +388,7 @@ class Source:
 
     def around(self, place: str) -> Path | str | None:
         """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
-        if is_address(place):
+        if bucket_of(place):
             beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
             inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
             return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)

@@ -68,19 +68,19 @@ def index_tar(path: str, record_part: str | None = None) -> pa.Table:
         separate = dotted.files()
         rows.leave_out(separate)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
-    about = {"damage": damage, "headers": scan.headers.hexdigest()}
+    about = {"damage": damage, "digest": scan.headers.hexdigest()}
     if separate:
         about["dotted"] = json.dumps((separate[0].name, len(separate)))
     return rows.table().replace_schema_metadata(about)
 
 
-def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
-    """Say whether a tar still has the headers it was indexed with; reads them all again."""
+def digest_of_headers(path: str) -> str:
+    """Return the hash of a tar's headers; reads them all."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
             pass
-    return about["headers"] == scan.headers.hexdigest()
+    return scan.headers.hexdigest()
 
 
 def about_of(index: pa.Table) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
 from energon_pack.samples.dialects.table import history_turns, joined_question
@@ -99,7 +99,7 @@ def _path(entry: Any, key: str) -> str:
         entry = next((entry[name] for name in _PATHS if isinstance(entry.get(name), str)), entry)
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
-    if is_address(entry):
+    if bucket_of(entry):
         return entry
     if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
         raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {TO_DOWNLOAD}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Form, Leaf, but_parquet, of_split
@@ -118,7 +118,7 @@ def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
 
 def _has_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
-    return is_address(root) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    return bool(bucket_of(root)) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 def _places_around(path: str) -> Iterator[str]:
