@@ -82,23 +82,12 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
     It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a dialect of
     `dialects.table`, a `text`, in this order; if `settings.messages_key` is set, only for that.
-
-    Raises:
-        Skip: as `parse_in_our_words`.
     """
     return parse_in_our_words(in_our_words(value, settings), settings)
 
 
 def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
-    """Do `parse_record` on what `in_our_words` returned.
-
-    Args:
-        lists_media: the sample lists its media elsewhere.
-
-    Raises:
-        Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `preference_data`, `not_chosen`;
-            `unsupported_media` if a text names a medium.
-    """
+    """Do `parse_record` on what `in_our_words` returned. `lists_media`: the sample lists its media elsewhere."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
@@ -108,21 +97,19 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         value = preferred(value, _keys(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)
     value = value if without is None else without
-
     messages, used = _find_messages(value, settings)
     unknown = unknown_keys(value, [*used])
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system_key = "system" if value.get("system") else "system_prompt"  # ms-swift's
-    system = value.get(system_key)
+    system, first = value.get(system_key), messages[0]
     if system and not isinstance(system, (str, list)):
         raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
-    if system and messages[0]["role"] == "system" and messages[0]["content"] != system:
-        raise Skip(
-            Reason.BAD_MESSAGE, f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
-        )
-    if system and messages[0]["role"] not in ("system", DOCUMENT):
+    if system and first["role"] == "system" and first["content"] != system:
+        what = f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    if system and first["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
     if settings.sample_type in (SampleType.auto, SampleType.document):
@@ -135,11 +122,10 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tools_of(value.get("tools") or value.get("functions"))
-    has_calls = False
-    if is_as_text := settings.tools is ToolsAs.text:
-        has_calls = any(message.get("tool_calls") for message in messages)
+    is_as_text = settings.tools is ToolsAs.text
+    has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
+    if is_as_text:
         messages = [as_text(message, index) for index, message in enumerate(messages)]
-
     if settings.frames is Frames.images:
         messages = without_lists(messages)
     messages = with_marks_replaced(messages, value, lists_media)
@@ -212,14 +198,8 @@ def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[li
             return _messages(written.turns), written.fields(value)
     if settings.sample_type is SampleType.auto and (text := text_alone(value)):
         return document_of(text), {"text"}
-    wanted = (
-        " or ".join(MESSAGE_KEYS)
-        if settings.sample_type in (SampleType.auto, SampleType.chat)
-        else settings.sample_type.value
-    )
-    text = value.get("text")
-    if settings.sample_type is SampleType.auto and text is not None and not (isinstance(text, str) and text.strip()):
-        raise Skip(Reason.NO_MESSAGES, f"its text is none, or empty: {str(text)[:60]!r}")
+    is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
+    wanted = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 
