@@ -7,7 +7,6 @@ A row becomes the JSON of a sample. Bytes and images in base64 become names, whi
 
 import json
 import os
-import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, one_line, sized
@@ -81,8 +79,7 @@ def _read(path: str, file: File) -> Table:
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
-    """Refuse a file with a row group that would take too much memory, because its texts, or all of it, are read at
-    once.
+    """Refuse a row group that would take too much memory, because its texts, or all of it, are read at once.
 
     Args:
         texts: the numbers of the text columns.
@@ -93,21 +90,14 @@ def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], 
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > LARGEST:
-            raise PackError(
-                f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}:"
-                f" python -c {shlex.quote(_ANEW)} {shlex.quote(path)} NEW.parquet"
-            )
+            raise PackError(f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}")
 
 
 def _is_text(leaf: Any) -> bool:
     return bool(leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING")
 
 
-_REMEDY = "write it in groups of 200 rows"
-_ANEW = (
-    "import pyarrow.parquet as p, sys; f = p.ParquetFile(sys.argv[1]);"
-    " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
-)
+_REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _Key = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
 _tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
@@ -150,10 +140,7 @@ def _rows(key: _Key) -> list[bytes]:
     try:
         with bounded(table.most_bytes(index)):
             values = _without_bytes(table, key)
-            if values is None:
-                group = _group(key)
-                columns = [_emptied(column.combine_chunks()) for column in group.columns]
-                values = pa.table(columns, group.column_names).to_pylist()
+            values = _group(key).to_pylist() if values is None else values
             rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
@@ -177,22 +164,6 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
         for number, row in enumerate(rows):
             put_bytes(row, way, column.are_there(number))
     return rows
-
-
-def _emptied(array: Any) -> Any:
-    """Replace bytes by empty bytes: they would be copied twice only for their names."""
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return pc.if_else(array.is_valid(), pa.scalar(b"", kind), pa.scalar(None, kind))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
-        return make.from_arrays(array.offsets, _emptied(array.values), mask=array.is_null())
-    if pa.types.is_struct(kind) and kind.num_fields:
-        fields = [_emptied(array.field(number)) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, names=[field.name for field in kind], mask=array.is_null())
-    return array
 
 
 class _Cell(File):
