@@ -16,7 +16,7 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 
 _INDEX_ENTRY = 8  # bytes: the place where a pack starts; the last entry is the end of the shard
 

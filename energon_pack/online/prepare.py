@@ -46,8 +46,9 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import Source
 from energon_pack.sources.sample import ReadSample
-from energon_pack.sources.shard import Source, TarShard
+from energon_pack.sources.shard import TarShard
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source

@@ -18,7 +18,7 @@ from energon_pack.run.by_name import entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
+from energon_pack.sources.find import LINES, Form, Leaf, Source, but_parquet, find_files, with_samples
 from energon_pack.sources.foreign_formats import ARROW
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
@@ -33,7 +33,7 @@ from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
+from energon_pack.sources.shard import JsonlShard, Shard, TarShard
 from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 

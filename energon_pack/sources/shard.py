@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import takewhile
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.errors import PackError, one_line
-from energon_pack.run.address import bucket_of, lies_in, on_this_machine
+from energon_pack.errors import one_line
+from energon_pack.run.address import bucket_of
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.keys import hint
@@ -37,12 +34,11 @@ from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.own import NOTHING, Own
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
-from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
 
 #: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
@@ -125,17 +121,13 @@ class _File:
         """See `TarShard.record`."""
         raise NotImplementedError
 
-    def has_place(self, offset: int, size: int) -> bool:
-        """Tell whether the file is long enough: a damaged plan may ask for any place."""
-        return offset >= 0 and size >= 0 and offset + size <= self.size
-
     def is_inside(self, name: str) -> bool:
         """Tell whether a medium lies in this file."""
-        return self.media_root is None
+        return split_name(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
         """Return the path of the file that a part is in."""
-        return self.path if self.media_root is None else path_in(self.media_root, name)
+        return self.path
 
     @property
     def ratio(self) -> float:
@@ -278,10 +270,7 @@ class JsonlShard(_File):
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
-        return media_in(self.media_root, name) or super().path_of(name)
-
-    def is_inside(self, name: str) -> bool:
-        return split_name(self.path_of(name))[0] == self.path
+        return media_in(self.media_root, name) or path_in(self.media_root, name)
 
     def digest(self) -> str:
         return lines.digest_of(self.path)
@@ -332,66 +321,3 @@ def _inside(folder: str, path: str) -> str:
 
 #: One file of a source, of either kind.
 Shard = TarShard | JsonlShard
-
-
-def shard_of(
-    name: str,
-    path: str,
-    kind: type[Shard] = TarShard,
-    fields: Mapping[str, Any] = MappingProxyType({}),
-    state: State | None = None,
-) -> Shard:
-    """Describe a file as it is now.
-
-    Args:
-        fields: the other fields of its class.
-        state: its size and version; None: they are looked up.
-    """
-    state = state or state_of(path)
-    if state is None:
-        raise PackError(f"source.path: {path} is not a regular file")
-    try:
-        name = os.fsencode(name).decode()  # undo the decoding by the locale
-    except UnicodeDecodeError:
-        raise PackError(
-            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
-        ) from None
-    return kind(name, absolute(path), *state, **fields)
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files that `source.path` names, and the shards and samples that are left out."""
-
-    shards: list[Shard]  # in name order
-    folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
-    num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
-    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
-    mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
-
-    @cached_property
-    def beside(self) -> frozenset[Path]:
-        """Return the folders of this machine that contain its files."""
-        paths = on_this_machine(shard.real_path for shard in self.shards)
-        return frozenset(map(Path, map(os.path.dirname, paths)))
-
-    @cached_property
-    def root(self) -> str:
-        """Return the folder that paths in packs with references are relative to."""
-        roots = sorted({shard.base for shard in self.shards})
-        if len({bucket_of(root) for root in roots}) > 1:
-            raise PackError(
-                f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"
-            )
-        steps = zip(*(root.split("/") for root in roots), strict=False)
-        return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
-
-    def around(self, place: str) -> Path | str | None:
-        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
-        if bucket_of(place):
-            beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
-            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
-            return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
-        path = Path(place).resolve()
-        within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)

@@ -12,10 +12,11 @@ from energon_pack.config import OnDamaged
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.inside import open_medium
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import index_lines
-from energon_pack.sources.shard import JsonlShard, shard_of
+from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
 from support.running import command_here

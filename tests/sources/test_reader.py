@@ -9,9 +9,10 @@ from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.shard import JsonlShard, Shard, shard_of
+from energon_pack.sources.shard import JsonlShard, Shard
 from support.samples import picture, write_tar
 
 
