@@ -56,7 +56,6 @@ from energon_pack.training.inputs import check_inputs as check_inputs
 from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
 from energon_pack.training.shapes import packed_seq_params as packed_seq_params
 from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
-from energon_pack.training.trees import magi_ranges as magi_ranges
 from energon_pack.webdataset import Packs as Packs
 from energon_pack.webdataset import packs as packs
 from energon_pack.webdataset import shard_urls as shard_urls

@@ -219,13 +219,7 @@ def _positions(doc_ids: Tensor) -> Tensor:
 
 
 def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
-    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens."""
-    block = blocks_of(types, cuts)
-    return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
-
-
-def blocks_of(types: Tensor, cuts: Tensor | None = None) -> Tensor:
-    """Return the number [B, S] of each token's unbroken run of image or video tokens in its row; 0: it is in none.
+    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens.
 
     Args:
         cuts: bool [B, S]: where a run ends before this token.
@@ -234,7 +228,8 @@ def blocks_of(types: Tensor, cuts: Tensor | None = None) -> Tensor:
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
     if cuts is not None:
         begins |= is_image & cuts
-    return torch.where(is_image, begins.cumsum(1), 0)
+    block = torch.where(is_image, begins.cumsum(1), 0)
+    return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
 def cuts_of(doc_ids: Tensor) -> Tensor:

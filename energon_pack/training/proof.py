@@ -23,7 +23,7 @@ from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import Way, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.inputs import KINDS, TREE, attention_of, check_inputs
+from energon_pack.training.inputs import TREE, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
 from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
@@ -108,7 +108,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    is_named = attention and attention not in KINDS  # those of this package are of the text part alone
+    is_named = attention and attention != TREE  # this package's is of the text part alone
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
@@ -228,13 +228,10 @@ def _tried(model: Any, samples: Samples, mask: str) -> Finding:
 
 @contextmanager
 def _as_users_do(model: Any) -> Iterator[None]:
-    """Let a model attend by its class's own function, where it attends by ours or by FlexAttention.
-
-    FlexAttention on a CPU has wrong values for texts of some lengths (torch 2.13).
-    """
+    """Let a model attend by its class's own function, where it attends by ours."""
     text = model.config.get_text_config()
     before = text._attn_implementation
-    if before in KINDS or before == "flex_attention":
+    if before == TREE:
         text._attn_implementation = "eager"
     try:
         yield

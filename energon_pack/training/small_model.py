@@ -11,7 +11,7 @@ from torch import Tensor
 
 from energon_pack.training.as_it_was import silence
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import KINDS
+from energon_pack.training.inputs import TREE
 from energon_pack.training.probe import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
@@ -156,11 +156,11 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 
 
 def _made(make: Any, config: Any, attention: str | None) -> Any:
-    if attention in KINDS:  # of the text part alone
+    if attention == TREE:  # of the text part alone
         model = _made(make, config, None)
         from energon_pack.training.tree_attention import use_tree_attention
 
-        use_tree_attention(model, KINDS[attention])
+        use_tree_attention(model)
         return model
     chosen = {"attn_implementation": attention} if attention else {}
     if hasattr(make, "_from_config"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.inputs import KINDS, TREE, TREE_FLEX
+from energon_pack.training.inputs import TREE
 from energon_pack.training.wrapped import unwrapped
 
 
@@ -31,36 +31,23 @@ class TreePlan(NamedTuple):
     ends_k: tuple[int, ...]
 
 
-def use_tree_attention(model: Any, kind: str = "varlen") -> None:
+def use_tree_attention(model: Any) -> None:
     """Let the text part of a model attend by this package's function; its images keep their attention.
 
-    Batches without trees, generation and evaluation go as with sdpa (`flex`: as with flex_attention).
-
-    Args:
-        model: a model of transformers; it may be wrapped.
-        kind: `varlen`: gathered keys; `flex`: FlexAttention, also in classes that refuse it by its own name.
-
-    Raises:
-        ValueError: there is no such kind.
+    Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
-    names = {one: name for name, one in KINDS.items()}
-    if kind not in names:
-        raise ValueError(f"use_tree_attention({kind!r}): one of {', '.join(names)}")
     register()
-    unwrapped(model).config.get_text_config()._attn_implementation = names[kind]
+    unwrapped(model).config.get_text_config()._attn_implementation = TREE
 
 
 @cache
 def register() -> None:
-    """Tell transformers the names, once."""
+    """Tell transformers the name, once."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.flex_attention import flex_attention_forward
-    from transformers.masking_utils import flex_attention_mask, sdpa_mask
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(TREE, tree_attention)
     AttentionMaskInterface.register(TREE, sdpa_mask)
-    AttentionInterface.register(TREE_FLEX, flex_attention_forward)
-    AttentionMaskInterface.register(TREE_FLEX, flex_attention_mask)
 
 
 def tree_attention(

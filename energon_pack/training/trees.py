@@ -173,33 +173,3 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         "max_length_q": max(own),
         "max_length_k": max(whole),
     }
-
-
-def magi_ranges(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, k_index: Tensor) -> dict[str, Tensor]:
-    """Return the ranges of MagiAttention for a batch of trees: each pair of tokens that sees another lies in just one.
-
-    Args:
-        cu_seq_lens_q, cu_seq_lens_k, k_index: of the batch.
-
-    Returns:
-        q_ranges, k_ranges int32 [n, 2] over the flattened B·S; attn_type_map int32 [n]: 0 full, 1 causal, aligned at
-        the last query and the last key. Ranges of queries overlap: `disable_fwd_atomic_reduction` must stay False.
-    """
-    queries: list[tuple[int, int]] = []
-    keys: list[tuple[int, int]] = []
-    kinds: list[int] = []
-    for (first, last), (start, end) in zip(
-        pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True
-    ):
-        places = k_index[start:end]
-        cuts = (places.diff() != 1).nonzero().flatten() + 1
-        runs = [(int(run[0]), int(run[-1]) + 1) for run in torch.tensor_split(places, cuts.cpu())]
-        queries += [(first, last)] * len(runs)
-        keys += runs
-        kinds += [0] * (len(runs) - 1) + [1]
-    int32 = torch.int32
-    return {
-        "q_ranges": torch.tensor(queries, dtype=int32),
-        "k_ranges": torch.tensor(keys, dtype=int32),
-        "attn_type_map": torch.tensor(kinds, dtype=int32),
-    }

@@ -31,13 +31,13 @@ CLASSES = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3", "llama", "mistral", "internvl", "llava_onevision", "gemma3",
     "smolvlm", "glm4v", "gpt_oss",
 )  # fmt: skip
-#: FlexAttention has no sinks on a CPU; images that are seen in both directions have masks alone
-NOT = {("gpt_oss", "sdpa"), ("gpt_oss", "flex"), ("gemma3", "varlen")}
-QUICK = {("qwen2_5_vl", "varlen"), ("mistral", "sdpa")}
+#: images that are seen in both directions have masks alone
+NOT = {("gpt_oss", "sdpa"), ("gemma3", "gathered")}
+QUICK = {("qwen2_5_vl", "gathered"), ("mistral", "sdpa")}
 CASES = [
     (name, how) if (name, how) in QUICK else slow(name, how)
     for name in CLASSES
-    for how in ("eager", "sdpa", "varlen", "flex")
+    for how in ("eager", "sdpa", "gathered")
     if (name, how) not in NOT
 ]
 
@@ -46,7 +46,7 @@ def model_of(name: str, how: str) -> Any:
     if how in ("eager", "sdpa"):
         return make_model(name, how)
     model = make_model(name, "eager" if name == "gpt_oss" else "sdpa")
-    use_tree_attention(model, how)
+    use_tree_attention(model)
     return model
 
 
@@ -59,24 +59,20 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     return PackedBatch(batch | join([*tree.added, *tree.added[:3]]))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FlexAttention's compiler
 @pytest.mark.parametrize(("name", "how"), CASES)
 def test_a_tree_is_its_samples_alone(name: str, how: str) -> None:
-    torch._dynamo.reset()  # FlexAttention compiles anew for each model, and stops after eight
     model, plain = model_of(name, how), make_model(name, "eager" if "eager" in how or name == "gpt_oss" else "sdpa")
     tree = tiny_tree(name, model)
     samples = [*tree.samples, *tree.samples[:3]]
-    kinds: tuple[str, ...] = ("token", "sample", "sqrt") if how != "flex" else ("sample",)
     single = [alone(name, plain, one).logits[0] for one in samples]
-    with torch.set_grad_enabled(how != "flex"):  # on a CPU it has no gradients
-        batch = batch_of(model, tree)
-        logits = model(**batch.model_inputs(model, labels=False)).logits
+    batch = batch_of(model, tree)
+    logits = model(**batch.model_inputs(model, labels=False)).logits
     rows = [(0, place) for place in places_of(tree, len(tree.samples))] + [(1, place) for place in places_of(tree, 3)]
     far = max(
         float((logits[row, place] - one).detach().abs().max()) for (row, place), one in zip(rows, single, strict=True)
     )
     loss_far = gradients_far = 0.0
-    for kind in kinds:
+    for kind in ("token", "sample", "sqrt"):
         weighted = batch_of(model, tree, weights=kind)
         loss = weighted_loss(logits, weighted)
         weights = [loss_weights(one.tokens, kind) for one in samples]
@@ -88,13 +84,11 @@ def test_a_tree_is_its_samples_alone(name: str, how: str) -> None:
         ]
         expected = torch.stack(losses).sum() / total
         loss_far = max(loss_far, float(((loss - expected).abs() / expected).detach()))
-        if how != "flex":
-            wanted = gradients(plain, expected)
-            found = gradients(model, loss)
-            assert found.keys() == wanted.keys()
-            largest = max(float(one.abs().max()) for one in wanted.values())
-            far_of = max(float((found[key] - wanted[key]).abs().max()) for key in wanted) / largest
-            gradients_far = max(gradients_far, far_of)
+        wanted, found = gradients(plain, expected), gradients(model, loss)
+        assert found.keys() == wanted.keys()
+        largest = max(float(one.abs().max()) for one in wanted.values())
+        far_of = max(float((found[key] - wanted[key]).abs().max()) for key in wanted) / largest
+        gradients_far = max(gradients_far, far_of)
     print(f"| {name} | {how} | {far:.1e} | {loss_far:.1e} | {gradients_far:.1e} |")
     assert max(far, loss_far, gradients_far) <= 1e-5
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.layout import IGNORE, Form, Member, has_trees, loss_weights, neat
-from energon_pack.training.trees import magi_ranges, merge, neat_trees, refuse_unlike
+from energon_pack.training.trees import merge, neat_trees, refuse_unlike
 
 
 def member(ids: list[int], trained: list[int], shared: int = 0, factor: float = 1.0) -> Member:
@@ -93,20 +93,6 @@ def test_members_that_share_nothing_are_as_neat_lays_them_out() -> None:
     for name, value in some.items():
         same = torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
         assert same, name
-
-
-def test_ranges_of_magi_attention_are_the_mask() -> None:
-    """Each pair is in just one range; the first branch goes on behind its parent, and is one causal range with it."""
-    batch = neat_trees([three(), three()[:2]], Form(width=12))
-    ranges = magi_ranges(batch["cu_seq_lens_q"], batch["cu_seq_lens_k"], batch["k_index"])
-    count = torch.zeros(24, 24, dtype=torch.int64)
-    for (a, b), (start, end), kind in zip(*(value.tolist() for value in ranges.values()), strict=True):
-        square = torch.ones(b - a, end - start, dtype=torch.int64)
-        count[a:b, start:end] += square.tril(end - start - (b - a)) if kind else square
-    expected = torch.block_diag(seen(batch, 0), seen(batch, 1))
-    assert torch.equal(count, expected.long())
-    assert ranges["attn_type_map"].tolist() == [1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 1]
-    assert ranges["k_ranges"].tolist()[:6] == [[0, 5], [0, 3], [5, 8], [0, 3], [5, 6], [8, 9]]
 
 
 A, B, C = three()
