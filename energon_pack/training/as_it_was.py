@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
 from energon_pack.training.wrapped import parts
@@ -157,14 +157,6 @@ def ended(part: Module) -> Iterator[Callable[..., Any]]:
     finally:
         for state in pending:
             state._pre_forward(state._modules[0], (), {})
-
-
-def parameters_of(part: Module) -> set[Parameter]:
-    """Return the parameters of a part, sharded and gathered ones."""
-    groups = [group for one in part.modules() for state in _states(one) for group in state._fsdp_param_groups]
-    sharded = [one for group in groups for one in group.fsdp_params]
-    gathered = [one._unsharded_param for one in sharded if hasattr(one, "_unsharded_param")]
-    return {*part.parameters(), *(one.sharded_param for one in sharded), *gathered}
 
 
 def _states(part: Module) -> list[Any]:

@@ -134,8 +134,6 @@ class Way:
     own_loss: bool = False
     #: whether the model divides its loss by a number that it is given
     is_divided: bool = False
-    #: whether weights need no gradients, so that `backward` leaves them alone: some checkpoints take nothing else
-    is_frozen: bool = False
     #: whether samples alone choose the experts that they choose in the batch
     is_routed: bool = False
     #: entered while a sample runs alone
@@ -219,5 +217,5 @@ def _run(
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
-        gradients = gradients_of(loss, seen.embedded, leaves, way.weights, way.is_frozen)
+        gradients = gradients_of(loss, seen.embedded, leaves, way.weights)
     return _Run(values, seen.dtypes, float(loss.detach()), gradients)

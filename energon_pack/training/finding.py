@@ -136,10 +136,6 @@ _NUM_VALUES = 4096
 _Pair = tuple[Tensor | None, Tensor | None]
 
 
-class CheckpointError(Exception):
-    """A checkpoint would give gradients to all weights: they have to need none."""
-
-
 @dataclass(frozen=True)
 class Gradients:
     """The gradients of one run; those that no loss reaches are None."""
@@ -152,25 +148,15 @@ class Gradients:
     weights: Sequence[Tensor | None] = ()
 
 
-def gradients_of(
-    loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor], is_frozen: bool
-) -> Gradients:
-    """Return the gradients of a loss.
-
-    Raises:
-        CheckpointError: weights need gradients, and a checkpoint would write them.
-    """
-    followed = [embedded, *media, *weights]
-    if is_frozen:
-        embedded.retain_grad()
-        torch.autograd.backward(loss)
-        taken: Sequence[Tensor | None] = [one.grad for one in followed]
-    elif _has_backwards_within(loss):
-        raise CheckpointError
-    else:
-        taken = _followed_back(loss, followed)
-    of_media, of_weights = taken[1 : 1 + len(media)], taken[1 + len(media) :]
-    return Gradients(taken[0], of_media, [_thinned(one) for one in of_weights])
+def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
+    """Return the gradients of a loss; raises ValueError if checkpoints would write those of all weights."""
+    if _has_backwards_within(loss):
+        raise ValueError(
+            "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
+    gradients = _followed_back(loss, [embedded, *media, *weights])
+    of_weights = [_thinned(one) for one in gradients[1 + len(media) :]]
+    return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
 
 
 def _followed_back(loss: Tensor, followed: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, parameters_of, silent
+from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
 from energon_pack.training.comparison import Way, compare
-from energon_pack.training.finding import CheckpointError, Finding, difference, variation
+from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.inputs import MixingError
 from energon_pack.training.kind import Kind, Tried, kind_of
 from energon_pack.training.routing import is_routed
@@ -47,7 +46,7 @@ def try_alone(pending: Pending, probe: Probe) -> Alone:
     alone = without_loss(probe.plain(last.sample))
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
-        finding = replace(_finding(way, probe), in_training=part.training)
+        finding = replace(compare(way, probe), in_training=part.training)
     span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
     return Alone(finding, is_random, ((without_loss(probe.inputs), [span]), (alone, [Span(0, 0, len(last.places))])))
 
@@ -65,14 +64,6 @@ def _way(pending: Pending) -> Way:
         is_routed=is_routed(part),
         begin=partial(pending.begin, 0),
     )
-
-
-def _finding(way: Way, probe: Probe) -> Finding:
-    try:
-        return compare(way, probe)
-    except CheckpointError:
-        with _without_gradients(way.part):
-            return compare(replace(way, weights=(), is_frozen=True), probe)
 
 
 def _weights(part: Module) -> list[Tensor]:
@@ -94,21 +85,6 @@ def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
     first = run(0)
     same, *others = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
     return max(others) > 3 * same + 1e-6 * variation(first)
-
-
-@contextmanager
-def _without_gradients(part: Module) -> Iterator[None]:
-    every = [(one, one.requires_grad, one.grad) for one in parameters_of(part)]
-    if not all(one.is_leaf for one, _, _ in every):
-        raise ValueError("checkpoints in FSDP1 have to be made with use_reentrant=False")
-    try:
-        for one, _, _ in every:
-            one.requires_grad_(False)
-        yield
-    finally:
-        for one, requires, grad in every:
-            one.requires_grad_(requires)
-            one.grad = grad
 
 
 _log = logging.getLogger(__name__)
