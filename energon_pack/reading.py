@@ -273,42 +273,37 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
         position = resume(self._states, here, num)
-        if worker.rank == 0 and planned.has_steps:
-            other = _other_steps(planned, ranks, self._micro_batches)
-            if lost := other or _left_out(factory, manifest) or _within_step(planned, position):
-                _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
+        is_even = _has_even_steps(planned, position, self._micro_batches) and _has_all_packs(factory, manifest)
+        if worker.rank == 0 and planned.has_steps and not is_even:
+            what = (
+                "%s: steps are not even as planned for %d ranks: here are %s%s, from pack %d on; they are with ranks"
+                " that divide %d, steps of %d packs of all ranks, from whole steps on, with no pack excluded"
+            )
+            own = f" with {amount(self._micro_batches, 'pack')} each" if self._micro_batches else ""
+            read, all_packs = position.before.first + len(position.before.above), planned.unit
+            _log.warning(
+                what, factory.path, planned.data_parallel, amount(ranks, "rank"), own, read, planned.row, all_packs
+            )
         return PackStream(factory, position, worker, has_one_turn, order)
 
 
-def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
-    """Say which setting would make steps even; empty: steps may already be even."""
+def _has_even_steps(planned: Topology, position: Position, micro_batches: int | None) -> bool:
+    """Say whether ranks, their packs in a step, and where they begin keep the planned steps whole."""
+    ranks, before = position.ranks, position.before
     if planned.row % ranks:
-        return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
-    of_each = planned.unit // ranks
-    is_other = ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0
-    if planned.rows_per_step == 1 or not is_other:
-        return ""
-    with_packs = "" if micro_batches is None else f" with {amount(micro_batches, 'pack')} each"
-    return f"these are {ranks}{with_packs}: steps are even with {amount(of_each, 'pack')} of each rank in a step"
-
-
-def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """Warn that excluded packs make steps uneven, because all later packs move; empty: no pack is excluded."""
-    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
-    if not factory.sample_excludes and len(factory) in of_splits:
-        return ""
-    return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
-
-
-def _within_step(planned: Topology, position: Position) -> str:
-    """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it lies between."""
-    before, size = position.before, position.ranks
+        return False
+    size, of_each = ranks, planned.unit // ranks
     if planned.rows_per_step > 1:
         size = planned.unit
-    read = before.first + len(before.above)
-    if read % size == 0:
-        return ""
-    return f"but {read} packs are read: steps are not even; they are from a checkpoint after a multiple of {size} packs"
+        if ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0:
+            return False
+    return (before.first + len(before.above)) % size == 0
+
+
+def _has_all_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> bool:
+    """Say whether split.yaml leaves out no pack, after which all later packs would move."""
+    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
+    return not factory.sample_excludes and len(factory) in of_splits
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:

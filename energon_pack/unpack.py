@@ -45,7 +45,6 @@ from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # rows that are sorted at once
 _PACKS = 256  # packs whose rows of the plan are held at once
-_AT_ONCE, _BYTES = 16, 16 << 20  # most samples, and bytes, whose media are read together
 _VERIFY = "python -m energon_pack.verify says more"
 #: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
 #: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
@@ -222,41 +221,18 @@ def _write_tar(
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
-        for some in _together(rows):
-            _read_ahead(some, packed, reader)
-            named = (part["reference"] for row in some for part in row["media"])
+        for row in rows:
+            named = (part["reference"] for part in row["media"])
             referred = iter(media.read([Reference(*values) for values in named if values is not None]))
-            for row in some:
-                tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
-                for part in row["media"]:
-                    name = f"{row['key']}.{part['name']}"
-                    if part["reference"] is not None:
-                        tar.add(name, next(referred))
-                        continue
-                    source = reader.shard_file(packed[row["packed"]])
-                    tar.copy(name, source, part["offset"], part["size"])
+            tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
+            for part in row["media"]:
+                name = f"{row['key']}.{part['name']}"
+                if part["reference"] is not None:
+                    tar.add(name, next(referred))
+                    continue
+                source = reader.shard_file(packed[row["packed"]])
+                tar.copy(name, source, part["offset"], part["size"])
         tar.end()
-
-
-def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Group samples so that the media of a group fit into memory."""
-    start, num_bytes = 0, 0
-    for number, row in enumerate(rows):
-        size = sum(part["size"] for part in row["media"])
-        if number > start and (number - start == _AT_ONCE or num_bytes + size > _BYTES):
-            yield rows[start:number]
-            start, num_bytes = number, 0
-        num_bytes += size
-    yield rows[start:]
-
-
-def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> None:
-    """Read the media of samples at once, if their packs lie on an object store."""
-    wanted: dict[str, list[tuple[int, int]]] = {}
-    for row in rows:
-        places = [(part["offset"], part["size"]) for part in row["media"] if part["reference"] is None]
-        wanted.setdefault(row["packed"], []).extend(places)
-    reader.read_ahead([(packed[name], ranges) for name, ranges in wanted.items()])
 
 
 def main() -> int:
