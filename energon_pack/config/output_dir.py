@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.in_folder import InFolder
@@ -16,7 +15,7 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 
 
-def destination_of(config: PackConfig) -> Destination:
+def destination_of(config: PackConfig) -> InFolder:
     """Return where the dataset of a run will be."""
     output = config.output
     if output.name is None:

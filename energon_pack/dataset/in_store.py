@@ -9,20 +9,23 @@ A run removes, discards and publishes only while the marker is its own (`marker.
 continues from the shards that are there; a run of another identity needs output.overwrite=true if there are shards.
 """
 
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from energon_pack.dataset.destination import Destination
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from energon_pack.dataset.energon import write_energon
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.marker import Marker, Note, State
-from energon_pack.dataset.put_shard import is_put, put_shard
-from energon_pack.dataset.shards import ShardJob, WrittenShard
+from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import lies_in, parent
@@ -30,26 +33,26 @@ from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
 from energon_pack.sources.shard import Source
+from energon_pack.sources.tar import tar_len
 
 #: the files that make it a dataset: removed first and written last
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
-class InStore(Destination):
+class InStore(InFolder):
     """A prefix of a bucket.
 
     Args:
         final: a folder of this machine in its place: its staging folder holds everything but the shards.
     """
 
+    is_stored = True
     _note: Note  # the last note that this run wrote; set by `begin`
 
     def __init__(self, address: str, final: Path):
-        self.final = final
+        super().__init__(final)
         self.named = address
-        self.is_stored = True
         self.write_shard = partial(put_shard, address, None)
-        self._here = InFolder(final)
         self._marker = Marker(address)
 
     def refuse_source(self, source: Source) -> None:
@@ -65,15 +68,6 @@ class InStore(Destination):
 
     def has(self, name: str) -> bool:
         return name in self._names()
-
-    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> AbstractContextManager[Path]:
-        return self._here.staging(identity, check)
-
-    def plan(self) -> Path | None:
-        return self._here.plan()
-
-    def planned(self) -> AbstractContextManager[Path]:
-        return self._here.planned()
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
@@ -104,7 +98,7 @@ class InStore(Destination):
 
     def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
         where = f"../../{self.named.rpartition('/')[2]}"
-        with tempfile.TemporaryDirectory() as temporary:
+        with TemporaryDirectory() as temporary:
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]
             write_energon(Path(temporary), named, flavor, "typed")
             for path in sorted(Path(temporary, META_FOLDER).iterdir()):
@@ -148,3 +142,60 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
         stores.delete([probe])
     except (StoreError, FileNotFoundError) as error:  # no such bucket
         raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None
+
+
+def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
+    """Do the same as `write_shard` on an object store: upload the shard in parts, then its index.
+
+    The marker is read before each of the two. A process that is paused between reading it and the end of its request
+    may still upload that one object when it resumes, over another run's.
+
+    Args:
+        folder: the address of the dataset.
+        identity: the identity of the run; None: the job's.
+
+    Raises:
+        PackError: a source shard changed since it was measured; the store refuses the shard; or no run of this identity
+            is at work there.
+    """
+    marker = Marker(folder)
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    address = f"{folder}/{job.path.name}"
+    num_packs = _num_packs(table)
+    marker.refuse_other(identity or job.identity)
+    size = _size_there(address, num_packs)
+    if size is not None:
+        return written_shard(job, table, num_packs, size, was_there=True)
+    with TemporaryDirectory(prefix="energon_pack-") as temporary:
+        path = Path(temporary, job.path.name)
+        with open(path, "wb", buffering=0) as file:
+            starts = write_packs(TarWriter(file.fileno()), job, table)
+        marker.refuse_other(identity or job.identity)
+        stores.put_file(address, path)
+        size = path.stat().st_size
+    marker.refuse_other(identity or job.identity)
+    stores.put(f"{address}.idx", starts)
+    return written_shard(job, table, num_packs, size, was_there=False)
+
+
+def is_put(folder: str, job: ShardJob) -> bool:
+    """Say whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
+    note, _ = Marker(folder).read()
+    if note is None or job.identity is None or not note.trusts(job.identity):
+        return False
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    return _size_there(f"{folder}/{job.path.name}", _num_packs(table)) is not None
+
+
+def _num_packs(table: pa.Table) -> int:
+    return int(pc.count_distinct(table["pack"]).as_py())
+
+
+def _size_there(address: str, num_packs: int) -> int | None:
+    """Return the size of a shard that an earlier run uploaded; a store has an object whole or not at all."""
+    try:
+        ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
+    except FileNotFoundError:
+        return None
+    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_len(int(np.frombuffer(ends, "<u8")[-1]))
+    return size if is_whole else None

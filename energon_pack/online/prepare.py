@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import config_of
 from energon_pack.config.output_dir import cache_folder
+from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
+from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost

@@ -1,6 +1,6 @@
 """Two runs with one output, a step at a time, in every order: no published dataset is lost or spoilt.
 
-The code of `in_folder.py`, `in_store.py` and `put_shard.py` runs as it is; what a step is, is said by the two worlds. A
+The code of `in_folder.py` and `in_store.py` runs as it is; what a step is, is said by the two worlds. A
 stop for ever at any step is an order, too. Without this a run that was stopped and goes on, or a lock that a file
 system does not have, could destroy what the next run published.
 """
@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from energon_pack.dataset import in_folder, put_shard
-from energon_pack.dataset.destination import Destination
+from energon_pack.dataset import in_folder, in_store
 from energon_pack.dataset.in_folder import InFolder
 from energon_pack.dataset.in_store import InStore
 from energon_pack.errors import PackError
@@ -85,7 +84,7 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
     return any(over and error is None for error, over in zip(errors, is_over, strict=True))
 
 
-def run(destination: Destination, wish: Wish, write: Callable[[Path], None]) -> None:
+def run(destination: InFolder, wish: Wish, write: Callable[[Path], None]) -> None:
     """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
     with destination.staging(wish.identity) as staging:
@@ -339,10 +338,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
     made = Store()
     monkeypatch.setattr(stores, "objects_of", lambda _: made)
-    monkeypatch.setattr(put_shard, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
-    monkeypatch.setattr(put_shard, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
-    monkeypatch.setattr(put_shard, "write_packs", write_packs)
-    monkeypatch.setattr(put_shard, "written_shard", lambda *_, was_there: None)
+    monkeypatch.setattr(in_store, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
+    monkeypatch.setattr(in_store, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
+    monkeypatch.setattr(in_store, "write_packs", write_packs)
+    monkeypatch.setattr(in_store, "written_shard", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     monkeypatch.setattr(os, "fsync", lambda _: None)
     return made
