@@ -188,11 +188,11 @@ class EpochPlans:
         return self.first
 
     def _file(self, epoch: int) -> Ints:
-        found = self._mapped.get(epoch)
-        if found is None:
+        plan = self._mapped.get(epoch)
+        if plan is None:
             self.have(epoch)
-            found = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
-        return found
+            plan = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
+        return plan
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"{epoch:06d}.npy"

@@ -99,8 +99,8 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from energon_pack.reading import FatalSampleError
 
-        said = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
-        raise FatalSampleError(said) from None
+        why = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
+        raise FatalSampleError(why) from None
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {
         "messages": placed.timed(arrays),
-        **media_fields({kind: own or None for kind, own in media.items()}, plural=False),
+        **media_fields({kind: values or None for kind, values in media.items()}, plural=False),
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
@@ -219,6 +219,6 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:
         return
-    found = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
+    planned_for = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
     fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""
-    raise ValueError(f"{found}, these are {ranks} × {workers}: {fits}{knob}")
+    raise ValueError(f"{planned_for}, these are {ranks} × {workers}: {fits}{knob}")

@@ -50,9 +50,9 @@ class Entry:
 
 def read_entry(text: str) -> Entry:
     """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
-    path, equals, given = text.rpartition("=")
+    path, equals, weight_text = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
-        path, given = text, ""
+        path, weight_text = text, ""
     folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
     if is_file(folder.path):
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
@@ -64,9 +64,9 @@ def read_entry(text: str) -> Entry:
     except (OSError, ValueError, KeyError):
         raise PackError(f"{path} is not a dataset that energon_pack packed") from None
     try:
-        weight = float(given) if given else None
+        weight = float(weight_text) if weight_text else None
     except ValueError:
-        raise PackError(f"{text}: the weight {given!r} is no number") from None
+        raise PackError(f"{text}: the weight {weight_text!r} is no number") from None
     if weight is not None and not 0 < weight < float("inf"):
         raise PackError(f"{text}: the weight {weight:g} is not more than 0")
     return Entry(folder, manifest, counts, weight)
@@ -82,11 +82,11 @@ def read_subflavor(text: str) -> tuple[str, Any]:
     if not key or not equals:
         raise PackError(f"--subflavors {text}: KEY=VALUE each")
     try:
-        found = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
+        read = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
     except ValueError:
         return key, value
-    is_finite = not isinstance(found, float) or math.isfinite(found)
-    return key, found if is_finite and not isinstance(found, (list, dict)) else value
+    is_finite = not isinstance(read, float) or math.isfinite(read)
+    return key, read if is_finite and not isinstance(read, (list, dict)) else value
 
 
 def blend(
@@ -246,17 +246,17 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
     written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
-    given = tool.parse_args(arguments)
-    out: str = given.out
+    options = tool.parse_args(arguments)
+    out: str = options.out
     if not out.endswith(".yaml"):
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
-    if is_file(out) and not given.overwrite:
+    if is_file(out) and not options.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
-    entries = [read_entry(text) for text in given.datasets]
-    subflavors = dict(map(read_subflavor, given.subflavors))
-    value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
+    entries = [read_entry(text) for text in options.datasets]
+    subflavors = dict(map(read_subflavor, options.subflavors))
+    value = blend(entries, out, options.weight, subflavors, options.config, options.relative)
     _write(out, to_yaml(value))
-    print_entries(entries, given.weight, given.batch_size, given.steps)
+    print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")
     return 0
 

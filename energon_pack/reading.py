@@ -238,8 +238,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             stream = self._stream_of(datasets[0].dataset, manifests[0], worker_config)
             if self._states and worker_config.rank == 0 and not more.get("repeat", True) and stream.has_ended:
-                what = "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
-                _log.warning(what, datasets[0].dataset.path)
+                warning = (
+                    "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+                )
+                _log.warning(warning, datasets[0].dataset.path)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, stream)
             datasets = [loaded]
@@ -259,10 +261,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
                     " Energon's own restore_state_rank knows",
                     paths,
                 )
-        found: SavableDataset[Any] = super().build_train_datasets(
+        built: SavableDataset[Any] = super().build_train_datasets(
             datasets=datasets, worker_config=worker_config, shuffle_buffer_size=shuffle_buffer_size, **more
         )
-        return found
+        return built
 
     def _stream_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> PackStream:
         ranks, planned = worker.world_size, topology_of(manifest)
@@ -275,14 +277,21 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         position = resume(self._states, here, num)
         is_even = _has_even_steps(planned, position, self._micro_batches) and _has_all_packs(factory, manifest)
         if worker.rank == 0 and planned.has_steps and not is_even:
-            what = (
+            warning = (
                 "%s: steps are not even as planned for %d ranks: here are %s%s, from pack %d on; they are with ranks"
                 " that divide %d, steps of %d packs of all ranks, from whole steps on, with no pack excluded"
             )
-            own = f" with {amount(self._micro_batches, 'pack')} each" if self._micro_batches else ""
+            with_packs = f" with {amount(self._micro_batches, 'pack')} each" if self._micro_batches else ""
             read, all_packs = position.before.first + len(position.before.above), planned.unit
             _log.warning(
-                what, factory.path, planned.data_parallel, amount(ranks, "rank"), own, read, planned.row, all_packs
+                warning,
+                factory.path,
+                planned.data_parallel,
+                amount(ranks, "rank"),
+                with_packs,
+                read,
+                planned.row,
+                all_packs,
             )
         return PackStream(factory, position, worker, has_one_turn, order)
 

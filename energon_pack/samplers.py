@@ -100,8 +100,8 @@ class _Dealer(Sampler[Item]):
                     f"num_{self._items}={num}: {self._num_given} {self._items} were given out since it was made"
                 )
             position = self._begun
-            while num > (left := self._left(position)):
-                num, position = num - left, self._next(position)
+            while num > (num_left := self._left(position)):
+                num, position = num - num_left, self._next(position)
             position = position.after(num)
         return {"position": asdict(position)}
 
@@ -267,25 +267,25 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         overlong: Literal["alone", "drop"] = "alone",
     ):
         rank, ranks = ranks_here(rank, world_size)
-        given, self._limits, self._seed = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens), seed
+        all_lens, self._limits, self._seed = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens), seed
         self._limits.check()
         if overlong not in _OVERLONG:
             raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
         if window < 1:
             raise ValueError(f"window={window}: at least 1 batch")
-        are_overlong = np.greater(given, max_batch_tokens or np.inf)
-        self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
-        self._lens = given[self._samples]
+        are_overlong = np.greater(all_lens, max_batch_tokens or np.inf)
+        self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(all_lens))
+        self._lens = all_lens[self._samples]
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
         self._window = window * self._limits.samples(self._lens)
         self._kept: Recent[tuple[int, int], Groups] = Recent(2)
         settings = f"{batch_size=}, {max_batch_tokens=}, {window=}, {seed=}, {overlong=}"
-        stream = f"{len(given)} samples ({zlib.crc32(given.tobytes()):08x}, {settings})"
+        stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
         if rank == 0 and are_overlong.any():
-            num, longest = np.count_nonzero(are_overlong), given.max()
-            which = f"{num} of {len(given)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
+            num, longest = np.count_nonzero(are_overlong), all_lens.max()
+            which = f"{num} of {len(all_lens)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
             _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:

@@ -162,31 +162,35 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         It begins with the epoch; or where this worker stopped; or, if there were other workers, with a share of what
         all of them left.
         """
-        given, (rank, ranks) = self._given, self._place
+        settings, (rank, ranks) = self._given, self._place
         here = Position(
-            given["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
+            settings["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
         )
-        positions, own, waiting = [here for _ in self._datasets], None, list[Waiting]()
+        positions, lane, waiting = [here for _ in self._datasets], None, list[Waiting]()
         if self._lanes:
             of_lanes = [self._positions_in(lane) for lane in self._lanes]
             places = [(each.ranks, each.rank) for each, *_ in of_lanes]
             if (here.ranks, here.rank) in places:
                 number = places.index((here.ranks, here.rank))
-                positions, own = of_lanes[number], self._lanes[number]
+                positions, lane = of_lanes[number], self._lanes[number]
             else:
                 taken = [taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
                 waiting = waiting_in(lane["pool"] for lane in self._lanes)[here.rank :: here.ranks]
         draws = Draws(
-            given["num_samples"], positions, given["weights"], replacement=given["replacement"], seed=given["seed"]
+            settings["num_samples"],
+            positions,
+            settings["weights"],
+            replacement=settings["replacement"],
+            seed=settings["seed"],
         )
-        pool = Pool(self._measuring.packing, given["buffer_size"], given["seed"])
+        pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
         name, row = f"{self._epoch}/{here.rank}", self._counted.row(worker)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
-        if own is not None:
-            packs.load(own)
+        if lane is not None:
+            packs.load(lane)
         return packs
 
 

@@ -173,11 +173,11 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         Raises:
             ValueError: only one of Energon and this encoder has a `packing_buffer_size`.
         """
-        given = settings.get("packing_buffer_size")
-        if (given is None) is not (self._measuring is None):
+        buffer_size = settings.get("packing_buffer_size")
+        if (buffer_size is None) is not (self._measuring is None):
             raise ValueError(
-                f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given {given}:"
-                " loading.train_arguments gives it the same"
+                f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given"
+                f" {buffer_size}: loading.train_arguments gives it the same"
             )
         built = super().build_batch(dataset, **settings)
         if self._measuring is not None:
@@ -191,8 +191,8 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         Raises:
             FatalSampleError, SkipSample: see `encode_sample`.
         """
-        others = f"+{len(samples) - 1}" if len(samples) > 1 else ""
-        return self._encoded(samples[0], samples[0].__key__ + others, (sample.member for sample in samples))
+        more = f"+{len(samples) - 1}" if len(samples) > 1 else ""
+        return self._encoded(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
     def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
         """Encode a pack, with Energon's keys and sources of its first sample."""
@@ -214,7 +214,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             FatalSampleError: as `PackEncoder.batch`.
         """
         try:
-            batch = self.encoder.batch([Pack(of.__key__, of.members, of.media, of.dropped) for of in samples])
+            batch = self.encoder.batch(
+                [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
+            )
         except BadPack as error:
             raise FatalSampleError(str(error)) from None
         batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key

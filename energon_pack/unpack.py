@@ -83,10 +83,10 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
-                    some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
-                    _write_tar(tars / name, some, packed, reader, media, spill)
-                    progress.add(len(some))
-                    advance(len(some))
+                    chunk = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
+                    _write_tar(tars / name, chunk, packed, reader, media, spill)
+                    progress.add(len(chunk))
+                    advance(len(chunk))
         sync_file_system(staging)
         os.rename(tars, out)  # `out` may be an empty folder, which is replaced
     return spill.num_rows
@@ -115,9 +115,9 @@ def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
-    while some := list(islice(packs, _PACKS)):
-        rows = plan_rows.members({pack.files.key for _, pack, _ in some})
-        for _, pack, defects in some:
+    while group := list(islice(packs, _PACKS)):
+        rows = plan_rows.members({pack.files.key for _, pack, _ in group})
+        for _, pack, defects in group:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
                 raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY}")

@@ -114,8 +114,8 @@ class Packs:
                 yield pack
         for shard, count in seen.items():
             if count % self._counts.get(shard, 1):  # `resampled` reads some again
-                what = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
-                _log.warning(what, self._dataset, count, shard, self._counts[shard])
+                warning = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
+                _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""

@@ -50,9 +50,9 @@ def published_report(place: str) -> dict[str, Any] | None:
 def refuse_changed(named: str, yamls: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise PackError if Energon would not read a dataset as it was packed."""
     folder = DatasetFolder(named)
-    for name, wanted in yamls.items():
+    for name, written in yamls.items():
         try:
-            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), wanted))
+            is_changed = any(changed_keys(yaml_value(folder.read(f"{META_FOLDER}/{name}")), written))
         except (OSError, ValueError):
             is_changed = True
         if is_changed:
@@ -78,10 +78,10 @@ def refuse_another(report: dict[str, Any], identity: str, named: str) -> None:
 
 def refuse_unwritable_folder(knob: str, folder: Path) -> None:
     """Write a file without a name into a folder, or into the first existing folder above it."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    above = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=above) as file:
             file.write(b"energon_pack")
             file.flush()
     except OSError as error:
-        raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
+        raise PackError(f"{knob}={folder}: {above} can't be written: {error.strerror}; choose another {knob}") from None

@@ -110,8 +110,8 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        raise PackError(f"{PLAN} can't be read: {what}") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        raise PackError(f"{PLAN} can't be read: {why}") from None
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,10 @@ class InFolder:
         staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
         try:
             self._put_back()
-            for left in sorted(self._folder.glob(f"{identity}.*")):
-                if _identity_of(left) == identity and not staging.exists():
+            for earlier in sorted(self._folder.glob(f"{identity}.*")):
+                if _identity_of(earlier) == identity and not staging.exists():
                     with suppress(FileNotFoundError):  # another run was faster
-                        os.rename(left, staging)
+                        os.rename(earlier, staging)
             if _identity_of(staging) != identity:  # no run left one, or it was about to be published
                 _remove(staging)
             _keep_shards(staging, identity)
@@ -159,11 +159,11 @@ class InFolder:
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         """Make room for the shards, about `num_bytes` (0: not known)."""
-        there = sum(path.stat().st_size for path in staging.glob("*.tar"))
+        num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
-        if num_bytes - there > free:
+        if num_bytes - num_written > free:
             raise PackError(
-                f"output.dir: the shards take about {sized(num_bytes - there)}, and {sized(free)} are free"
+                f"output.dir: the shards take about {sized(num_bytes - num_written)}, and {sized(free)} are free"
                 f" beside {staging}: nothing is written"
             )
 
@@ -219,13 +219,13 @@ class InFolder:
 
     def _move_away(self, old: Path) -> None:
         """Move the old dataset away; raises PackError if it is not the one that was there when the run began."""
-        there = _inode(self.final)
-        if there is None:
+        inode = _inode(self.final)
+        if inode is None:
             return
-        if there == self._replaced:
+        if inode == self._replaced:
             with suppress(FileNotFoundError):
                 os.rename(self.final, old)
-            if _inode(old) in (there, None):
+            if _inode(old) in (inode, None):
                 return
             self._put_back()
         raise another_run(self.named)
@@ -276,13 +276,13 @@ class InFolder:
 
         It is compared with a file of this process, because a file system may know no modes, or call root nobody.
         """
-        there = self._folder.stat()
+        folder = self._folder.stat()
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                mine = os.fstat(file.fileno())
+                own_file = os.fstat(file.fileno())
         except PermissionError:
-            mine = None
-        if mine is None or there.st_uid != mine.st_uid or there.st_mode & ~mine.st_mode & 0o022:
+            own_file = None
+        if own_file is None or folder.st_uid != own_file.st_uid or folder.st_mode & ~own_file.st_mode & 0o022:
             raise PackError(
                 f"{self._folder} is of another user, or others can write into it: output.name=NAME writes elsewhere;"
                 " if all in it is yours, remove it, or chmod 700 it to go on from it"

@@ -75,14 +75,14 @@ class InStore(InFolder):
         is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET)
         if note is not None and not (is_continued or overwrite) and note.state is not State.discarded:
             self._refuse_shards()
-        mine = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
+        note_of_run = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
         if not overwrite and self.has(_DATASET):  # another run published it before this run won the marker
-            self._marker.leave(mine)
+            self._marker.leave(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
-            self._clear(mine)
-            mine = self._marker.move(mine, State.writing)
-        self._note = mine
+            self._clear(note_of_run)
+            note_of_run = self._marker.move(note_of_run, State.writing)
+        self._note = note_of_run
         self.write_shard = partial(put_shard, self.named, identity)
 
     def _refuse_shards(self) -> None:
@@ -110,25 +110,25 @@ class InStore(InFolder):
         self._note = self._marker.move(self._note, State.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        mine = self._marker.move(self._note, State.publishing)
+        note_of_run = self._marker.move(self._note, State.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
         last = (_MANIFEST, _DATASET)
         for name in sorted(
             files, key=lambda name: (name in last, name == last[-1], name.startswith(META_FOLDER), name)
         ):
             if name.rpartition("/")[2] != ".identity":
-                self._marker.refuse_lost(mine)
+                self._marker.refuse_lost(note_of_run)
                 stores.put_file(f"{self.named}/{name}", files[name])
-        self._marker.leave(mine)
+        self._marker.leave(note_of_run)
 
-    def _clear(self, mine: Note) -> None:
+    def _clear(self, note_of_run: Note) -> None:
         """Remove everything, first the files that make it a dataset: nobody may read half of one."""
         names = self._names()
         first = [name for name in (_DATASET, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
-        for some in [*([name] for name in first), rest]:
-            self._marker.refuse_lost(mine)
-            stores.delete(f"{self.named}/{name}" for name in some)
+        for names_at_once in [*([name] for name in first), rest]:
+            self._marker.refuse_lost(note_of_run)
+            stores.delete(f"{self.named}/{name}" for name in names_at_once)
 
     def _names(self) -> list[str]:
         return [name[len(self.named) + 1 :] for name in stores.entries(self.named)]

@@ -51,7 +51,7 @@ class Packs(PackParts):
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
-        return next((place for place, found in enumerate(keys) if found == key), None)
+        return next((place for place, own_key in enumerate(keys) if own_key == key), None)
 
     def __getitem__(self, number: int) -> Found:
         """Read a pack."""

@@ -24,12 +24,12 @@ def lost_too_much(report: Report, max_skipped: float) -> str | None:
     """Say why a dataset with these figures is not published; None: it is published."""
     if not report.samples_in:
         left_out = report.samples_excluded
-        others = (
+        why_none = (
             f"the settings leave out {amount(left_out, 'sample')}, which is every one"
             if left_out
             else "no file of source.path holds one"
         )
-        return f"the source has no samples: {others}"
+        return f"the source has no samples: {why_none}"
     if why := bad_data(report, max_skipped):
         return why
     if report.lost_modalities:

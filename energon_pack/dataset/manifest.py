@@ -50,16 +50,16 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         if why := _why_unknown(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
-    found = {folder: read_manifest(folder) for folder in packed_datasets(path)}
-    if not found:
+    manifests = {folder: read_manifest(folder) for folder in packed_datasets(path)}
+    if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
-    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in found.items()}
+    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in manifests.items()}
     if len(by_fingerprint) > 1:
         raise ValueError(
             f"{path}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
             " packs of one training are for one model"
         )
-    return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
+    return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
 def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
@@ -135,7 +135,7 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_as_packed(dataset: str | Path, name: str, wanted: str | None = None) -> bytes:
+def read_as_packed(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
     """Read a file of a dataset's metadata.
 
     Args:
@@ -147,9 +147,9 @@ def read_as_packed(dataset: str | Path, name: str, wanted: str | None = None) ->
     data = read_meta(dataset, name)
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
-    if wanted is None:
-        wanted = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
-    if hash_of(data) != wanted:
+    if written_hash is None:
+        written_hash = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
+    if hash_of(data) != written_hash:
         raise ValueError(f"{dataset}: {META_FOLDER}/{name} is not as it was packed: get the dataset again")
     return data
 

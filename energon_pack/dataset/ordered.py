@@ -53,8 +53,8 @@ class Part:
 
     def shard_counts(self) -> dict[str, int]:
         """Return the number of packs in each tar."""
-        found: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
-        return found
+        counts: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
+        return counts
 
 
 def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
@@ -133,10 +133,10 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
 
 def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
     """Add up the packs of the datasets in each split."""
-    found: dict[str, dict[str, int]] = {}
+    sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for split, counts in part.manifest["splits"].items():
-            of_split = found.setdefault(split, dict.fromkeys(counts, 0))
+            of_split = sums.setdefault(split, dict.fromkeys(counts, 0))
             for name, number in counts.items():
                 of_split[name] += number
-    return found
+    return sums

@@ -84,9 +84,9 @@ class PackParts:
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
                 read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
-                found = list(packs_in(TarScan(its_bytes)))
-                if len(found) == 1 and found[0].end == its_bytes.size:
-                    return its_bytes, found[0]
+                packs = list(packs_in(TarScan(its_bytes)))
+                if len(packs) == 1 and packs[0].end == its_bytes.size:
+                    return its_bytes, packs[0]
         for number, files in enumerate(packs_in(TarScan(file))):
             if number == place:
                 return file, files

@@ -28,22 +28,22 @@ def tokens_of(
     template = load_saved(template_folder)
     as_seen = [Sample(sample.timed, sample.media, sample.tools, sample.options) for sample in samples]
     try:
-        made = template.member_tokens(as_seen, engine)
+        tokens = template.member_tokens(as_seen, engine)
     except Skip:  # each alone, to name the one
-        made = []
+        tokens = []
     for number, (member, checksum) in enumerate(members):
-        if made and (len(made[number]), made[number].num_supervised) == (member.token_len, member.num_supervised):
+        if tokens and (len(tokens[number]), tokens[number].num_supervised) == (member.token_len, member.num_supervised):
             continue
-        found = _counted(made[number]) if made else _alone(template, as_seen[number], engine)
-        if found != f"{member.token_len} tokens, {member.num_supervised} of them trained":
+        ids = _counted(tokens[number]) if tokens else _alone(template, as_seen[number], engine)
+        if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
             sample = samples[number]
             sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
             raise LengthsWrong(
-                f"{member.sample_id} has {found} when it is written, and {member.token_len} and {member.num_supervised}"
+                f"{member.sample_id} has {ids} when it is written, and {member.token_len} and {member.num_supervised}"
                 f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
                 " command measures anew, by the tokenizer alone"
             )
-    each = zip(made, members, strict=True)
+    each = zip(tokens, members, strict=True)
     return [replace(its, shared_len=row.shared_len) if row.shared_len else its for its, (row, _) in each]
 
 

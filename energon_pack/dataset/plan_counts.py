@@ -70,4 +70,4 @@ def items_of(table: pa.Table) -> Items:
         return items
     shared = {"token_len": "shared_len", "num_images": "num_shared_images"}
     shared |= {"num_visual_tokens": "num_shared_visual_tokens"}
-    return with_own_counts(items, {name: column(of) for name, of in shared.items()})
+    return with_own_counts(items, {name: column(shared_column) for name, shared_column in shared.items()})

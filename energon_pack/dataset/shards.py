@@ -203,7 +203,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
-            for pack in [_content(key, list(own), job) for key, own in packs]:
+            for pack in [_content(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
                 for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
                     row = member.row
@@ -215,17 +215,17 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 
 def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
     """Yield the members of whole packs, some packs at once: a tokenizer is faster with many texts."""
-    some: Members = []
+    together: Members = []
     bytes_left = _BYTES_AT_ONCE
     for _, pack in groupby(rows, key=lambda row: row[0].pack):
         members = list(pack)
         num_bytes = sum(row.record_size + sum(part.size for part in row.parts) for row, _ in members)
-        if some and (len(some) >= _AT_ONCE or num_bytes > bytes_left):
-            yield some
-            some, bytes_left = [], _BYTES_AT_ONCE
-        some, bytes_left = some + members, bytes_left - num_bytes
-    if some:
-        yield some
+        if together and (len(together) >= _AT_ONCE or num_bytes > bytes_left):
+            yield together
+            together, bytes_left = [], _BYTES_AT_ONCE
+        together, bytes_left = together + members, bytes_left - num_bytes
+    if together:
+        yield together
 
 
 # ------------------------------------------------------------------------------------------------------- a pack
@@ -296,14 +296,14 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
 
 def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
-    found = [
+    references = [
         [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
     ]
-    first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
-    members = [[first[name] for name, _, _ in its] for its in found]
+    first = {name: reference for its in reversed(references) for name, reference, _ in its}  # members may share media
+    members = [[first[name] for name, _, _ in its] for its in references]
     _add_texts(tar, pack, with_references(pack.value, pack.flavor, members))
-    return [[ends.first + ends.last for _, _, ends in its] for its in found]
+    return [[ends.first + ends.last for _, _, ends in its] for its in references]
 
 
 def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:

@@ -113,10 +113,10 @@ class Sources:
         Args:
             ends: for each of its parts, the bytes at both ends.
         """
-        found = crc32(sample.raw)
+        sum_here = crc32(sample.raw)
         for end in ends:
-            found = crc32(end, found)  # see `Reader.checksum`
-        if found != checksum:
+            sum_here = crc32(end, sum_here)  # see `Reader.checksum`
+        if sum_here != checksum:
             raise self.changed(row)
 
     def changed(self, row: PlanRow) -> SourceChanged:

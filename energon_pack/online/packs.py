@@ -69,10 +69,10 @@ class Draws:
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
-        there = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
-        if not there:
+        datasets = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
+        if not datasets:
             return None
-        dataset = there[self._choose([self._weights[d] for d in there])]
+        dataset = datasets[self._choose([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
@@ -88,8 +88,8 @@ class Draws:
         """
         sums = list(accumulate(weights))
         num = sum(position.turns.first for position in self.positions)
-        at = (self._phase + num * _GOLDEN) % _WORD / _WORD
-        return min(bisect_right(sums, at * sums[-1]), len(sums) - 1)
+        point = (self._phase + num * _GOLDEN) % _WORD / _WORD
+        return min(bisect_right(sums, point * sums[-1]), len(sums) - 1)
 
 
 def permuted(place: int, size: int, key: int) -> int:
@@ -102,10 +102,10 @@ def permuted(place: int, size: int, key: int) -> int:
     mask = (1 << half) - 1
     keys = [mixed_one(key * _ROUNDS + number) for number in range(_ROUNDS)]
     while True:
-        left, right = place >> half, place & mask
+        high, low = place >> half, place & mask
         for of_round in keys:
-            left, right = right, left ^ mixed_one(of_round + right) & mask
-        place = left << half | right
+            high, low = low, high ^ mixed_one(of_round + low) & mask
+        place = high << half | low
         if place < size:
             return place
 
@@ -232,13 +232,13 @@ class OnlinePacks(Iterator[Pack]):
         looked = [self._look(draw) for draw in draws]
         measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
         for draw, sample in zip(draws, looked, strict=True):
-            found = next(measured) if isinstance(sample, Sample) else sample
-            if isinstance(found, Measured):
-                name = (*draw, found.token_len)
-                self._pool.add(name, found.costs, self._measuring.group(found, draw.dataset))
+            result = next(measured) if isinstance(sample, Sample) else sample
+            if isinstance(result, Measured):
+                name = (*draw, result.token_len)
+                self._pool.add(name, result.costs, self._measuring.group(result, draw.dataset))
                 self._in_vain = 0
             else:
-                self._leave_out(draw, found)
+                self._leave_out(draw, result)
 
     def _look(self, draw: Draw) -> Sample | Skip:
         try:

@@ -96,13 +96,13 @@ def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches of `_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
-    left = schema.empty_table()
+    rest = schema.empty_table()
     for table in tables:
-        whole = pa.concat_tables([left, table])
+        whole = pa.concat_tables([rest, table])
         num = whole.num_rows // _BATCH * _BATCH
         yield from whole.slice(0, num).combine_chunks().to_batches(_BATCH)
-        left = whole.slice(num)
-    yield from left.combine_chunks().to_batches(_BATCH)
+        rest = whole.slice(num)
+    yield from rest.combine_chunks().to_batches(_BATCH)
 
 
 class Rows(Generic[Row]):
@@ -208,8 +208,8 @@ class MeasuredInFiles(InFiles[MeasuredItem]):
 class MeasuredGiven:
     """Measured samples of a user's dataset; a row's key is the number of its item."""
 
-    def __init__(self, given: Given, rows: Rows[MeasuredItem]):
-        self._given, self._rows = given, rows
+    def __init__(self, conversations: Given, rows: Rows[MeasuredItem]):
+        self._given, self._rows = conversations, rows
 
     def sample_id(self, number: int) -> str:
         return self._given.sample_id(int(self._rows[number].key))

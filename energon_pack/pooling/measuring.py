@@ -96,8 +96,8 @@ class Measuring:
             at_end: no more samples come: pack all of them, as packing offline would.
         """
         pool = Pool(self.packing, max(1, len(measured)))
-        for i, (of, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
-            pool.add(i, of.costs, self.group(of, dataset), since=-(age // _ROUNDS))
+        for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
+            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))
         if at_end:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]

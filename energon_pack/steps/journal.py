@@ -57,8 +57,8 @@ class Journal:
                 self.before, self.own = _consumed(states[0]["before"]), _consumed(states[0]["own"])
                 self._batches = int(states[0]["batches"])
             elif states:
-                own = [_consumed(state["own"]) for state in states]
-                self.before = sum(own, _consumed(states[0]["before"]))
+                of_ranks = [_consumed(state["own"]) for state in states]
+                self.before = sum(of_ranks, _consumed(states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
         """Count a batch.
@@ -118,8 +118,8 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     with reading(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}
     if len(set(batches.values())) > 1 and not is_end:
-        said = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
-        raise ValueError(f"states of several steps ({said}): give those of one checkpoint")
+        numbers = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
+        raise ValueError(f"states of several steps ({numbers}): give those of one checkpoint")
     return replace(here, topology=positions[0].topology, before=taken)
 
 

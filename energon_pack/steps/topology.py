@@ -87,10 +87,10 @@ def by_halves(numbers: Ints) -> Ints:
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
-    left, right = by_halves(numbers[:half]), by_halves(numbers[half:])
+    first, second = by_halves(numbers[:half]), by_halves(numbers[half:])
     mixed = np.empty_like(numbers)
-    mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = left, right[:half]
-    mixed[2 * half :] = right[half:]
+    mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = first, second[:half]
+    mixed[2 * half :] = second[half:]
     return mixed
 
 

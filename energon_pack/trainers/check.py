@@ -110,11 +110,11 @@ class Step:
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
         same = _tolerance(trainer.model) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
-        said = f"{loss:.5f}, its {samples} alone {expected:.5f}"
+        losses = f"{loss:.5f}, its {samples} alone {expected:.5f}"
         if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
             packs = " and ".join(map(str, self.trained))
-            return f"a step of packs with {packs} trained tokens has the loss {said} (|Δ| {abs(loss - expected):.1e})"
-        where = f"{type(trainer).__name__}: the loss of a step is {said}"
+            return f"a step of packs with {packs} trained tokens has the loss {losses} (|Δ| {abs(loss - expected):.1e})"
+        where = f"{type(trainer).__name__}: the loss of a step is {losses}"
         if abs(loss - means) <= same:
             raise PackError(f"{where}: it is the mean of the packs' means; {_cure(trainer)}")
         if abs(loss - added) <= same:
@@ -225,8 +225,8 @@ def _without_engine(accelerator: Any) -> Iterator[None]:
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
-    own = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
-    total: list[float] = trainer.accelerator.reduce(own, "sum").tolist()
+    of_rank = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(of_rank, "sum").tolist()
     return total
 
 

@@ -93,8 +93,8 @@ def dealing_of(trainer: Any, loader: Any) -> str:
     if len(data) > _MOST:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
-        own = [[int(row) for row in batch] for batch in sampler]
-    return told(_gathered(own, ranks), len(data), in_order(trainer)) + epochs
+        of_rank = [[int(row) for row in batch] for batch in sampler]
+    return told(_gathered(of_rank, ranks), len(data), in_order(trainer)) + epochs
 
 
 def _epochs(trainer: Any, loader: Any) -> str:
@@ -143,9 +143,9 @@ def _knows_ranks(sampler: Any) -> bool:
     return sampler is not None
 
 
-def _gathered(own: list[list[int]], ranks: int) -> list[list[list[int]]]:
+def _gathered(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
     if ranks == 1:
-        return [own]
+        return [of_rank]
     every: list[Any] = [None] * ranks
-    dist.all_gather_object(every, own)
+    dist.all_gather_object(every, of_rank)
     return every

@@ -44,9 +44,9 @@ class Collator:
         if isinstance(row, Pack):
             return row
         if not isinstance(row, Mapping) or PACK not in row:
-            found = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
+            content = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
             raise PackError(
-                f"a row has {found}, and none names a pack: train on packs.as_dataset(), with"
+                f"a row has {content}, and none names a pack: train on packs.as_dataset(), with"
                 " remove_unused_columns=False, and without the trainer's own tokenising and packing"
             )
         named = row[PACK]

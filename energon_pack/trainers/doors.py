@@ -176,6 +176,6 @@ def import_rows() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
-        what = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
-        raise PackError(what) from None
+        missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
+        raise PackError(missing) from None
     return rows

@@ -74,10 +74,10 @@ class WeightedSteps:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and Σ w over the step."""
-        theirs: Any = super()
-        batches, _ = theirs.get_batch_samples(epoch_iterator, num_batches, device)
-        own = [total_weight(batch) for batch in batches]
-        total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
+        trainer: Any = super()
+        batches, _ = trainer.get_batch_samples(epoch_iterator, num_batches, device)
+        weights = [total_weight(batch) for batch in batches]
+        total = torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)
         return batches, self.accelerator.reduce(total.float().to(device), "sum")
 
     def compute_loss(

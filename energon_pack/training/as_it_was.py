@@ -39,8 +39,8 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
     buffers = [dict(part._buffers) for part in every]
     before = {
         id(buffer): (buffer._version, buffer.detach().clone())
-        for own in buffers
-        for buffer in own.values()
+        for of_part in buffers
+        for buffer in of_part.values()
         if buffer is not None and buffer.numel() <= _MOST
     }
     host = random.getstate(), np.random.get_state()
@@ -61,14 +61,14 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
     finally:
         random.setstate(host[0])
         np.random.set_state(host[1])
-        for part, values, own in zip(every, plain, buffers, strict=True):
+        for part, values, of_part in zip(every, plain, buffers, strict=True):
             for name, value in values.items():
                 if vars(part).get(name) is not value:
                     vars(part)[name] = value
-            part._buffers.update(own)
+            part._buffers.update(of_part)
         for cache, content in kept:
             _restore(cache, content)
-        for buffer in (buffer for own in buffers for buffer in own.values() if buffer is not None):
+        for buffer in (buffer for of_part in buffers for buffer in of_part.values() if buffer is not None):
             version, old = before.get(id(buffer), (buffer._version, buffer))
             if buffer._version != version:
                 with torch.no_grad():

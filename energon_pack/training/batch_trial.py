@@ -124,9 +124,9 @@ class Batches(Subject):
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
 
     def _reasons(self, inputs: Mapping[str, Any]) -> Iterator[str]:
-        for own in (inputs, {**inputs, "use_cache": False}):
+        for tried in (inputs, {**inputs, "use_cache": False}):
             try:
-                check_inputs(own, attention_of(self.model))
+                check_inputs(tried, attention_of(self.model))
             except MixingError as error:
                 yield str(error)
 
@@ -170,7 +170,7 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
 
 
 def _samples(
-    inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None
+    inputs: Mapping[str, Any], spans: Sequence[Span], members: GivenRows | None
 ) -> Iterator[tuple[Span, Encoded]]:
     labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
     rows = {
@@ -178,11 +178,11 @@ def _samples(
         for name, value in inputs.items()
         if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _ANEW and not is_of_layout(name)
     }
-    media = _shares(inputs, spans, given)
-    for number, (span, own) in enumerate(zip(spans, media, strict=True)):
+    media = _shares(inputs, spans, members)
+    for number, (span, of_member) in enumerate(zip(spans, media, strict=True)):
         ids = span.of(inputs["input_ids"])
         tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
-        yield span, Encoded(f"member {number}", tokens, own)
+        yield span, Encoded(f"member {number}", tokens, of_member)
 
 
 def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
@@ -222,10 +222,12 @@ def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _shares(inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None) -> list[dict[str, Tensor]]:
+def _shares(
+    inputs: Mapping[str, Any], spans: Sequence[Span], members_of_rows: GivenRows | None
+) -> list[dict[str, Tensor]]:
     """Return the media of each member: the next rows of each input, as many as are given."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]
-    members = [member for row in given or () for member in row]
+    members = [member for row in members_of_rows or () for member in row]
     for name, value in _media_of(inputs):
         counts = [member.get(name, 0) if isinstance(member, Mapping) else 0 for member in members]
         if len(counts) != len(spans) or sum(counts) != len(value):

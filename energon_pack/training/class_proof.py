@@ -93,11 +93,11 @@ def _refuse_unshown(
     if proofs[-1].is_exact:
         return
     kind = class_of(model)
-    said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
+    finding = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
         out = way_out(kind, model.config, samples, attention, longest, proofs)
-        raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
-    _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
+        raise MixingError(f"{finding}. {out} (trust={kind.__name__!r} trains it all the same)")
+    _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 
 
 def _texts(vocabulary: int) -> list[Encoded]:

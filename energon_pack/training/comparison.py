@@ -168,15 +168,17 @@ def compare(way: Way, probe: Probe) -> Finding:
     is_low = eps > 1e-6
     tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
-    own = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
+    outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
-        own = max(own, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone))
+        outputs_vary = max(
+            outputs_vary, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone)
+        )
     if not way.follow:
-        return Finding(largest(differences), own, tolerance=tolerance)
+        return Finding(largest(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
-    gradients, others = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
+    gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
-    return Finding(largest(differences), own, by_loss, gradients, others, tolerance)
+    return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
 def _key(way: Way, one: Placed) -> int:
@@ -195,9 +197,9 @@ def _run_alone(
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
-    own = way if in_loss else replace(way, follow=False)
+    followed = way if in_loss else replace(way, follow=False)
     with way.alone():
-        return _run(own, inputs, partial(loss.alone, sample), [*leaves.values()], again)
+        return _run(followed, inputs, partial(loss.alone, sample), [*leaves.values()], again)
 
 
 def _run(

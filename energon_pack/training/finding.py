@@ -68,11 +68,11 @@ class Finding:
         return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
 
     def __str__(self) -> str:
-        said = "in train(), " if self.in_training else ""
-        said += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
-        said += "" if self.loss is None else f"; loss by {self.loss:.2g}"
-        said += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
-        return said if not self.others else f"{said}; a loss moves inputs of other members by {self.others:.2g}"
+        text = "in train(), " if self.in_training else ""
+        text += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
+        text += "" if self.loss is None else f"; loss by {self.loss:.2g}"
+        text += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
+        return text if not self.others else f"{text}; a loss moves inputs of other members by {self.others:.2g}"
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def difference(first: Tensor, second: Tensor, block: int) -> float:
 
 def variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    own = _outputs(values)
-    return float((own - own.mean(0)).square().mean().sqrt())
+    outputs = _outputs(values)
+    return float((outputs - outputs.mean(0)).square().mean().sqrt())
 
 
 def size_of(values: Tensor) -> float:
@@ -192,19 +192,19 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[Placed, Gradients
     strangers: list[Tensor | None] = []
     weights: Sequence[Tensor | None] = [None] * len(packed.weights)
     for one, alone in pairs:
-        own = [next(waiting) for _ in one.leaves]
+        of_sample = [next(waiting) for _ in one.leaves]
         if not one.in_loss:
-            strangers += own
+            strangers += of_sample
             continue
-        media += zip(own, alone.media, strict=True)
+        media += zip(of_sample, alone.media, strict=True)
         weights = [_sum(first, second) for first, second in zip(weights, alone.weights, strict=True)]
         is_own[one.row, one.places] = True
         expected[one.row, one.places] += 0.0 if alone.embedded is None else alone.embedded[0].float()
     embedded: list[_Pair] = [(packed.embedded.float()[is_own], expected[is_own])]
     kinds: list[list[_Pair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
-    others = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
+    of_strangers = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
     shares = [_share([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
-    return largest(shares), largest(others)
+    return largest(shares), largest(of_strangers)
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -83,8 +83,8 @@ def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
         return values[0].detach()
 
     first = run(0)
-    same, *others = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
-    return max(others) > 3 * same + 1e-6 * variation(first)
+    same, *other_seeds = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
+    return max(other_seeds) > 3 * same + 1e-6 * variation(first)
 
 
 _log = logging.getLogger(__name__)
@@ -138,13 +138,15 @@ class FirstBatch:
 
     def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
         start, name = time.perf_counter(), class_of(self._model).__name__
-        own = {k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()}
-        asked = self._subject.changed(own)
+        copies = {
+            k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
+        }
+        asked = self._subject.changed(copies)
         asked = None if self._is_any(asked is None) else asked
         place = None
         try:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
-                pending = Pending(part, call, own, begin, self._is_any)
+                pending = Pending(part, call, copies, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
                 beside = try_alone(pending, self._subject.probe(pending))
                 trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
@@ -153,17 +155,17 @@ class FirstBatch:
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
-                f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {said}"
+                f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {why}"
                 f"{self._subject.all_the_same}"
             ) from error
         self.trials.append(trial)
         if mixes:
             from energon_pack.training.trial import refusal
 
-            said = refusal(name, self._subject.name, trial, place)
-            raise MixingError(f"{said}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
+            why = refusal(name, self._subject.name, trial, place)
+            raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
         self._remember(kind, asked is not None, name)
         yield None
 

@@ -28,10 +28,10 @@ def small_config(make: Any, rules: InputRules) -> Any:
 
         trusted = bool(rules.kwargs.get("trust_remote_code"))
         every = parts(AutoConfig.from_pretrained(folder, trust_remote_code=trusted))
-        found = next((part for part in every if isinstance(part, make.config_class)), None)
-        if found is None:
+        own_config = next((part for part in every if isinstance(part, make.config_class)), None)
+        if own_config is None:
             raise ValueError(f"{folder / 'config.json'} has no {make.config_class.__name__}")
-        return shrink(found)
+        return shrink(own_config)
     config = shrink(make.config_class())
     for part in parts(config):
         _take_sizes(part, rules.settings.get(IMAGE.kind, {}))
@@ -40,9 +40,9 @@ def small_config(make: Any, rules: InputRules) -> Any:
 
 
 def _take_sizes(part: Any, image: Mapping[str, Any]) -> None:
-    for name, own in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
-        if image.get(name) is not None and hasattr(part, own):
-            setattr(part, own, image[name])
+    for name, setting in (("merge_size", "spatial_merge_size"), ("temporal_patch_size", "temporal_patch_size")):
+        if image.get(name) is not None and hasattr(part, setting):
+            setattr(part, setting, image[name])
 
 
 def _take_ids(config: Any, rules: InputRules) -> None:

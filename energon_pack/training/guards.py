@@ -197,10 +197,10 @@ def _check_of_packs(
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
-        given = mask_of(inputs)
-        if given not in masks:
+        mask = mask_of(inputs)
+        if mask not in masks:
             by = " or ".join(sorted(masks))
-            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={by}")
+            raise MixingError(f"inputs with mask={mask}, and {type(model).__name__} was shown with mask={by}")
         if shown.trees is None and forks_of(text_row(inputs, inputs["position_ids"])):
             raise MixingError(
                 f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"

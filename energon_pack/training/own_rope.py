@@ -55,7 +55,7 @@ class OwnRope:
         """
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
-        given = {
+        arguments = {
             "input_ids": ids[None],
             "mm_token_type_ids": types[None],
             "attention_mask": torch.ones_like(ids)[None],
@@ -65,10 +65,10 @@ class OwnRope:
             HEARD: are_heard(types),
         }
         try:
-            rows: Tensor = self._ask(**{name: value for name, value in given.items() if name in self._takes})[0]
+            rows: Tensor = self._ask(**{name: value for name, value in arguments.items() if name in self._takes})[0]
         except Exception as error:  # foreign code, with a config that may say too little
-            said = " ".join(f"{type(error).__name__} {error}".split())[:200]
-            raise RowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {said}") from None
+            why = " ".join(f"{type(error).__name__} {error}".split())[:200]
+            raise RowsError(f"{self._make.__name__} makes no positions of its processor's tokens: {why}") from None
         if rows.shape != (NUM_ROWS, 1, len(ids)):
             raise RowsError(
                 f"{self._make.__name__} has {len(rows)} rows of positions, batches have room for {NUM_ROWS} beside that"

@@ -138,12 +138,17 @@ class PackEncoder:
         tokens_per_second: float | None = None,
     ):
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
-        given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
-        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
-        given["pad_segments"] = pad_segments
-        check_options(given, self.layout)
-        given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
-        self._given = made, rules, given | {"tokens_per_second": tokens_per_second}
+        options: dict[str, Any] = {
+            "layout": self.layout,
+            "pad_to": pad_to,
+            "labels": labels,
+            "loss_weight": loss_weight,
+        }
+        options |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
+        options["pad_segments"] = pad_segments
+        check_options(options, self.layout)
+        options |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
+        self._given = made, rules, options | {"tokens_per_second": tokens_per_second}
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
@@ -189,10 +194,10 @@ class PackEncoder:
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | Unread, error: Exception) -> None:
-            what = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
+            fault = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
             if not self._drop or isinstance(error, _NO_FAULT):
-                raise BadPack(f"{what} (on_bad_member=drop leaves such a member out)") from error
-            _log.warning("left out: %s", what)
+                raise BadPack(f"{fault} (on_bad_member=drop leaves such a member out)") from error
+            _log.warning("left out: %s", fault)
             dropped.append(member.sample_id)
 
         try:
@@ -292,7 +297,7 @@ class PackEncoder:
         if not self._widths:
             return self._form
         longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
-        return replace(self._form, width=next((own for own in self._widths if own >= longest), self._widths[-1]))
+        return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         make = layouts.neat
@@ -311,21 +316,21 @@ class PackEncoder:
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media under the names that the layout's consumer uses."""
         of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
-        found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
+        named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
-            found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
+            named_media |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
         if self.layout == "thd":
             types = batch["mm_token_type_ids"] if media else None
             named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
-            found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
+            named_media["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
             if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
-                found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+                named_media["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
         if self.layout == "mlm":
-            pixels = found.pop("pixel_values", torch.zeros(1, 1))
+            pixels = named_media.pop("pixel_values", torch.zeros(1, 1))
             # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
             tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
-            found |= {"imgs": pixels, "num_tiles": tiles}
-        return found
+            named_media |= {"imgs": pixels, "num_tiles": tiles}
+        return named_media
 
 
 def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) -> int:
@@ -334,41 +339,43 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def refuse_trees(packs: Sequence[Pack], what: str) -> None:
+def refuse_trees(packs: Sequence[Pack], where: str) -> None:
     """Raise BadPack if samples share tokens."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.shared_len:
                 raise BadPack(
                     f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
-                    f" {what} has no place: pack with packing.share=none"
+                    f" {where} has no place: pack with packing.share=none"
                 )
 
 
-def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
+def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
     """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.is_weighted:
                 raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {what}"
+                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {where}"
                     f" has no place for it; {way_out}"
                 )
 
 
-def _encoder(made: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None") -> PackEncoder:
-    encoder = PackEncoder(made, rules, **options)
+def _encoder(
+    manifest: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None"
+) -> PackEncoder:
+    encoder = PackEncoder(manifest, rules, **options)
     encoder.use_tower(tower)
     return encoder
 
 
-def _multiple(given: int | None, planned: int) -> int:
-    if given is not None and (given < 1 or planned % given):
+def _multiple(multiple: int | None, planned: int) -> int:
+    if multiple is not None and (multiple < 1 or planned % multiple):
         raise ValueError(
-            f"pad_to_multiple_of={given} does not divide {planned}, with which it was packed:"
-            f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
+            f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
         )
-    return given or planned
+    return multiple or planned
 
 
 def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:

@@ -85,7 +85,7 @@ def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
     handle = pending.part.register_forward_pre_hook(
-        lambda _, __, given: kept.append("input_ids" in given), with_kwargs=True
+        lambda _, __, keywords: kept.append("input_ids" in keywords), with_kwargs=True
     )
     try:
         with torch.no_grad():
@@ -97,8 +97,8 @@ def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
 
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
-    own = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
-    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, own.row, None, own.places]}
+    place = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
+    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places]}
 
 
 def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:

@@ -64,9 +64,9 @@ def probe_of(
     placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
     number = len(placed)
     is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
-    in_loss = [i > 0 and (number - i) % 2 == 1 and own for i, own in enumerate(is_trained)]
+    in_loss = [i > 0 and (number - i) % 2 == 1 and counts for i, counts in enumerate(is_trained)]
     return made_probe(
-        model, batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)], device
+        model, batch, [replace(one, in_loss=counts) for one, counts in zip(placed, in_loss, strict=True)], device
     )
 
 
@@ -90,12 +90,12 @@ def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Ma
 
 
 def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:
-    found = []
+    placed = []
     for number, row in enumerate(rows):
         start = 0
         for sample in row:
-            found.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
-    return found
+            placed.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
+    return placed
 
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
@@ -157,22 +157,22 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
         joined: makes one sample of several members.
     """
     texts = [member for member in members if not member.media]
-    first, *others = [member for member in members if member.media] or texts[:1]
-    some, text = texts[0], texts[-1]
+    first, *later = [member for member in members if member.media] or texts[:1]
+    short, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
     asked = [_part(text, 0, answer)] if answer else []
-    said, other = _part(text, answer), _turned(_part(text, answer))
+    answered, other = _part(text, answer), _turned(_part(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
-        ([first, *asked, said], 0.5),
+        ([first, *asked, answered], 0.5),
         ([first, *asked, other], 1.0),
-        ([first, some], 1.0),
-        ([first, some, (others or [first])[0]], 2.0),
-        ([first, some, *asked, other], 3.0),
-        ([first, some, *asked, other], 1.0),
+        ([first, short], 1.0),
+        ([first, short, (later or [first])[0]], 2.0),
+        ([first, short, *asked, other], 3.0),
+        ([first, short, *asked, other], 1.0),
     ]
-    for one in others:
-        listed += [([one, *asked, said], 1.0), ([one, *asked, other], 1.0)]
+    for one in later:
+        listed += [([one, *asked, answered], 1.0), ([one, *asked, other], 1.0)]
     before: list[Encoded] = []
     samples: list[Encoded] = []
     added: list[Mapping[str, Tensor]] = []

@@ -120,19 +120,19 @@ def kinds_of(model: Module) -> frozenset[str]:
     Parts from other packages (adapters, quantized weights) are left out.
     """
     homes = set(_homes(model))
-    found = set()
+    kinds = set()
     for part in model.modules():
         kind = class_of(part)
         if kind.__module__ in homes:
             is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
             values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
-            found.add(kind.__name__)
-            found |= {
+            kinds.add(kind.__name__)
+            kinds |= {
                 f"{kind.__name__} with {name}={value}"
                 for name, value in values.items()
                 if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
             }
-    return frozenset(found)
+    return frozenset(kinds)
 
 
 def replaced_in(model: Module) -> list[str]:

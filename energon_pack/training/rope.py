@@ -59,10 +59,10 @@ def rope_positions(
             pieces.append((torch.arange(length) + position).expand(3, -1))
             position += length
             continue
-        found = next(waiting[kind], None)
-        if found is None:
+        medium = next(waiting[kind], None)
+        if medium is None:
             raise ValueError(f"visual tokens at {num_tokens} have no grid")
-        (time, height, width), step = found
+        (time, height, width), step = medium
         height, width = height // rope.merge_size, width // rope.merge_size
         if time * height * width != length:
             raise ValueError(f"{length} visual tokens at {num_tokens} for a grid of {time}×{height}×{width}")

@@ -56,11 +56,11 @@ def shrink_sizes(config: Any) -> None:
         for old, new in _shrink_width(part, foreign - {vars(part).get(_width(part) or "")}).items():
             widths.setdefault(old, new)
     for part in every:
-        own = _width(part)
+        width_name = _width(part)
         for name, value in list(vars(part).items()):
-            if name != own and type(value) is int and value > 0 and _is_wide(name):
+            if name != width_name and type(value) is int and value > 0 and _is_wide(name):
                 setattr(part, name, _narrowed(value, widths, part is config))
-        for name in ("out_hidden_size", *(("hidden_size",) if own == "embed_dim" else ())):
+        for name in ("out_hidden_size", *(("hidden_size",) if width_name == "embed_dim" else ())):
             if vars(part).get(name) and part is not config:
                 setattr(part, name, text.hidden_size)
 

@@ -170,13 +170,13 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
     return make(config)
 
 
-def _leave_unset(config: Any, own: Any) -> None:
+def _leave_unset(config: Any, full_config: Any) -> None:
     """Take the attention implementation from parts that have none in the model's own config.
 
     `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
     adaptor then sees padding.
     """
-    chosen = [getattr(part, "_attn_implementation", None) for part in parts(own)]
+    chosen = [getattr(part, "_attn_implementation", None) for part in parts(full_config)]
     for part, name in zip(parts(config), chosen, strict=False):
         if chosen[0] and name is None:
             part._attn_implementation = None

@@ -57,10 +57,10 @@ class Tower:
 
         values: dict[str, Any] = {}
         for key in filter(_OF_A_KIND.fullmatch, media):
-            made = {_GRID: media[key]}
-            precompute_export_inputs(self._module, made)
+            inputs = {_GRID: media[key]}
+            precompute_export_inputs(self._module, inputs)
             kind = key.removesuffix(_GRID)  # with its underscore
-            values |= {f"{PREFIX}{kind}{name}": value for name, value in made.items() if name != _GRID}
+            values |= {f"{PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID}
         return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property
@@ -124,33 +124,35 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
 
 def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    own, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
-    if own is None:
+    small_tower, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
+    if small_tower is None:
         return None
-    given = values_in(own(batch))
+    prepared = values_in(small_tower(batch))
     inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
-    kept = [value for name, value in given.items() if BOUNDARIES in name and not is_flash]
+    kept = [value for name, value in prepared.items() if BOUNDARIES in name and not is_flash]
     plain = _counted(small, inputs, (), device)
     try:
-        ours = _counted(small, {**inputs, **(placed := _placed(given, kept, device))}, kept, device)
+        ours = _counted(small, {**inputs, **(placed := _placed(prepared, kept, device))}, kept, device)
     except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
         ours = None
     if ours is None or ours.mixes:
-        kept, placed = [], _placed(given, (), device)
+        kept, placed = [], _placed(prepared, (), device)
         ours = _counted(small, {**inputs, **placed}, (), device)
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
-    return TowerProof(tower.mark, frozenset(given), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.mark, frozenset(prepared), bool(kept), (plain.number, ours.number))
 
 
 def _is_flash(model: Any) -> bool:
     return "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
 
 
-def _placed(given: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
+def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
     """Put the values on a device, but those that are kept on the host."""
-    moves = {name for name, value in given.items() if isinstance(value, Tensor) and all(value is not k for k in kept)}
-    return {name: value.to(device) if name in moves else value for name, value in given.items()}
+    moves = {
+        name for name, value in prepared.items() if isinstance(value, Tensor) and all(value is not k for k in kept)
+    }
+    return {name: value.to(device) if name in moves else value for name, value in prepared.items()}
 
 
 @torch.no_grad()
@@ -165,11 +167,11 @@ def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
     logits.float().square().mean().backward()
-    return [logits.detach(), *(own.grad for own in model.parameters() if own.grad is not None)]
+    return [logits.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
 
-def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    same = _SAME if some[0].dtype == torch.float32 else _SAME_SHORT
-    return len(some) == len(others) and all(
-        bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(some, others, strict=True)
+def _are_alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    same = _SAME if first[0].dtype == torch.float32 else _SAME_SHORT
+    return len(first) == len(second) and all(
+        bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(first, second, strict=True)
     )

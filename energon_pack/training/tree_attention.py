@@ -62,7 +62,7 @@ def tree_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     tree_plan: TreePlan | None = None,
-    **others: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attend along the paths of trees; transformers calls this.
 
@@ -82,7 +82,7 @@ def tree_attention(
             from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
             return sdpa_attention_forward(
-                module, query, key, value, attention_mask, dropout, scaling, is_causal=others.get("is_causal")
+                module, query, key, value, attention_mask, dropout, scaling, is_causal=keywords.get("is_causal")
             )
         if attention_mask is None:
             attention_mask = _bottom_right(query.shape[2], key.shape[2], sliding_window, query.device)
@@ -108,12 +108,12 @@ def tree_attention(
             softcap=softcap or 0.0,
         )
         return out.view(batch, length, heads, -1), None
-    found = []
+    outputs = []
     for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
         mask = _bottom_right(b - a, end - start, sliding_window, query.device)
         q, k, v = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
-        found.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
-    return torch.cat(found).view(batch, length, heads, -1), None
+        outputs.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
+    return torch.cat(outputs).view(batch, length, heads, -1), None
 
 
 def _bottom_right(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -119,8 +119,8 @@ def inputs_with_changes(
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or len(members) == len(changed) or other_words is None:
         return None
-    given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
-    return TrialInputs(as_is, members, changed, other_words, _with_other_media(as_is, given))
+    tensors = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
+    return TrialInputs(as_is, members, changed, other_words, _with_other_media(as_is, tensors))
 
 
 def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
     """Return the members of a row on which no other member builds; in a row without trees, return all members."""
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
-    is_end = [later <= own for own, later in pairwise(begins)]
+    is_end = [later <= begin for begin, later in pairwise(begins)]
     return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
 
 
@@ -174,7 +174,7 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
 
 def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
     """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding."""
-    found = []
+    spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
         for start, end in pairwise([*starts, tokens.shape[1]]):
@@ -184,8 +184,8 @@ def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
-            found.append(span)
-    return found
+            spans.append(span)
+    return spans
 
 
 def special_ids(config: Any) -> list[int]:
@@ -223,9 +223,9 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
     if len(words) < 2:
         return None
     for member in changed:
-        own = member.of(tokens)
-        other = words[(torch.searchsorted(words, own) + len(words) // 2) % len(words)]
-        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, own)
+        ids = member.of(tokens)
+        other = words[(torch.searchsorted(words, ids) + len(words) // 2) % len(words)]
+        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, ids)
     return {**inputs, "input_ids": tokens}
 
 
