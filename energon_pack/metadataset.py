@@ -33,7 +33,7 @@ _ALIKE = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
-class Entry:
+class BlendEntry:
     """A packed dataset of the blend."""
 
     folder: DatasetFolder
@@ -48,7 +48,7 @@ class Entry:
         return float(self.counts[split][weight_by]) if self.given is None else self.given
 
 
-def read_entry(text: str) -> Entry:
+def read_entry(text: str) -> BlendEntry:
     """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
     path, equals, weight_text = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
@@ -69,7 +69,7 @@ def read_entry(text: str) -> Entry:
         raise PackError(f"{text}: the weight {weight_text!r} is no number") from None
     if weight is not None and not 0 < weight < float("inf"):
         raise PackError(f"{text}: the weight {weight:g} is not more than 0")
-    return Entry(folder, manifest, counts, weight)
+    return BlendEntry(folder, manifest, counts, weight)
 
 
 def read_subflavor(text: str) -> tuple[str, Any]:
@@ -90,7 +90,7 @@ def read_subflavor(text: str) -> tuple[str, Any]:
 
 
 def blend(
-    entries: list[Entry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
+    entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
     """Return the Metadataset of these datasets, as a value for YAML.
 
@@ -123,7 +123,7 @@ def blend(
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def refuse_unlike(entries: list[Entry], weight_by: str) -> None:
+def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
     """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
@@ -180,7 +180,7 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
-def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
+def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
     """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
@@ -197,7 +197,9 @@ def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_ste
         say("packs differ in max_token_len: training needs room for the longest")
 
 
-def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None) -> list[str]:
+def _cells(
+    entry: BlendEntry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None
+) -> list[str]:
     counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
     packs, samples, tokens = (counts[name] for name in _COUNTS)
     share = weight / in_all
@@ -210,7 +212,7 @@ def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: i
     )
 
 
-def _shards(entry: Entry, split: str) -> list[str]:
+def _shards(entry: BlendEntry, split: str) -> list[str]:
     parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder, parts_of
-from energon_pack.dataset.ordered import Part, members_of_parts, write_ordered
+from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
-from energon_pack.metadataset import Entry, read_entry, refuse_unlike, relative_path
+from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
 from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
@@ -38,7 +38,7 @@ _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
-    entries: list[Entry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
+    entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
     """Write one order over the packs of these datasets, and print its figures.
 
@@ -66,7 +66,7 @@ def order_packs(
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
-def _refuse_unlike(entries: list[Entry]) -> None:
+def _refuse_unlike(entries: list[BlendEntry]) -> None:
     refuse_unlike(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
@@ -82,14 +82,16 @@ def _refuse_unlike(entries: list[Entry]) -> None:
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _parts(entries: list[Entry], start: str | None) -> list[Part]:
+def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
     """Name the datasets: by their folders, with a number where two are called the same."""
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):
         name = entry.folder.name
         path = entry.folder.for_energon if start is None else relative_path(entry.folder, start)
-        parts.append(Part(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest))
+        parts.append(
+            OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
+        )
     return parts
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
-from energon_pack.online.packs import Counted, Draws, OnlinePacks
+from energon_pack.online.packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.pooling.measuring import Measuring
 from energon_pack.pooling.pool import Pool, Waiting, waiting_in
 from energon_pack.steps.position import Position, reading, taken_by
@@ -89,7 +89,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
         }
-        self._counted = Counted()
+        self._counted = StreamCounters()
         self._packs: OnlinePacks | None = None
         self._epoch = 0
         #: states from which the next iteration goes on: of this worker, or of all

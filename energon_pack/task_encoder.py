@@ -58,7 +58,7 @@ class MeasuredSample(Sample):
     """An unpacked sample that waits for its pack."""
 
     member: MemberInput
-    measured: Any  # pooling.measuring.Measured
+    measured: Any  # pooling.measuring.SampleMeasures
     #: samples that its worker encoded before
     number: int
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.referenced import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
@@ -63,7 +63,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
     progress = Progress()
-    with InFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with DatasetInFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:

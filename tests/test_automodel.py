@@ -21,7 +21,7 @@ import yaml
 from energon_pack.automodel import EpochCollate, PackRows, collate, dataset, media, neat, thd
 from energon_pack.config.compose import compose_config
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import Form, Member
+from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.layout import thd as thd_layout
 from support.automodel import pack_overrides
@@ -53,7 +53,7 @@ LENGTHS = [[3, 2], [4]]
 
 
 def batch_of(mask: str, metadata: bool = False) -> dict[str, Any]:
-    return neat(PackedBatch(neat_layout(ROWS, Form(shifted=True, rope=True))), LENGTHS, mask, metadata)
+    return neat(PackedBatch(neat_layout(ROWS, RowForm(shifted=True, rope=True))), LENGTHS, mask, metadata)
 
 
 # ------------------------------------------------------------------------------------------------------------ batches
@@ -98,7 +98,7 @@ def test_metadata_counts_in_each_row() -> None:
 
 
 def test_a_thd_batch_is_one_row_with_lengths() -> None:
-    batch = thd(PackedBatch(thd_layout(ROWS[0], Form(multiple=4, rope=True, width=12))))
+    batch = thd(PackedBatch(thd_layout(ROWS[0], RowForm(multiple=4, rope=True, width=12))))
     assert batch["input_ids"].tolist() == [[11, 12, 13, 0, 21, 22, 0, 0, 0, 0, 0, 0]]
     assert batch["labels"].tolist() == [[12, 13, -100, -100, 22, *[-100] * 7]]
     assert batch["position_ids"].shape == (3, 1, 12)

@@ -46,7 +46,7 @@ def run(
         return page.read_text(), list(csv.DictReader(file))
 
 
-def one_text(rows: Any, form: layout.Form) -> layout.Batch:
+def one_text(rows: Any, form: layout.RowForm) -> layout.Batch:
     """The layout with a seeded fault: where a row has several members, they are one text."""
     batch = layout_as_it_is(rows, form)
     if max(map(len, rows)) > 1:

@@ -146,7 +146,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     def stop(error: Exception, *_: object) -> None:
         raise PackError(f"Energon can't read {folder}: {type(error).__name__}: {error}; not published") from error
 
-    class Raw(DefaultTaskEncoder):
+    class RawPack(DefaultTaskEncoder):
         decoder = None
         cookers = [Cooker(stateless(lambda sample: sample))]  # noqa: RUF012 (Energon's own name and type)
 
@@ -157,7 +157,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
         limit=_NUM_PACKS,
-        task_encoder=Raw(),
+        task_encoder=RawPack(),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # checking needs no accelerator

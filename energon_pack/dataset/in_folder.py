@@ -41,7 +41,7 @@ _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that ex
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
 
-class InFolder:
+class DatasetInFolder:
     """A dataset in a folder, and the staging folder in which a run makes it; it appears at the end, complete.
 
     Args:

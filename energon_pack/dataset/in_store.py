@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.energon import write_energon
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.marker import Marker, Note, State
+from energon_pack.dataset.marker import Marker, Note, RunState
 from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
@@ -39,7 +39,7 @@ from energon_pack.sources.tar import tar_len
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
-class InStore(InFolder):
+class DatasetInStore(DatasetInFolder):
     """A prefix of a bucket.
 
     Args:
@@ -73,15 +73,17 @@ class InStore(InFolder):
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
         is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET)
-        if note is not None and not (is_continued or overwrite) and note.state is not State.discarded:
+        if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
-        note_of_run = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
+        note_of_run = self._marker.win(
+            Note.new(identity, RunState.writing if is_continued else RunState.discarded), version
+        )
         if not overwrite and self.has(_DATASET):  # another run published it before this run won the marker
             self._marker.leave(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
             self._clear(note_of_run)
-            note_of_run = self._marker.move(note_of_run, State.writing)
+            note_of_run = self._marker.move(note_of_run, RunState.writing)
         self._note = note_of_run
         self.write_shard = partial(put_shard, self.named, identity)
 
@@ -107,10 +109,10 @@ class InStore(InFolder):
         return self._marker.folder
 
     def discard(self, staging: Path, identity: str) -> None:
-        self._note = self._marker.move(self._note, State.discarded)  # the next run removes them
+        self._note = self._marker.move(self._note, RunState.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        note_of_run = self._marker.move(self._note, State.publishing)
+        note_of_run = self._marker.move(self._note, RunState.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
         last = (_MANIFEST, _DATASET)
         for name in sorted(

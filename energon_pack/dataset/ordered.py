@@ -36,7 +36,7 @@ from energon_pack.samples.flavors import flavor_written
 
 
 @dataclass(frozen=True)
-class Part:
+class OrderedDataset:
     """A packed dataset of an order."""
 
     name: str
@@ -57,7 +57,7 @@ class Part:
         return counts
 
 
-def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
+def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
     """Read the members of all packs of the train splits.
 
     Returns:
@@ -87,7 +87,9 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
-def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
+def write_ordered(
+    out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
     """Write the folder completely, or not at all.
 
     Args:
@@ -104,7 +106,9 @@ def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mappi
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
+def _write(
+    folder: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
     shards = [
         WrittenShard(f"{part.path}/{name}", counts[name], 0, 0, 0, split)
         for split in SPLITS
@@ -131,7 +135,7 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
-def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
     """Add up the packs of the datasets in each split."""
     sums: dict[str, dict[str, int]] = {}
     for part in parts:

@@ -14,7 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import IndexedInFiles, IndexedRow, Rows, Samples, write_index
+from energon_pack.online.samples import IndexedInFiles, IndexedRow, Samples, StoredRows, write_index
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -136,4 +136,6 @@ def _indexed(run: PackRun) -> Samples:
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
     make_once(folder, lambda part: write_index(part / _ROWS, indexed))
-    return IndexedInFiles([item.shard for item in indexed], config.source.reading, Rows(folder / _ROWS, IndexedRow))
+    return IndexedInFiles(
+        [item.shard for item in indexed], config.source.reading, StoredRows(folder / _ROWS, IndexedRow)
+    )

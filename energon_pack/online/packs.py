@@ -14,7 +14,7 @@ import torch
 
 from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
-from energon_pack.pooling.measuring import Measured, Measuring
+from energon_pack.pooling.measuring import Measuring, SampleMeasures
 from energon_pack.pooling.pool import Pool, Waiting
 from energon_pack.run.seeded import Chance, mixed_one
 from energon_pack.samples.media.kinds import IMAGE
@@ -125,17 +125,17 @@ _COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
 _MAX_WORKERS = 1024
 
 
-class Counted:
+class StreamCounters:
     """Counters in rows, one for each worker of this rank; the parent process reads them all."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
-    def row(self, worker: int) -> "Row":
+    def row(self, worker: int) -> "WorkerCounters":
         """Return the counters of a worker."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
-        return Row(self._rows[worker])
+        return WorkerCounters(self._rows[worker])
 
     def total(self, capacity: int) -> dict[str, Any]:
         """Add up the rows of all workers.
@@ -151,7 +151,7 @@ class Counted:
         return {**sums, "fill": fill, "left_out": left_out}
 
 
-class Row:
+class WorkerCounters:
     """The counters of one worker."""
 
     def __init__(self, values: torch.Tensor):
@@ -183,7 +183,7 @@ class OnlinePacks(Iterator[Pack]):
         measuring: Measuring,
         pool: Pool,
         encoder: PackEncoder,
-        counted: Row,
+        counted: WorkerCounters,
     ):
         self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
         self._pool, self._encoder, self._counted = pool, encoder, counted
@@ -233,7 +233,7 @@ class OnlinePacks(Iterator[Pack]):
         measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
         for draw, sample in zip(draws, looked, strict=True):
             result = next(measured) if isinstance(sample, Sample) else sample
-            if isinstance(result, Measured):
+            if isinstance(result, SampleMeasures):
                 name = (*draw, result.token_len)
                 self._pool.add(name, result.costs, self._measuring.group(result, draw.dataset))
                 self._in_vain = 0

@@ -24,7 +24,7 @@ from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
@@ -35,7 +35,14 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
 from energon_pack.online.given import NAME, Given, MapStyle
-from energon_pack.online.samples import MeasuredGiven, MeasuredInFiles, MeasuredItem, Members, Rows, write_measured
+from energon_pack.online.samples import (
+    MeasuredGiven,
+    MeasuredInFiles,
+    MeasuredItem,
+    Members,
+    StoredRows,
+    write_measured,
+)
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
@@ -144,7 +151,7 @@ _ROWS = "rows.arrow"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPacks:
     """A plan, and the folder from which a loader's workers read its items."""
 
     config: PackConfig
@@ -165,7 +172,9 @@ class Prepared:
         return load_saved(self.planned.method.template_folder)
 
 
-def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
+def prepare(
+    settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None
+) -> PreparedPacks:
     """Index, measure and plan whatever is not in the cache yet.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
@@ -216,13 +225,13 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
             make_once(folder / "once", lambda part: _write(part, planned, config))
     if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
         raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, samples_given is not None, known)}")
-    shards, rows = [item.shard for item in indexed], Rows(folder / "once" / _ROWS, MeasuredItem)
+    shards, rows = [item.shard for item in indexed], StoredRows(folder / "once" / _ROWS, MeasuredItem)
     samples = (
         MeasuredInFiles(shards, planned.method.read, rows)
         if samples_given is None
         else MeasuredGiven(samples_given, rows)
     )
-    return Prepared(config, planned, samples, folder, packing.topology.micro_batches)
+    return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
@@ -249,7 +258,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
         config=config,
         source=Source([], frozenset()),
         processor=config.model.named_processor(),
-        destination=InFolder(cache),
+        destination=DatasetInFolder(cache),
     )
 
 

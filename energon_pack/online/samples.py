@@ -105,7 +105,7 @@ def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Recor
     yield from rest.combine_chunks().to_batches(_BATCH)
 
 
-class Rows(Generic[Row]):
+class StoredRows(Generic[Row]):
     """The rows of a file, each read on access; every process opens the file itself."""
 
     def __init__(self, path: Path, form: type[Row]):
@@ -125,7 +125,7 @@ class Rows(Generic[Row]):
         return pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def __reduce__(self) -> Any:
-        return Rows, (self._path, self._form)
+        return StoredRows, (self._path, self._form)
 
 
 class Members(Protocol):
@@ -150,7 +150,7 @@ class Samples(Members, Protocol):
 class InFiles(Generic[Row]):
     """Samples in the files of a source; each process opens its own files."""
 
-    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: Rows[Row]):
+    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: StoredRows[Row]):
         self._shards, self._settings, self._rows = list(shards), settings, rows
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class MeasuredInFiles(InFiles[MeasuredItem]):
 class MeasuredGiven:
     """Measured samples of a user's dataset; a row's key is the number of its item."""
 
-    def __init__(self, conversations: Given, rows: Rows[MeasuredItem]):
+    def __init__(self, conversations: Given, rows: StoredRows[MeasuredItem]):
         self._given, self._rows = conversations, rows
 
     def sample_id(self, number: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.output_dir import cache_address, cache_folder
 from energon_pack.dataset.destination import published_report
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
@@ -91,7 +91,7 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 
-def _progress(destination: InFolder) -> str:
+def _progress(destination: DatasetInFolder) -> str:
     """Describe the progress of a run by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
     num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)

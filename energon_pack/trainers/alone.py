@@ -19,7 +19,7 @@ _OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 
 @dataclass(frozen=True)
-class Alone:
+class SampleLosses:
     """The losses of the samples of two packs, each run by itself."""
 
     #: Σ w·ce of each pack, then Σ w; without weights each trained token has w = 1
@@ -34,7 +34,7 @@ class Alone:
         return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
 
 
-def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
+def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
     """Run each sample of two packs by itself through the forward of the model's class, not one that a trainer set."""
     model = unwrapped(trainer.model)
     training = model.training
@@ -50,7 +50,7 @@ def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alon
             trained.append(tokens)
     finally:
         model.train(training)
-    return Alone(summed, trained, num)
+    return SampleLosses(summed, trained, num)
 
 
 def _single(collator: Collator, row: Any) -> Iterator[Pack]:

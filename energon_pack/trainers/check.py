@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import Alone, reads_in_forward, samples_alone
+from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_alone
 from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
@@ -97,13 +97,13 @@ def _collator(collate: Any) -> Collator:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainerStep:
     """The trainer's loss for the step, and the trained tokens of this rank's packs."""
 
     loss: float
     trained: list[int]
 
-    def compared(self, alone: Alone, trainer: Any) -> str:
+    def compared(self, alone: SampleLosses, trainer: Any) -> str:
         """Say that the losses are equal."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
@@ -166,7 +166,7 @@ def _trained(pack: Pack) -> int:
     return sum(int((member.tokens.labels != IGNORE).sum()) for member in pack.members)
 
 
-def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
+def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
     """Run the step as the trainer's own loop does: count, forward, scale, backward."""
     device = trainer.args.device
     with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
@@ -178,7 +178,7 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
                 losses.append(float(trainer.training_step(trainer.model, batch, num_items)))
             except MixingError as error:
                 raise PackError(f"{type(trainer).__name__}: {error}") from None
-    return Step(sum(losses), trained)
+    return TrainerStep(sum(losses), trained)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.PackRows.of(packs, lens[tuple(np.array(packs).T)])
+        return rows.NumberedRows.of(packs, lens[tuple(np.array(packs).T)])
 
 
 def import_rows() -> Any:

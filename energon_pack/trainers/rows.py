@@ -20,10 +20,10 @@ _NUMBERS = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
 )
-Rows = TypeVar("Rows", bound="PackRows")
+Rows = TypeVar("Rows", bound="NumberedRows")
 
 
-class PackRows(datasets.Dataset):
+class NumberedRows(datasets.Dataset):
     """Rows `{pack, epoch, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod

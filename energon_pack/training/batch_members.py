@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from energon_pack.training.inputs import MixingError
-from energon_pack.training.trial_inputs import Span, spans_of
+from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
 GivenMember = int | Mapping[str, int]
@@ -65,7 +65,7 @@ class ReadMembers:
 
     #: the inputs that say them
     by: str
-    spans: list[Span]
+    spans: list[MemberSpan]
 
     @property
     def are_packed(self) -> bool:
@@ -141,7 +141,7 @@ def _by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
     return pad(steps != 1, (1, 0), value=True)
 
 
-def _refuse_contradiction(spans: Mapping[str, Sequence[Span]]) -> None:
+def _refuse_contradiction(spans: Mapping[str, Sequence[MemberSpan]]) -> None:
     (first, expected), *further = spans.items()
     for name, read in further:
         if [(one.row, one.start) for one in read] != [(one.row, one.start) for one in expected]:
@@ -151,6 +151,6 @@ def _refuse_contradiction(spans: Mapping[str, Sequence[Span]]) -> None:
             )
 
 
-def _shown(spans: Sequence[Span]) -> str:
+def _shown(spans: Sequence[MemberSpan]) -> str:
     begins = [f"{one.row}:{one.start}" if one.row else str(one.start) for one in spans]
     return ", ".join(begins[:8]) + (" …" if len(begins) > 8 else "")

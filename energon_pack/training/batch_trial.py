@@ -24,9 +24,9 @@ from energon_pack.training.inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
-    Placed,
+    MemberSpan,
+    PlacedSample,
     Probe,
-    Span,
     TrialInputs,
     inputs_with_changes,
     leaves_of,
@@ -44,7 +44,7 @@ _CLOSED = -1e4
 
 
 @dataclass
-class Batches(Subject):
+class BatchSubject(Subject):
     """A guarded model with batches of a collator that is not ours."""
 
     model: Any
@@ -170,8 +170,8 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
 
 
 def _samples(
-    inputs: Mapping[str, Any], spans: Sequence[Span], members: GivenRows | None
-) -> Iterator[tuple[Span, Encoded]]:
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None
+) -> Iterator[tuple[MemberSpan, Encoded]]:
     labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
     rows = {
         name: value
@@ -185,7 +185,7 @@ def _samples(
         yield span, Encoded(f"member {number}", tokens, of_member)
 
 
-def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
+def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
     """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return torch.nn.functional.pad(shifted[:, :-1].long(), (1, 0), value=IGNORE)
@@ -195,7 +195,7 @@ def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
     return labels
 
 
-def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatch:
+def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> PackedBatch:
     if (shifted := inputs.get("shift_labels")) is not None:
         return PackedBatch(labels=shifted, _packed_seq_ids=None)
     labels = torch.full_like(inputs["input_ids"], IGNORE, dtype=torch.long)
@@ -204,10 +204,10 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatc
     return PackedBatch(labels=labels)
 
 
-def _placed(samples: Iterator[tuple[Span, Encoded]]) -> list[Placed]:
+def _placed(samples: Iterator[tuple[MemberSpan, Encoded]]) -> list[PlacedSample]:
     """Place the members; the loss is of every second one that is trained, from the last on."""
     placed = [
-        Placed(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
+        PlacedSample(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
         for span, sample in samples
     ]
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
@@ -223,7 +223,7 @@ def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shares(
-    inputs: Mapping[str, Any], spans: Sequence[Span], members_of_rows: GivenRows | None
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members_of_rows: GivenRows | None
 ) -> list[dict[str, Tensor]]:
     """Return the media of each member: the next rows of each input, as many as are given."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]

@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ClassProof:
     """What was shown of a class, and with which samples."""
 
     #: every test of the class; the last one counts
@@ -49,7 +49,7 @@ class Shown:
         return min((one.longest for one in (self.proofs[-1], self.trees) if one and one.longest), default=None)
 
 
-def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
+def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
     """Prove that the class of a model keeps members of packs apart."""
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
@@ -71,14 +71,14 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
     )
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
-        return Shown(proofs, samples)
+        return ClassProof(proofs, samples)
     from energon_pack.training.tree_inputs import refuse
 
     refuse(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
-    return Shown(proofs, samples, of_trees[-1], tree)
+    return ClassProof(proofs, samples, of_trees[-1], tree)
 
 
 def _refuse_unshown(

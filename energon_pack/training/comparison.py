@@ -35,8 +35,8 @@ from energon_pack.training.finding import (
 )
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.routing import Routing, routed
-from energon_pack.training.trial_inputs import Placed, Probe, leaves_of
-from energon_pack.training.watch import Seen, see
+from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
+from energon_pack.training.watch import RunValues, see
 
 
 class ProbeLoss:
@@ -71,7 +71,7 @@ class ProbeLoss:
         """
         return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
-    def of_batch(self, seen: Seen) -> Tensor:
+    def of_batch(self, seen: RunValues) -> Tensor:
         """Return the loss of the batch."""
         if self._is_own:
             return _own(seen)
@@ -80,7 +80,7 @@ class ProbeLoss:
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def alone(self, sample: Encoded, seen: Seen) -> Tensor:
+    def alone(self, sample: Encoded, seen: RunValues) -> Tensor:
         """Return a sample's part in the loss, from its run alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
@@ -99,13 +99,13 @@ class ProbeLoss:
         return named | ({"num_items_in_batch": self._total} if self._is_divided else {})
 
 
-def _own(seen: Seen) -> Tensor:
+def _own(seen: RunValues) -> Tensor:
     if seen.loss is None:
         raise ValueError("it computes no loss from labels")
     return seen.loss
 
 
-def logits_of(seen: Seen) -> Tensor:
+def logits_of(seen: RunValues) -> Tensor:
     """Return outputs [B, S, values] in float32."""
     assert seen.values is not None
     return seen.values.float()
@@ -118,7 +118,7 @@ ROUNDED = 16
 
 
 @dataclass(frozen=True)
-class Way:
+class RunOptions:
     """How a model is run for a comparison."""
 
     part: Module
@@ -152,7 +152,7 @@ class _Run:
     gradients: Gradients = field(default_factory=Gradients)
 
 
-def compare(way: Way, probe: Probe) -> Finding:
+def compare(way: RunOptions, probe: Probe) -> Finding:
     """Run a batch, and each of its samples alone."""
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
     routing = Routing() if way.is_routed else None
@@ -181,13 +181,18 @@ def compare(way: Way, probe: Probe) -> Finding:
     return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
-def _key(way: Way, one: Placed) -> int:
+def _key(way: RunOptions, one: PlacedSample) -> int:
     """Return what is equal for places whose sample runs alone once: each may choose other experts."""
     return id(one if way.is_routed else one.sample)
 
 
 def _run_alone(
-    way: Way, probe: Probe, places: Sequence[Placed], loss: ProbeLoss, routing: Routing | None, shape: torch.Size
+    way: RunOptions,
+    probe: Probe,
+    places: Sequence[PlacedSample],
+    loss: ProbeLoss,
+    routing: Routing | None,
+    shape: torch.Size,
 ) -> _Run:
     """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
@@ -203,9 +208,9 @@ def _run_alone(
 
 
 def _run(
-    way: Way,
+    way: RunOptions,
     inputs: Mapping[str, Any],
-    loss_of: Callable[[Seen], Tensor],
+    loss_of: Callable[[RunValues], Tensor],
     leaves: Sequence[Tensor],
     routing: Routing | None,
 ) -> _Run:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from energon_pack.training.trial_inputs import Placed
+from energon_pack.training.trial_inputs import PlacedSample
 
 #: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
 _MORE = 2.5
@@ -182,7 +182,7 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_VALUES)].clone()
 
 
-def compare_gradients(packed: Gradients, pairs: Sequence[tuple[Placed, Gradients]]) -> tuple[float, float]:
+def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
     """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest."""
     assert packed.embedded is not None
     expected = torch.zeros_like(packed.embedded, dtype=torch.float32)

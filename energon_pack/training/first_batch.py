@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
-from energon_pack.training.comparison import Way, compare
+from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.inputs import MixingError
-from energon_pack.training.kind import Kind, Tried, kind_of
+from energon_pack.training.kind import Kind, TriedKind, kind_of
 from energon_pack.training.routing import is_routed
-from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending, Steps, Trial, changes
-from energon_pack.training.trial_inputs import Probe, Run, Span, TrialInputs, switches_of, without_loss
+from energon_pack.training.trial import LOW_PRECISION, SUMS, ModelTrial, Pending, Steps, changes
+from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
 from energon_pack.training.watch import see
 from energon_pack.training.wrapped import class_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Alone:
+class SampleComparison:
     """The results of samples, made or of the batch."""
 
     finding: Finding
@@ -38,7 +38,7 @@ class Alone:
     runs: tuple[Run, Run]
 
 
-def try_alone(pending: Pending, probe: Probe) -> Alone:
+def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
     """Compare the samples of a batch with each of them alone."""
     part, way, switches, last = pending.part, _way(pending), switches_of(pending.inputs), probe.placed[-1]
     plain = probe.plain
@@ -47,13 +47,15 @@ def try_alone(pending: Pending, probe: Probe) -> Alone:
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
         finding = replace(compare(way, probe), in_training=part.training)
-    span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
-    return Alone(finding, is_random, ((without_loss(probe.inputs), [span]), (alone, [Span(0, 0, len(last.places))])))
+    span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
+    return SampleComparison(
+        finding, is_random, ((without_loss(probe.inputs), [span]), (alone, [MemberSpan(0, 0, len(last.places))]))
+    )
 
 
-def _way(pending: Pending) -> Way:
+def _way(pending: Pending) -> RunOptions:
     part, inputs = pending.part, pending.inputs
-    return Way(
+    return RunOptions(
         part,
         pending.call,
         (SUMS, LOW_PRECISION),
@@ -97,9 +99,9 @@ class FirstBatch:
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
-        self._tried: list[Tried] = []
+        self._tried: list[TriedKind] = []
         #: the results
-        self.trials: list[Trial] = []
+        self.trials: list[ModelTrial] = []
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
@@ -149,7 +151,7 @@ class FirstBatch:
                 pending = Pending(part, call, copies, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
                 beside = try_alone(pending, self._subject.probe(pending))
-                trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
+                trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
                     place = self._place(pending, asked, trial, beside)
         except (MixingError, torch.OutOfMemoryError):
@@ -169,7 +171,9 @@ class FirstBatch:
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, beside: Alone) -> str | None:
+    def _place(
+        self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
+    ) -> str | None:
         """Name the part that mixes members, if outputs show it; a backward has no places."""
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
@@ -187,7 +191,7 @@ class FirstBatch:
             known.again(kind, has_others)
         else:
             self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-            self._tried.append(Tried(kind, has_others))
+            self._tried.append(TriedKind(kind, has_others))
         if trial.is_shown:
             batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)

@@ -12,7 +12,7 @@ from torch import Tensor
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.templates.full import full_processor, models_of
-from energon_pack.training.rope import ROPE_KINDS, Rope, rope_positions
+from energon_pack.training.rope import ROPE_KINDS, RopeRule, rope_positions
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
 
@@ -97,7 +97,7 @@ def _kind(make: Any) -> str | None:
             rows = ask(ids[None], mm_token_type_ids=types[None], **media)[0][:, 0]
         except (RuntimeError, ValueError, TypeError, StopIteration, IndexError):
             continue  # the class expects other placeholders for the same media
-        if torch.equal(rows, rope_positions(Rope(kind, _MERGE, _TOKENS_PER_SECOND), types, **media)):
+        if torch.equal(rows, rope_positions(RopeRule(kind, _MERGE, _TOKENS_PER_SECOND), types, **media)):
             return kind
     return None
 

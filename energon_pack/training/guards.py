@@ -25,14 +25,14 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.trial import Trial
+from energon_pack.training.trial import ModelTrial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.watch import Check, hook
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import GivenRows
-    from energon_pack.training.class_proof import Encoder, Shown
+    from energon_pack.training.class_proof import ClassProof, Encoder
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -50,7 +50,7 @@ class Guard:
         self,
         proofs: Sequence[Proof],
         trees: Proof | None,
-        trials: Sequence[Trial],
+        trials: Sequence[ModelTrial],
         handles: Sequence[RemovableHandle],
         model: Module,
     ):
@@ -137,9 +137,9 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     _end_earlier(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.pack_trial import Packs
+        from energon_pack.training.pack_trial import PackSubject
 
-        first = FirstBatch(Packs(model, media, shown.samples, shown.tree, shown.longest))
+        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree, shown.longest))
     check = _check_of_packs(model, shown, media, tried, first)
     _HANDLES[model], _ = hook(model, check)
     return Guard(shown.proofs, shown.trees, first.trials if first else (), _HANDLES[model], model)
@@ -147,10 +147,10 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
     """Try a model with batches of any collator now, and with each later one that is of another kind."""
-    from energon_pack.training.batch_trial import Batches
+    from energon_pack.training.batch_trial import BatchSubject
 
     _end_earlier(model)
-    first = FirstBatch(subject := Batches(model))
+    first = FirstBatch(subject := BatchSubject(model))
     handles, check = hook(model, first.check)
     guarded, goes_on = Guard((), None, first.trials, handles, model), False
     try:
@@ -185,7 +185,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _check_of_packs(
-    model: Module, shown: "Shown", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
+    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
 ) -> Check:
     """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest

@@ -97,7 +97,7 @@ def _code_of(function: Any) -> Any:
 
 
 @dataclass
-class Tried:
+class TriedKind:
     """A kind with which a model was tried."""
 
     kind: Kind

@@ -26,7 +26,7 @@ from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.own_rope import OwnRope, RowsError
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import Rope, rope_positions
+from energon_pack.training.rope import RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
@@ -46,7 +46,7 @@ class Unread:
 class MemberEncoder:
     """Encodes members for one model."""
 
-    def __init__(self, rules: InputRules, rope: Rope | OwnRope | None = None):
+    def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
         self._pixels = Pixels(rules)
 

@@ -13,7 +13,7 @@ from energon_pack.samples.media.kinds import IMAGE, VIDEO
 from energon_pack.templates.folder import said
 from energon_pack.training.encoded import HEARD, are_heard
 from energon_pack.training.layout import Member
-from energon_pack.training.rope import ROPE_KINDS, Rope
+from energon_pack.training.rope import ROPE_KINDS, RopeRule
 
 #: name of an input in `forward` → its name in `get_rope_index`
 _OTHER_NAMES = {"second_per_grids": "video_second_per_grid"}
@@ -89,7 +89,7 @@ class OwnRope:
 
 def rope_of(
     stated: str | None, rules: InputRules, tokens_per_second: float | None = None, is_needed: bool = True
-) -> Rope | OwnRope | None:
+) -> RopeRule | OwnRope | None:
     """Return the rule of M-RoPE for the batches of a dataset; None: plain positions.
 
     If the dataset states `none` or `auto`, the models that go with its processor are asked instead.
@@ -112,7 +112,7 @@ def rope_of(
         return None
     vision = said(folder, ("config.json",), "vision_config") or {}
     seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
-    return Rope(kind, int(rules.settings[IMAGE.kind]["merge_size"]), seconds)
+    return RopeRule(kind, int(rules.settings[IMAGE.kind]["merge_size"]), seconds)
 
 
 def _own_rope_of(rules: InputRules) -> OwnRope:

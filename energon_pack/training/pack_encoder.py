@@ -25,7 +25,7 @@ from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.calls import keep_pages_in_worker
 from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import IGNORE, Form
+from energon_pack.training.layout import IGNORE, RowForm
 from energon_pack.training.members import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import RowsError, rope_of
 
@@ -171,7 +171,7 @@ class PackEncoder:
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
-        self._form = Form(
+        self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
@@ -292,7 +292,7 @@ class PackEncoder:
     def _rounded(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
 
-    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> Form:
+    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
         """Return the form with the least width that has room for each pack; the layout refuses what none has."""
         if not self._widths:
             return self._form

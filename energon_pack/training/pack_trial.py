@@ -15,7 +15,7 @@ from torch import Tensor
 
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
-from energon_pack.training.layout import Form
+from energon_pack.training.layout import RowForm
 from energon_pack.training.probe import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
 from energon_pack.training.trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
@@ -35,7 +35,7 @@ _BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_
 
 
 @dataclass(frozen=True)
-class Packs(Subject):
+class PackSubject(Subject):
     """A guarded model, and what was made to try it with batches of packs."""
 
     model: Any
@@ -101,7 +101,7 @@ def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places]}
 
 
-def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:
+def _fitting(subject: PackSubject, pending: Pending) -> list[Encoded]:
     """Return the members with no other media than some rank's batch has, and the called part takes."""
     taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
     fitting = []
@@ -126,7 +126,7 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     texts = _Texts(model, members)
     first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
     rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
-    form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
+    form = RowForm(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
     return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
 
 

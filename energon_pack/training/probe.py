@@ -14,9 +14,9 @@ from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import HEARD, Encoded, are_heard
 from energon_pack.training.inputs import has_rope_rows
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, neat
+from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
-from energon_pack.training.trial_inputs import Placed, Probe, is_content, leaves_of
+from energon_pack.training.trial_inputs import PlacedSample, Probe, is_content, leaves_of
 
 #: tokens behind the last member
 PAD_TAIL = 3
@@ -44,7 +44,7 @@ def probe_of(
     rows: Sequence[Sequence[Encoded]],
     mask: str,
     compared: Sequence[Encoded] | None = None,
-    form: Form | None = None,
+    form: RowForm | None = None,
     device: torch.device | None = None,
 ) -> Probe:
     """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
@@ -54,7 +54,7 @@ def probe_of(
         compared: the samples that are compared; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
     """
-    form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
+    form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
     placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
@@ -73,7 +73,7 @@ def probe_of(
 def made_probe(
     model: Any,
     batch: PackedBatch,
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedSample],
     device: torch.device | None = None,
     weights: str = "token",
 ) -> Probe:
@@ -89,12 +89,12 @@ def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Ma
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
 
-def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:
+def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
     placed = []
     for number, row in enumerate(rows):
         start = 0
         for sample in row:
-            placed.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
+            placed.append(PlacedSample(sample, number, torch.arange(start, start := start + len(sample.tokens))))
     return placed
 
 
@@ -207,8 +207,8 @@ def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) 
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
-    batch = PackedBatch(neat_trees([tokens], Form(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
+    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
     add_media(batch, tree.samples, tree.added)
     places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
-    placed = [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)]
+    placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
     return made_probe(model, batch, placed, device, _WEIGHTS)

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
-from energon_pack.training.comparison import Way, compare
+from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
 from energon_pack.training.inputs import TREE, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
@@ -222,7 +222,7 @@ def _tried(model: Any, samples: Samples, mask: str) -> Finding:
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA if any(one.media for one in samples_of(samples)) else _SHORT_TEXT
-        way = Way(model, model, (_TOLERANCE, short), follow, weights, alone=alone)
+        way = RunOptions(model, model, (_TOLERANCE, short), follow, weights, alone=alone)
         return compare(way, probe)
 
 

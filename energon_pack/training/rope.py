@@ -16,7 +16,7 @@ ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeRule:
     """The settings of a model that its positions depend on."""
 
     kind: str  # of ROPE_KINDS
@@ -25,7 +25,7 @@ class Rope:
 
 
 def rope_positions(
-    rope: Rope,
+    rope: RopeRule,
     types: Tensor,
     image_grid_thw: Tensor | None = None,
     video_grid_thw: Tensor | None = None,
@@ -74,7 +74,7 @@ def rope_positions(
     return torch.cat(pieces, dim=1)
 
 
-def _tokens_per_second(rope: Rope) -> float:
+def _tokens_per_second(rope: RopeRule) -> float:
     if rope.tokens_per_second is None:
         raise ValueError(
             "positions in a video depend on tokens_per_second of the model's vision_config: load the processor from a"

@@ -28,8 +28,8 @@ from torch import Tensor
 from energon_pack.training.layout import (
     IGNORE,
     Batch,
-    Form,
     Member,
+    RowForm,
     boundaries_of,
     has_trees,
     loss_weights,
@@ -136,7 +136,7 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
     return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
 
 
-def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
+def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     """Lay packs of trees out as `neat` lays out packs.
 
     Returns:

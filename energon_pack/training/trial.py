@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from energon_pack.training.comparison import BLOCK
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.routing import Routing, is_routed, routed
-from energon_pack.training.trial_inputs import Probe, Run, Span, TrialInputs
+from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
@@ -34,7 +34,7 @@ LOW_PRECISION = 0.1
 
 
 @dataclass
-class Step:
+class PendingRun:
     """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
 
     call: Callable[..., Any]
@@ -43,7 +43,7 @@ class Step:
 
 
 #: yields runs; None: there is no more to run
-Steps = Generator[Step | None, None, None]
+Steps = Generator[PendingRun | None, None, None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ModelTrial:
     """The results of a trial of a model."""
 
     #: made samples against each of them alone
@@ -133,7 +133,7 @@ class Trial:
         return "; ".join(map(str, (*self.moved, self.alone)))
 
 
-def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
+def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None, list[Moved]]:
     """Run a batch as it is, and with changes."""
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
@@ -154,11 +154,13 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
     return moved
 
 
-def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> Generator[Step, None, Tensor]:
+def _run(
+    pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None
+) -> Generator[PendingRun, None, Tensor]:
     """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
     pending.begin(0)
     with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
-        yield (step := Step(pending.call, inputs))
+        yield (step := PendingRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
@@ -228,7 +230,7 @@ _BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has n
 _Values = list[Tensor] | None
 
 
-def refusal(name: str, batch: str, trial: Trial, place: str | None) -> str:
+def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
     """Say what mixes, and where it first shows."""
     if trial.is_random:
         return (
@@ -263,7 +265,7 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
 
 
 def _inputs_and_outputs(
-    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[Span]
+    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberSpan]
 ) -> dict[str, tuple[_Values, _Values]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
     shape = tokens_of(inputs).shape[:2]

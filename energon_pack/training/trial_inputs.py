@@ -31,7 +31,7 @@ _VALUES = ("pixel_values", *SOUNDS)
 
 
 @dataclass(frozen=True)
-class Span:
+class MemberSpan:
     """The place of a member: its row, and its tokens from `start` to `end` in the row."""
 
     row: int
@@ -44,11 +44,11 @@ class Span:
 
 
 #: inputs of a run, and the members to look at
-Run = tuple[Mapping[str, Any], Sequence[Span]]
+Run = tuple[Mapping[str, Any], Sequence[MemberSpan]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedSample:
     """A sample in a batch, which is compared with itself alone."""
 
     sample: Encoded
@@ -66,7 +66,7 @@ class Probe:
     """A batch of samples to try a model with, and how it and each of them run."""
 
     batch: PackedBatch
-    placed: Sequence[Placed]
+    placed: Sequence[PlacedSample]
     #: the inputs of the batch, without labels
     inputs: Mapping[str, Any]
     #: makes the inputs of a sample alone
@@ -80,16 +80,16 @@ class TrialInputs:
     """The inputs of the test runs with one batch."""
 
     as_is: dict[str, Any]
-    members: list[Span]
+    members: list[MemberSpan]
     #: the members whose words are replaced: every second one
-    changed: list[Span]
+    changed: list[MemberSpan]
     #: inputs in which they are
     other_words: dict[str, Any]
     #: inputs in which the first medium is changed, and the last one; empty: there is none
     other_media: list[dict[str, Any]]
 
     @property
-    def runs(self) -> list[tuple[dict[str, Any], list[Span]]]:
+    def runs(self) -> list[tuple[dict[str, Any], list[MemberSpan]]]:
         """The inputs with and without other words, and the members that should be the same in both."""
         same = [member for member in self.members if member not in self.changed]
         return [(self.as_is, same), (self.other_words, same)]
@@ -105,7 +105,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 
 
 def inputs_with_changes(
-    inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[Span], ends: Sequence[Span]
+    inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[MemberSpan], ends: Sequence[MemberSpan]
 ) -> TrialInputs | None:
     """As `trial_inputs`, for a batch whose members are known.
 
@@ -133,7 +133,7 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
 
 
-def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
+def _ends_of_branches(row: Sequence[MemberSpan], starts: Tensor) -> list[MemberSpan]:
     """Return the members of a row on which no other member builds; in a row without trees, return all members."""
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
     is_end = [later <= begin for begin, later in pairwise(begins)]
@@ -163,7 +163,7 @@ def _are_kinds_added() -> bool:
     return bool(entry_points(group="energon_pack.kinds"))
 
 
-def members_of(inputs: Mapping[str, Any]) -> list[Span]:
+def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
     """Return the places of the members of packs, by positions that start anew."""
     tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
     positions = text_row(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
@@ -172,14 +172,14 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
     return spans_of(tokens, begins, is_real)
 
 
-def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
+def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
     """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding."""
     spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
-            span = Span(row, places[0], places[-1] + 1)
+            span = MemberSpan(row, places[0], places[-1] + 1)
             if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
                 continue
             if span.end - span.start != len(places):
@@ -212,7 +212,9 @@ def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None
     return is_word
 
 
-def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None) -> dict[str, Any] | None:
+def _with_other_words(
+    inputs: dict[str, Any], changed: Sequence[MemberSpan], is_word: Tensor | None
+) -> dict[str, Any] | None:
     """Replace the words of `changed` by other words of the batch; None: the batch has no other words."""
     tokens = tokens_of(inputs).clone()
     if is_word is None:

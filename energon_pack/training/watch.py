@@ -22,7 +22,7 @@ _NUM_VALUES = 256
 
 
 @dataclass
-class Seen:
+class RunValues:
     """What one run shows."""
 
     #: [B, S, values]: outputs of each token, thinned
@@ -40,13 +40,13 @@ def see(
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
     follow: bool = False,
-) -> Seen:
+) -> RunValues:
     """Run a part of a model.
 
     Args:
         follow: keep the embeddings of the tokens, with gradients, even if their table is frozen.
     """
-    seen, shape = Seen(), tokens_of(inputs).shape[:2]
+    seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:
         seen.dtypes.update(one.dtype for one in tensors_in(output) if one.is_floating_point())

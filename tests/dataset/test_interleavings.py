@@ -24,8 +24,8 @@ import pyarrow as pa
 import pytest
 
 from energon_pack.dataset import in_folder, in_store
-from energon_pack.dataset.in_folder import InFolder
-from energon_pack.dataset.in_store import InStore
+from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
@@ -84,7 +84,7 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
     return any(over and error is None for error, over in zip(errors, is_over, strict=True))
 
 
-def run(destination: InFolder, wish: Wish, write: Callable[[Path], None]) -> None:
+def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None]) -> None:
     """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
     with destination.staging(wish.identity) as staging:
@@ -120,7 +120,7 @@ class Folder(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(wish: Wish) -> None:
-            run(InFolder(self._final), wish, lambda staging: self._write(staging, wish.identity))
+            run(DatasetInFolder(self._final), wish, lambda staging: self._write(staging, wish.identity))
 
         return [lambda wish=wish: body(wish) for wish in self._wishes]  # type: ignore[misc]
 
@@ -139,7 +139,7 @@ class Folder(World):
 
     def judge(self, errors: list[BaseException | None], is_over: list[bool]) -> None:
         refuse_long_stories(errors)
-        with InFolder(self._final).staging("next"):
+        with DatasetInFolder(self._final).staging("next"):
             found = {
                 path.relative_to(self._final).as_posix(): path.read_text()
                 for path in self._final.rglob("*")
@@ -295,12 +295,12 @@ class Stored(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(number: int, wish: Wish) -> None:
-            destination = InStore("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
+            destination = DatasetInStore("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
             run(destination, wish, lambda staging: self._write(destination, wish.identity, staging))
 
         return [partial(body, number, wish) for number, wish in enumerate(self._wishes)]
 
-    def _write(self, destination: InStore, identity: str, staging: Path) -> None:
+    def _write(self, destination: DatasetInStore, identity: str, staging: Path) -> None:
         for name in shard_names(identity):
             job: Any = SimpleNamespace(path=staging / name, plan=identity, row_group=0, identity=None)
             destination.write_shard(job)

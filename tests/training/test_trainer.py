@@ -23,7 +23,7 @@ from energon_pack.samplers import PackSampler
 from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import Form, thd
+from energon_pack.training.layout import RowForm, thd
 from support.alone import losses_alone, members_of, pack_demo
 from support.running import ROOT, command, environment, need_torchvision, run
 from support.tiny import make_batch, make_members, make_model, tf
@@ -79,7 +79,7 @@ def test_a_batch_that_is_cut_is_refused(num_rows: int, start: int, end: int, lay
     members = make_members("qwen2_5_vl", model)[: 3 * num_rows]
     batch = make_batch("qwen2_5_vl", [members[:3], members[3:]][:num_rows])
     if layout == "thd":
-        batch = PackedBatch(thd([member.tokens for member in members], Form()))
+        batch = PackedBatch(thd([member.tokens for member in members], RowForm()))
     given = batch.model_inputs() if layout == "model_inputs" else batch
     with pytest.raises(ValueError, match=r"dispatch_batches.*get_train_dataloader"):
         rebuilt(given, lambda tensor: tensor[start:end] if tensor.dim() else tensor)

@@ -17,7 +17,7 @@ from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
 from energon_pack.training.inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, loss_weights
+from energon_pack.training.layout import IGNORE, RowForm, loss_weights
 from energon_pack.training.probe import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
@@ -55,7 +55,7 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     tokens = [one.tokens for one in tree.samples]
     refuse_unlike(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
-    batch = PackedBatch(neat_trees(rows, Form(rope=has_rope_rows(model), **form)))
+    batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
     return PackedBatch(batch | join([*tree.added, *tree.added[:3]]))
 
 
@@ -114,7 +114,7 @@ def test_losses_of_a_tree_are_the_weighted_sums(shifted: bool) -> None:
     other = [replace(one, shared_len=0, ids=one.ids.flip(0)) for one in tokens[:1]]
     other = [replace(one, labels=one.ids.clone()) for one in other]
     other[0].labels[0] = IGNORE
-    batch = PackedBatch(neat_trees([[*tokens, *other]], Form(weights="sample", shifted=shifted)))
+    batch = PackedBatch(neat_trees([[*tokens, *other]], RowForm(weights="sample", shifted=shifted)))
     batch["sample_ids"] = [[*(f"x/{i}" for i in range(len(tokens))), "y/0"]]
     with torch.no_grad():
         logits = model(**batch.model_inputs(model, labels=False)).logits
@@ -141,7 +141,7 @@ def test_labels_are_left_out_where_shared_tokens_are_trained() -> None:
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
-def wider_ends(rows: Any, form: Form) -> Any:
+def wider_ends(rows: Any, form: RowForm) -> Any:
     """A branch sees its sibling."""
     batch = neat_trees(rows, form)
     batch["tree_end"] = batch["tree_end"].clone()
@@ -149,7 +149,7 @@ def wider_ends(rows: Any, form: Form) -> Any:
     return batch
 
 
-def off_by_one(rows: Any, form: Form) -> Any:
+def off_by_one(rows: Any, form: RowForm) -> Any:
     """Positions of M-RoPE in branches are one more."""
     batch = neat_trees(rows, form)
     batch["position_ids"] = batch["position_ids"].clone()
@@ -157,14 +157,14 @@ def off_by_one(rows: Any, form: Form) -> Any:
     return batch
 
 
-def by_row(rows: Any, form: Form) -> Any:
+def by_row(rows: Any, form: RowForm) -> Any:
     """Windows go by the place in the row."""
     batch = neat_trees(rows, form)
     batch["tree_index"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["tree_index"])
     return batch
 
 
-def of_the_tree(rows: Any, form: Form) -> Any:
+def of_the_tree(rows: Any, form: RowForm) -> Any:
     """The number of trained tokens is the tree's, not the sample's."""
     batch = neat_trees(rows, replace(form, weights="token"))
     batch["loss_weight"] = batch["loss_weight"] / (batch["labels"] != IGNORE).sum()
