@@ -77,11 +77,7 @@ def thd(batch: PackedBatch) -> dict[str, Any]:
 
 
 def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return the processor's media, and how many images and videos each row has if any row has some.
-
-    Args:
-        pixels: dtype for inputs named `…pixel_values…`; None: unchanged.
-    """
+    """Return the processor's media, and how many images and videos each row has if any row has some."""
     inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
         inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
@@ -108,9 +104,6 @@ def dataset(
         metadata: add `packed_token_indices`, `cu_seqlens` and `max_seqlen` to another mask, as Qwen3.5 needs.
         pixels: dtype of pixels in a batch; null: the processor's.
         settings: arguments of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
-
-    Raises:
-        PackError: a setting has no such value; weights or dummy images, which Automodel's training step can't use.
     """
     if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
@@ -192,10 +185,6 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
         is not there, and max_seqlen. thd: input_ids, labels [1, T], position_ids [1, T] or [3, 1, T], seq_lens,
         seq_lens_padded [1, members], qkv_format. Both: the processor's media, n_images_per_sample and
         n_videos_per_sample [B] where there are any.
-
-    Raises:
-        BadPack: several packs in a layout that holds one; a sample or a turn with a weight other than 1; samples that
-            share tokens.
     """
     refuse_weights([row.pack for row in rows], "Automodel's loss", "take such samples out, or train without Automodel")
     refuse_trees([row.pack for row in rows], "Automodel")
@@ -211,14 +200,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
 
 
 def check_automodel(recipe: Any) -> None:
-    """Check that the model that Automodel built keeps the members of these packs apart.
-
-    Args:
-        recipe: a `FinetuneRecipeForVLM` after `setup()`.
-
-    Raises:
-        PackError: it does not; the message says which setting to change.
-    """
+    """Check that the model that Automodel built keeps the members of these packs apart."""
     for name in ("cp_size", "pp_size"):
         if (size := getattr(recipe.mesh_context, name)) > 1:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")

@@ -52,10 +52,6 @@ class LazyPackedDataset(PacksByNumber):
         split: a split of `output.splits`: `train`, `val` or `test`.
         max_packs: take only so many packs; they are as mixed as all packs are.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
-
-    Raises:
-        PackError: the errors of packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
-        ValueError: the errors of PackEncoder.
     """
 
     def __init__(
@@ -132,11 +128,7 @@ class LazyPackedDataset(PacksByNumber):
         self._plans.have(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
-        """Return the plan of an epoch.
-
-        Raises:
-            PackError: this is a pickled copy, for example in a DataLoader worker.
-        """
+        """Return the plan of an epoch."""
         return self._plans.plan(epoch)
 
 

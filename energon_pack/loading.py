@@ -68,9 +68,6 @@ def make_sample_loader(
             packing.
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
             ENERGON_PACK_SOURCE_ROOT, else the one at packing.
-
-    Raises:
-        ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor != UNPACKED.name:
         return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
@@ -136,11 +133,7 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
 
 
 def cookers(**read: Any) -> list[Any]:
-    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
-
-    Args:
-        read: arguments of `make_sample_loader` for unpacked samples.
-    """
+    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`)."""
     from megatron.energon import Cooker
 
     return [

@@ -40,12 +40,7 @@ _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 def order_packs(
     entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print its figures.
-
-    Args:
-        entries: their weights are shares of the trained tokens; without weights, each pack comes once in an epoch.
-        relative: name the datasets relative to `out`.
-    """
+    """Write one order over the packs of these datasets, and print its figures."""
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)

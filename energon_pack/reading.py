@@ -158,11 +158,7 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
 
 
 def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack.
-
-    Args:
-        choose: takes samples, and whether they are the last; returns packs of them.
-    """
+    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack."""
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
             built.pre_packer = partial(_choose_and_keep, built, choose)
@@ -225,12 +221,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     def build_train_datasets(
         self, *, datasets: list[Any], worker_config: WorkerConfig, shuffle_buffer_size: int | None = None, **more: Any
     ) -> SavableDataset[Any]:
-        """Call Energon's own method with a dataset that is read in order.
-
-        Raises:
-            ValueError: as `steps.journal.resume` raises; or there are states, and the packs are not read in order; or
-                a shard is missing or cut.
-        """
+        """Call Energon's own method with a dataset that is read in order."""
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         for loaded, manifest in zip(datasets, manifests, strict=True):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):

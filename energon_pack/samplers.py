@@ -84,11 +84,7 @@ class _Dealer(Sampler[Item]):
             self._begin_at(self._start(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share the rest.
-
-        Raises:
-            ValueError: the state is of other packs, samples or settings.
-        """
+        """Go on from the state of any rank, with any number of ranks: they share the rest."""
         self._go_on([state])
 
     def _state(self, num: int | None) -> dict[str, Any]:
@@ -157,9 +153,6 @@ class PackSampler(_Dealer[tuple[int, int]]):
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
         states: `state_dict` of every rank of a checkpoint, or of one, to go on from there with any number of ranks.
-
-    Raises:
-        ValueError: there are fewer packs than one step has; states are from other packs, or from different steps.
     """
 
     def __init__(
@@ -247,9 +240,6 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         seed: with the epoch it decides which samples share a batch, and the order.
         window: batches whose samples are sorted together: fewer mix samples better and pad more.
-
-    Raises:
-        ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
     _items = "batches"

@@ -110,9 +110,6 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         """Return a `datasets.IterableDataset` of this rank's packs; `collator` reads its rows.
 
         Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
-
-        Raises:
-            PackError: `datasets` is not installed.
         """
         return import_rows().StreamRows(self, *self.place)
 
@@ -131,11 +128,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return {**self._given, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a `state_dict` of the same worker of the same rank.
-
-        Raises:
-            ValueError: the state is from another rank, worker or settings.
-        """
+        """Let the next iteration go on from a `state_dict` of the same worker of the same rank."""
         self._go_on([state])
 
     def _go_on(self, lanes: Sequence[Mapping[str, Any]]) -> None:

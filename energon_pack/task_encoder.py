@@ -74,10 +74,6 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             gives Energon the same number.
         options: `layout`, `pad_to`, `pad_segments`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`,
             `rope_rows`, `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
-
-    Raises:
-        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing.
-        MixingError: a hybrid model whose kernels are missing.
     """
 
     decoder = None  # images stay undecoded until a member needs them
@@ -168,11 +164,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return [[samples[i] for i in pack] for pack in packs]
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
-        """Call Energon's own method, but keep samples that fill no pack yet in its buffer.
-
-        Raises:
-            ValueError: only one of Energon and this encoder has a `packing_buffer_size`.
-        """
+        """Call Energon's own method, but keep samples that fill no pack yet in its buffer."""
         buffer_size = settings.get("packing_buffer_size")
         if (buffer_size is None) is not (self._measuring is None):
             raise ValueError(
@@ -186,11 +178,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:
-        """Encode the members of a pack, with their media.
-
-        Raises:
-            FatalSampleError, SkipSample: see `encode_sample`.
-        """
+        """Encode the members of a pack, with their media."""
         more = f"+{len(samples) - 1}" if len(samples) > 1 else ""
         return self._encoded(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
@@ -208,11 +196,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
-        """Lay packs out.
-
-        Raises:
-            FatalSampleError: as `PackEncoder.batch`.
-        """
+        """Lay packs out."""
         try:
             batch = self.encoder.batch(
                 [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
@@ -236,12 +220,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
-    """Yield the members of a sample of any flavour.
-
-    Raises:
-        FatalSampleError: the sample has no known flavour.
-        Skip: the conversation of a member can't be recognised.
-    """
+    """Yield the members of a sample of any flavour."""
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")

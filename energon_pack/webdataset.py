@@ -40,10 +40,6 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     Args:
         path: folder of the packed dataset.
         split: a part of its split.yaml; shards that it excludes are left out.
-
-    Raises:
-        PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset;
-            a shard is missing or cut.
     """
     prepared = _prepared(path, split)
     if prepared is None:
@@ -70,10 +66,6 @@ def packs(
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
-
-    Raises:
-        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing; a Metadataset.
-        MixingError: a hybrid model whose kernels are missing.
     """
     prepared = _prepared(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
@@ -98,10 +90,6 @@ class Packs:
         """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
 
         After the last pack a warning names shards that lacked some of their packs.
-
-        Raises:
-            BadPack: see `PackEncoder.encode`; the pipeline's handlers do not catch it. Or a pack's JSON can't be read.
-            PackError: this worker has no shard, and webdataset's `empty_check` is on.
         """
         seen: Counter[str] = Counter()
         for parts in self._some(samples):

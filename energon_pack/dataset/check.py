@@ -59,11 +59,7 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
 
 
 def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Build the job for `check` from the shards that were written.
-
-    Args:
-        root: the place of the source, if packs refer to media in it; None: they hold copies.
-    """
+    """Build the job for `check` from the shards that were written."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
@@ -122,11 +118,7 @@ def _is_kept(claim: str) -> bool:
 
 
 def get_ready(claim: str) -> None:
-    """Import the packages that `check` will need.
-
-    Args:
-        claim: of the dataset; empty: it has none.
-    """
+    """Import the packages that `check` will need."""
     if not _is_kept(claim):
         with importing():
             import megatron.energon  # noqa: F401

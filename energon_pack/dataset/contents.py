@@ -104,11 +104,7 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
 
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
-    """Return what a model is fed of each member of a pack.
-
-    Raises:
-        TokensDamaged: they are missing, cut or contradict each other.
-    """
+    """Return what a model is fed of each member of a pack."""
     part = pack.parts.get(TOKENS)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
@@ -128,11 +124,7 @@ def _positions(file: Bytes, pack: Pack, image: str) -> Any:
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
-    """Return a pack, and the defects of its JSON.
-
-    Args:
-        raw: the bytes of its JSON; None: it has no JSON.
-    """
+    """Return a pack, and the defects of its JSON."""
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
     if raw is None:

@@ -58,11 +58,7 @@ def write_metadata(
 def manifest_of(
     lengths: Lengths, plan: PackPlan, template: Identity, cost: CostModel, content: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the content of energon_pack.json, except its format.
-
-    Args:
-        content: the settings that the bytes of the dataset depend on.
-    """
+    """Return the content of energon_pack.json, except its format."""
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,

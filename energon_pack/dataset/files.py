@@ -146,11 +146,7 @@ class PlanFile:
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Open the file.
-
-        Args:
-            metadata: of the file, as read before; None: read them.
-        """
+        """Open the file."""
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 

@@ -151,14 +151,6 @@ def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
 
     The marker is read before each of the two. A process that is paused between reading it and the end of its request
     may still upload that one object when it resumes, over another run's.
-
-    Args:
-        folder: the address of the dataset.
-        identity: the identity of the run; None: the job's.
-
-    Raises:
-        PackError: a source shard changed since it was measured; the store refuses the shard; or no run of this identity
-            is at work there.
     """
     marker = Marker(folder)
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)

@@ -28,11 +28,7 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
-
-    Raises:
-        ValueError: a file is missing, damaged, or not as it was packed.
-    """
+    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files."""
     values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
     folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
@@ -74,11 +70,7 @@ def _values(folder: str | Path) -> dict[str, Any]:
 
 
 def _local(folder: str | Path, hashes: Mapping[str, str]) -> str:
-    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's.
-
-    Raises:
-        ValueError: one of them is not as it was packed.
-    """
+    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
     files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", file_hash) for name, file_hash in hashes.items()}
     if not bucket_of(str(folder)):
         return os.path.join(folder, META_FOLDER, PROCESSOR)

@@ -136,14 +136,7 @@ def hash_of(data: bytes) -> str:
 
 
 def read_as_packed(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
-    """Read a file of a dataset's metadata.
-
-    Args:
-        wanted: its hash when it was packed; None: energon_pack.json has it.
-
-    Raises:
-        ValueError: it is missing, or not as it was packed.
-    """
+    """Read a file of a dataset's metadata; raises ValueError if it is missing, or not as it was packed."""
     data = read_meta(dataset, name)
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")

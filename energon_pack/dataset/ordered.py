@@ -58,11 +58,7 @@ class OrderedDataset:
 
 
 def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
-    """Read the members of all packs of the train splits.
-
-    Returns:
-        The members of all packs, the number of members of each pack, and the part of each pack.
-    """
+    """Read the members of all packs of the train splits."""
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
@@ -90,11 +86,7 @@ def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints
 def write_ordered(
     out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
 ) -> None:
-    """Write the folder completely, or not at all.
-
-    Args:
-        order: int64[num] numbers of the packs of all train splits, in the order of `members_of_parts`.
-    """
+    """Write the folder completely, or not at all."""
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
     try:

@@ -49,11 +49,7 @@ class PackParts:
         return self._ends[-1] if self._ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
-        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`.
-
-        Raises:
-            PackError: there are fewer packs, or the shard can't be read.
-        """
+        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`."""
         name, file, files = self._found(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}

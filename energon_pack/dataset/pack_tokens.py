@@ -16,15 +16,7 @@ from energon_pack.templates.template import Template
 def tokens_of(
     members: Members, samples: Sequence[ReadSample], sources: Sources, template_folder: str, engine: str
 ) -> list[MemberTokens]:
-    """Return the tokens of members of packs.
-
-    Args:
-        template_folder, engine: see `Method`.
-
-    Raises:
-        LengthsWrong: a sample has not so many tokens as were measured.
-        PackError: because its source changed.
-    """
+    """Return the tokens of members of packs."""
     template = load_saved(template_folder)
     as_seen = [Sample(sample.timed, sample.media, sample.tools, sample.options) for sample in samples]
     try:

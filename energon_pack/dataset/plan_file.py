@@ -128,11 +128,7 @@ class ShardPlan:
 def plan_shards(
     lengths: Lengths, plan: PackPlan, max_packs: int, max_bytes: float, identity: Sequence[Any]
 ) -> ShardPlan:
-    """Divide the packs of a plan into shards.
-
-    Args:
-        max_packs, max_bytes: limits of a shard.
-    """
+    """Divide the packs of a plan into shards."""
     sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
     bounds = shard_bounds(sizes, split, max_packs, max_bytes)
     shard_sizes = np.add.reduceat(sizes, bounds[:-1]) if len(sizes) else sizes
@@ -209,11 +205,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, in large pieces that are sorted by output shard.
-
-    Returns:
-        The offset and bytes of the pieces of each output shard.
-    """
+    """Write the rows of all members to a file, in large pieces that are sorted by output shard."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1

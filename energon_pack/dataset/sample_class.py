@@ -47,12 +47,7 @@ Taken = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return a flavour in the form that a sample class accepts.
-
-    Args:
-        sample_type: `module:Class` of another stack; None: this package's own class.
-        sample_fields: the fields of that class; None: the class is asked.
-    """
+    """Return a flavour in the form that a sample class accepts."""
     forms = [stack for stack in STACKS if stack.name == name]
     if sample_type is None or not forms:
         flavor = packed_flavor(name)

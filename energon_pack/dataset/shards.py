@@ -90,12 +90,7 @@ class WrittenShard:
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept.
-
-    Raises:
-        PackError: a source shard changed since it was measured.
-        LengthsWrong: a sample has not so many tokens as were measured.
-    """
+    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
     was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
@@ -137,11 +132,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read.
-
-    Args:
-        identity: the identity of the run; None: its shards are compared with their sources.
-    """
+    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read."""
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
     except FileNotFoundError:
@@ -312,11 +303,7 @@ def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made.
-
-    Args:
-        num_shared: how many of its first media it shares with the member before it in the pack.
-    """
+    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]

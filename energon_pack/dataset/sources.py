@@ -29,11 +29,7 @@ class Sources:
         self._reader = Reader()
 
     def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
-        """Yield the same packs, while reading ahead as `Reader.ahead` does.
-
-        Args:
-            are_copied: read media in full; if False, only their ends.
-        """
+        """Yield the same packs, while reading ahead as `Reader.ahead` does."""
 
         def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
@@ -108,11 +104,7 @@ class Sources:
             raise self.changed(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
-        """Raise SourceChanged if a sample is not what was measured.
-
-        Args:
-            ends: for each of its parts, the bytes at both ends.
-        """
+        """Raise SourceChanged if a sample is not what was measured."""
         sum_here = crc32(sample.raw)
         for end in ends:
             sum_here = crc32(end, sum_here)  # see `Reader.checksum`

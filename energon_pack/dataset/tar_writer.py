@@ -41,12 +41,6 @@ class TarWriter:
         Args:
             lead: bytes before `offset` to read with them, at most a tar header: one call reads both.
             end: how many of its first bytes, and of its last, to return.
-
-        Returns:
-            The `lead` bytes, and the first and last bytes.
-
-        Raises:
-            PackError: the file ends early.
         """
         header = tar_header(name, size)
         padding = bytes(-size % BLOCK)

@@ -138,11 +138,7 @@ class StreamCounters:
         return WorkerCounters(self._rows[worker])
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the rows of all workers.
-
-        Args:
-            capacity: tokens that a pack may have; a longer pack counts as full.
-        """
+        """Add up the rows of all workers."""
         sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}

@@ -71,12 +71,7 @@ _VERSION = 3  # raised when `Given.read` gives other conversations
 def measure_given(
     conversations: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None
 ) -> MeasuredShard:
-    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all.
-
-    Args:
-        fingerprint: identifies the dataset; a changed dataset needs another one.
-        num_workers: processes; None: all cores. They receive the dataset as workers of any DataLoader do.
-    """
+    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all."""
     cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(NAME, fingerprint, num, _VERSION)
     files = _Conversations(NAME, NAME, num, fingerprint, conversations.root)
@@ -178,10 +173,6 @@ def prepare(
     """Index, measure and plan whatever is not in the cache yet.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
-
-    Args:
-        conversations: a dataset in place of `source.path`.
-        fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing

@@ -31,12 +31,6 @@ def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
 
     If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
     samples that together keep within all: collected in the order they came, or by least cost a token.
-
-    Args:
-        costs: for each sample its cost for each limit, tokens first; each sample fits alone.
-
-    Returns:
-        Indices, ascending; the first is 0.
     """
     room = [limit - cost for limit, cost in zip(limits, costs[0], strict=True)]
     fits = [i for i in range(1, len(costs)) if not _breaks(costs[i], room)]
@@ -160,11 +154,7 @@ class Pool:
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
-        """Add a sample.
-
-        Args:
-            since: number of packs made before it came; by default all that were made so far.
-        """
+        """Add a sample."""
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
         sample = Waiting(name, costs, group, self.num_added, self.num_packs if since is None else since)

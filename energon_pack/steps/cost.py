@@ -177,11 +177,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens.
-
-        Args:
-            shared: number of first tokens that another sample of the pack has computed; None: nothing is shared.
-        """
+        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens."""
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)

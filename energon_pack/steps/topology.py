@@ -115,9 +115,6 @@ def ranks_here(rank: int | None = None, world_size: int | None = None) -> tuple[
     """Return this data-parallel rank and the number of ranks.
 
     The arguments count first, then torch.distributed, then torchrun's variables; without any there is one rank.
-
-    Raises:
-        ValueError: only one argument is given, or the rank is out of range.
     """
     if (rank is None) is not (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or none")

@@ -116,12 +116,7 @@ def _epochs(trainer: Any, loader: Any) -> str:
 
 
 def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Say how rows are dealt.
-
-    Args:
-        dealt: the batches of rows of each rank.
-        in_order: the trainer's setting that keeps their order.
-    """
+    """Say how rows are dealt."""
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})

@@ -32,11 +32,7 @@ class Collator:
         self._outline: Outline = outline_of(model).for_worker()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
-        """Lay out the packs of some rows as the inputs of `model.forward`.
-
-        Args:
-            rows: rows of `as_dataset`, or packs. Settings that trainers pass for their own padding are ignored.
-        """
+        """Lay out the packs of some rows as the inputs of `model.forward`."""
         return self.of_packs([self.pack(row) for row in rows])
 
     def pack(self, row: Any) -> Pack:

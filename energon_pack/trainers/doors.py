@@ -83,9 +83,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         Args:
             index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
-
-        Raises:
-            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can; or the JSON can't be read.
         """
         if isinstance(index, list):
             raise ValueError(
@@ -102,11 +99,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         return pack
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
-        """Return the packs of a batch, for torch's DataLoader.
-
-        Raises:
-            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
-        """
+        """Return the packs of a batch, for torch's DataLoader."""
         if isinstance(indices, tuple):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
@@ -152,10 +145,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         Returns:
             Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
-
-        Raises:
-            PackError: `datasets` is not installed.
-            ValueError: there are fewer packs than one step takes.
         """
         from energon_pack.samplers import PackSampler
 

@@ -14,11 +14,7 @@ from energon_pack.training.layout import IGNORE
 
 
 class TokenMean:
-    """Σ ce / all trained tokens of the step, over accumulated batches and ranks: the loss of the unpacked samples.
-
-    Args:
-        shifted: a label stands at the position that predicts it.
-    """
+    """Σ ce / all trained tokens of the step, over accumulated batches and ranks: the loss of the unpacked samples."""
 
     def __init__(self, shifted: bool = False):
         self._shifted = shifted

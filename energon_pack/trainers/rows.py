@@ -28,12 +28,7 @@ class NumberedRows(datasets.Dataset):
 
     @classmethod
     def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
-        """Make the rows.
-
-        Args:
-            packs: (epoch, number) of each pack.
-            lens: int64[len(packs)], the tokens of each pack.
-        """
+        """Make the rows."""
         epochs, numbers = zip(*packs, strict=True)
         columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)

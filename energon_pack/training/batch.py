@@ -205,11 +205,7 @@ def _warn_of_weights() -> None:
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens.
-
-    Returns:
-        0-d float64.
-    """
+    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens."""
     return _weights(batch).sum(dtype=torch.float64)
 
 
@@ -238,9 +234,6 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     Returns:
         float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
         is `weighted_loss`.
-
-    Raises:
-        ValueError: the id of a sample begins with another name.
     """
     each, weights, members = _of_tokens(logits.detach(), batch)
     number = {name: index for index, name in enumerate(sources)}
@@ -300,9 +293,6 @@ def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Return 0, computed from the vision tower and the batch's dummy image: with it in the loss, each rank has
     gradients for this tower, and no token sees the dummy. In a model that hears, it is computed from all other towers,
     too, because a pack without sounds gives them no gradients.
-
-    Raises:
-        ValueError: no part of the model has `get_image_features`.
     """
     return _touch_dummy(model, batch) + _touch_hearing(model)
 

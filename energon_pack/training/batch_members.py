@@ -34,10 +34,6 @@ def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) ->
     three rows all do. `attention_mask` [B, S] beyond 1, and `seq_idx`, number the members. A mask of ones says nothing.
     Padding is masked, or repeats one token.
 
-    Args:
-        inputs: of a forward, by name, with `input_ids` [B, S].
-        members: the lengths of members in each row, where no input says them.
-
     Raises:
         MixingError: no input says where members lie; two contradict each other, and both are named; tokens are in no
             member; positions jump ahead.

@@ -64,11 +64,7 @@ class Calls:
         self._of_tokens: set[str] = set()
 
     def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
-        """Process the media of some members in one text that holds all of them.
-
-        Args:
-            as_rows: put each member in its own text.
-        """
+        """Process the media of some members in one text that holds all of them."""
         every = merged(members)
         arguments = media_inputs(self._rules, every)
         processor, alone = self._loaded

@@ -64,11 +64,7 @@ class ProbeLoss:
         return self._named(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
-        """Return the inputs from which the model computes its own loss of a sample alone.
-
-        Args:
-            labels: [1, L], not shifted.
-        """
+        """Return the inputs from which the model computes its own loss of a sample alone."""
         return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
     def of_batch(self, seen: RunValues) -> Tensor:

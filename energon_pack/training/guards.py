@@ -222,12 +222,7 @@ def _check_of_packs(
 
 
 def _length_of(inputs: dict[str, Any], longest: int) -> int:
-    """Return the tokens of the longest row, without padding that positions do not count.
-
-    Args:
-        longest: the limit that the result is compared with. Rows that are no wider can't exceed it, so members are
-            not looked for in them.
-    """
+    """Return the tokens of the longest row, without padding that positions do not count."""
     positions = inputs["position_ids"]
     members = members_of(inputs) if positions.shape[-1] > longest else []
     return max(int(positions.max()) + 1, *(member.end for member in members), 0)

@@ -79,24 +79,13 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
 
 
 def forks_of(row: Tensor) -> list[list[int]]:
-    """Return (row, place) of each branch of a tree: where positions jump, and not to 0.
-
-    Args:
-        row: [B, S], the positions that start again with each member.
-    """
+    """Return (row, place) of each branch of a tree: where positions jump, and not to 0."""
     jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
     return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
-    """Check the inputs of a forward of a packed batch.
-
-    Args:
-        attention: the model's attention implementation, `sdpa`, `eager`, `flash_attention_2` …
-
-    Raises:
-        MixingError: members would see each other; it says what is wrong, and what to do instead.
-    """
+    """Check the inputs of a forward of a packed batch."""
     positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
     if inputs.get("use_cache") is not False:
         raise MixingError(

@@ -65,11 +65,7 @@ _BELOW = Join()
 
 
 def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join the media of several members, in their order, into one model input for each name.
-
-    Args:
-        joins: rules by name; an input without a rule is concatenated in the first dimension.
-    """
+    """Join the media of several members, in their order, into one model input for each name."""
     parts = [part for part in parts if part]
     joined = {}
     alike = {name for name, rule in (joins or {}).items() if rule.only_alike}

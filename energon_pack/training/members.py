@@ -121,11 +121,7 @@ class MemberEncoder:
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
-        """Return short members to try a model with: text, and noise of each kind of media that the processor makes.
-
-        Args:
-            several_sounds: two members have sounds, of two lengths, if this processor can join them.
-        """
+        """Return short members to try a model with: text, and noise of each kind of media that the processor makes."""
         members: list[Encoded] = []
         tried: list[str] = []
         for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):

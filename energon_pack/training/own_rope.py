@@ -43,16 +43,7 @@ class OwnRope:
         return OwnRope, (self._make, self._config)
 
     def __call__(self, ids: Tensor, types: Tensor, media: Mapping[str, Tensor]) -> Tensor:
-        """Return the rows of one member.
-
-        Args:
-            ids: [L].
-            types: [L]: 0 text, 1 image, 2 video, 3 sound.
-            media: the member's media inputs.
-
-        Returns:
-            [3, L] int64.
-        """
+        """Return the rows of one member."""
         if not media:
             return torch.arange(len(ids)).expand(NUM_ROWS, -1)
         arguments = {

@@ -184,12 +184,7 @@ class PackEncoder:
         self.members.check()
 
     def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
-        """Encode each member of a pack; None: all were dropped.
-
-        Raises:
-            BadPack: a member's length differs from packing; a member does not begin as the one before it, and should;
-                or, with `on_bad_member=raise`, a member can't be read or encoded.
-        """
+        """Encode each member of a pack; None: all were dropped."""
         keep_pages_in_worker()
         dropped: list[str] = []
 
@@ -222,12 +217,7 @@ class PackEncoder:
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch.
-
-        Raises:
-            BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`; samples
-                that share tokens in a layout other than `neat`.
-        """
+        """Lay packs out in a batch."""
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]

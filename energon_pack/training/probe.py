@@ -151,10 +151,6 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     """Make trees of some members: media in the root and in a branch, a fork in a fork, a fork right before an answer.
 
     Two samples are equal, one ends inside others, and their weights differ.
-
-    Args:
-        members: at least two of text; the first with an image or video begins all.
-        joined: makes one sample of several members.
     """
     texts = [member for member in members if not member.media]
     first, *later = [member for member in members if member.media] or texts[:1]

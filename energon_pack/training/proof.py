@@ -64,9 +64,6 @@ def prove(
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
-
-    Returns:
-        A proof for each mask that was tried.
     """
 
     @cache
@@ -158,11 +155,6 @@ def _bare(function: Any) -> Any:
 
 def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     """Compare outputs in eval(), and outputs, loss and gradients in train().
-
-    Args:
-        model: with nothing random in train(). It is left in eval(), without gradients.
-        samples: at least two members, or trees.
-        mask: how members are kept apart: `model.mask`; trees have no choice.
 
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried

@@ -37,9 +37,6 @@ def rope_positions(
         types: [L]: 0 text, 1 image, 2 video.
         image_grid_thw, video_grid_thw: [media, 3] in patches.
         second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
-
-    Returns:
-        [3, L] int64.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)

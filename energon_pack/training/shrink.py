@@ -133,14 +133,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
-    """Keep two heads or few more, of their old size, so that rotary sections fit; sizes as large as the width follow.
-
-    Args:
-        foreign: widths of other parts; a size of this part that equals one of them does not follow.
-
-    Returns:
-        The new width by the old one.
-    """
+    """Keep few heads of their old size, so that rotary sections fit; return the new width by the old one."""
     names = [k for k, v in vars(part).items() if _HEADS.fullmatch(k) and type(v) is int and v > 0]
     name = _width(part)
     if not name:

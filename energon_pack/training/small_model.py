@@ -121,16 +121,7 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding.
-
-    Args:
-        config: the full-size config; it is not changed.
-        longest: tokens of the longest pack; see `shrink`.
-        members: members to try it with; sizes that count tokens are made smaller than these. Without any, they stay.
-
-    Returns:
-        The model in eval(); nothing in it is random in train().
-    """
+    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding."""
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
         return _built(make, small, attention, device)

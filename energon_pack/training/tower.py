@@ -46,9 +46,6 @@ class Tower:
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a batch brings for the tower.
 
-        Args:
-            media: a batch's, on the host, with `image_grid_thw` or `video_grid_thw` [media, 3].
-
         Returns:
             `tower`: the mark; for each kind `tower_image_cu_seqlens`, `tower_image_position_ids`,
             `tower_image_max_seqlen` …: whatever the tower has, behind the name under which a model takes it.
@@ -94,11 +91,7 @@ _SAME, _SAME_SHORT = 1e-6, 1e-2
 
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
-    """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
-
-    Returns:
-        The names of the values.
-    """
+    """Let an encoder make values for a model's tower if they change nothing in a small model; return their names."""
     TOWERS.pop(model, None)
     tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):

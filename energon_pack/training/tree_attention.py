@@ -73,9 +73,6 @@ def tree_attention(
         sliding_window: how many tokens of its sample a token sees, itself among them.
         s_aux: [heads]: the sinks of gpt-oss.
         tree_plan: None: no trees; as sdpa.
-
-    Returns:
-        [B, S, heads, D], None.
     """
     if tree_plan is None:
         if softcap is None and s_aux is None:

@@ -107,11 +107,7 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 def inputs_with_changes(
     inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[MemberSpan], ends: Sequence[MemberSpan]
 ) -> TrialInputs | None:
-    """As `trial_inputs`, for a batch whose members are known.
-
-    Args:
-        ends: the members on which no other one builds.
-    """
+    """As `trial_inputs`, for a batch whose members are known."""
     as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
     worded = [member for member in ends if is_word is None or member.of(is_word).any()]

@@ -111,11 +111,7 @@ class _Calls(threading.local):
 
 
 def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check]:
-    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes.
-
-    Returns:
-        The hooks; and the check, for inputs without a call.
-    """
+    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes."""
     calls = _Calls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
