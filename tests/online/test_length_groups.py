@@ -110,17 +110,6 @@ def test_ranks_share_each_epoch(settings: dict[str, int]) -> None:
     assert list(again) == second[1]
 
 
-def test_an_epoch_that_is_under_way_is_not_begun_again() -> None:
-    """Trainers say the epoch before each loop, after a resume, too."""
-    (sampler,) = samplers(1, batch_size=8)
-    expected = list(samplers(1, batch_size=8)[0])
-    assert list(islice(sampler, 5)) == expected[:5]
-    sampler.set_epoch(0)
-    assert list(sampler) == expected[5:]
-    sampler.set_epoch(0)
-    assert list(sampler) == expected
-
-
 @pytest.mark.parametrize("settings", [{"batch_size": 8}, {"max_batch_tokens": 8192}])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], ranks: int) -> None:
@@ -150,26 +139,6 @@ def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], r
         for sampler in expected:
             sampler.set_epoch(1)
         assert following == [list(sampler) for sampler in expected]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_finished_epoch_is_finished_whoever_goes_on(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
-    first, of_rank = samplers(2, batch_size=8)[0], samplers(ranks, batch_size=8)[0]
-    num = len(list(first))
-    for state in (first.state_dict(), first.state_dict(num)):  # of a loader that reads ahead, too
-        for epoch, found in ((None, 0), (0, 0), (1, len(of_rank))):
-            sampler = samplers(ranks, batch_size=8)[0]
-            sampler.load_state_dict(state)
-            again = samplers(ranks, batch_size=8)[0]
-            again.load_state_dict(sampler.state_dict())
-            if epoch is not None:
-                again.set_epoch(epoch)
-            assert len(list(again)) == found
-            assert len(list(again)) == len(of_rank)
-    first.set_epoch(0)
-    assert len(list(first)) == num, "in the same process, an epoch that is named again is read again"
-    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
 
 
 class Numbers(Dataset[int]):
@@ -211,30 +180,6 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
             again.load_state_dict(damaged)  # type: ignore[arg-type]
     again.load_state_dict(state)
     assert list(islice(endless(again), 80)) == expected
-
-
-@ends(40, others=(1, 63))
-def test_torchdatas_loader_goes_on_where_it_was(num_workers: int, at: int) -> None:
-    """By its own state, which has the sampler's as it was for the batches that came out."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-
-    def loader(**states: Any) -> Any:
-        sampler = samplers(2, batch_size=8)[1]
-        made = stateful.StatefulDataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
-        for state in states.values():
-            made.load_state_dict(state)
-        return made
-
-    def endless(made: Any) -> Any:
-        while True:
-            yield from made
-
-    first = loader()
-    stream = endless(first)
-    list(islice(stream, at))
-    state = first.state_dict()
-    expected = list(islice(stream, 80))
-    assert list(islice(endless(loader(state=state)), 80)) == expected
 
 
 def test_a_sample_that_makes_no_whole_step_is_not_lost() -> None:

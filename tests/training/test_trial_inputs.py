@@ -53,14 +53,6 @@ def test_pixels_of_the_first_and_the_last_picture() -> None:
     assert last == [0.0] * 4 + [0.5] * 2
 
 
-def test_one_picture_is_changed_once() -> None:
-    """The first is the last: the model ran twice with the same pixels."""
-    given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": torch.zeros(4, 2)}
-    found = trial_inputs({**given, "image_grid_thw": torch.tensor([[1, 2, 2]])}, SimpleNamespace(), MEDIA_NAMES)
-    assert found is not None
-    assert [one["pixel_values"][:, 0].tolist() for one in found.other_media] == [[0.5] * 4]
-
-
 def test_features_of_sounds() -> None:
     """Without them the guard would say nothing of what a model hears."""
     features = torch.zeros(2, 3, 4)
