@@ -20,7 +20,7 @@ import torch
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.packs_table import PackSums
+from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyle

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, is_metadataset, read_as_packed
+from energon_pack.dataset.manifest import PACKS, PackSums, is_metadataset, read_as_packed
 from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.packs_table import PackSums
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError

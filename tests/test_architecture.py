@@ -51,7 +51,7 @@ templates.folder templates.full
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors
 dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_parts
-dataset.packs_table dataset.readable dataset.referenced
+dataset.readable dataset.referenced
 """
 ENERGON = "task_encoder loading reading flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
@@ -71,7 +71,7 @@ ASKED_FOR = {
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "found_rope", "members", "own_rope", "pack_encoder", "pixels")}
+ENCODERS = {f"training.{name}" for name in ("calls", "members", "own_rope", "pack_encoder", "pixels")}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
 MOST = {"a batch of images": (82, 8_200), "guard": (20, 3_500)}
 

@@ -4,11 +4,15 @@ A dataset is a folder, or its address on an object store; the YAML of a Metadata
 """
 
 import hashlib
+import io
 import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
@@ -20,7 +24,7 @@ MANIFEST = "energon_pack.json"
 REPORT = "report.json"
 #: the folder with the processor's files: see `dataset.inputs`
 PROCESSOR = "processor"
-#: sums over the members of each pack: see `dataset.packs_table`
+#: sums over the members of each pack: see `PackSums`
 PACKS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
 HASHED = (INPUTS, TRIAL, PACKS)
@@ -167,3 +171,26 @@ def _joined(folder: str | Path, name: str) -> str | Path:
     if is_address(folder) or is_address(name):
         return joined(str(folder), name)
     return Path(folder) / name
+
+
+class PackSums(NamedTuple):
+    """Sums over the members of each pack, in the order of the plan, by which training deals packs without it.
+
+    The file has them as float64[num_packs, 4].
+    """
+
+    lm: npt.NDArray[Any]  # cost in the language model
+    vision: npt.NDArray[Any]  # in the vision encoder
+    tokens: npt.NDArray[Any]
+    trained: npt.NDArray[Any]  # of the tokens
+
+    @classmethod
+    def read(cls, data: bytes) -> "PackSums":
+        """Read the file; raises ValueError if it is damaged."""
+        return cls(*np.load(io.BytesIO(data), allow_pickle=False).T)
+
+    def to_bytes(self) -> bytes:
+        """Return the file."""
+        file = io.BytesIO()
+        np.save(file, np.stack(self, axis=1), allow_pickle=False)
+        return file.getvalue()

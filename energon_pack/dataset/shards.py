@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_tokens import tokens_of
-from energon_pack.dataset.sources import Members, Sources
+from energon_pack.dataset.sources import Members, Sources, tokens_of
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from energon_pack.dataset.packs_table import PackSums
+from energon_pack.dataset.manifest import PackSums
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput

@@ -22,11 +22,10 @@ from energon_pack.templates.full import full_processor, models_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.training.found_rope import small_config
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
 from energon_pack.training.members import MemberEncoder
-from energon_pack.training.own_rope import OwnRope, RowsError, rope_of
+from energon_pack.training.own_rope import OwnRope, RowsError, rope_of, small_config
 from energon_pack.training.rope import RopeRule
 from energon_pack.training.shrink import shrink
 from support.models import of_model
