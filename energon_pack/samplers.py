@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
-from energon_pack.online.length_groups import Groups, Limits, group
+from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
@@ -257,8 +257,10 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         overlong: Literal["alone", "drop"] = "alone",
     ):
         rank, ranks = ranks_here(rank, world_size)
-        all_lens, self._limits, self._seed = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens), seed
-        self._limits.check()
+        limits = f"batch_size={batch_size}, max_batch_tokens={max_batch_tokens}"
+        if (batch_size is None) is (max_batch_tokens is None) or (batch_size or max_batch_tokens or 0) < 1:
+            raise ValueError(f"{limits}: give one of the two, at least 1")
+        all_lens, self._limits, self._seed = np.asarray(lens, np.int64), (batch_size, max_batch_tokens), seed
         if overlong not in _OVERLONG:
             raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
         if window < 1:
@@ -268,9 +270,9 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         self._lens = all_lens[self._samples]
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
-        self._window = window * self._limits.samples(self._lens)
+        self._window = window * (batch_size or (max_batch_tokens or 1) / max(1.0, float(self._lens.mean())))
         self._kept: Recent[tuple[int, int], Groups] = Recent(2)
-        settings = f"{batch_size=}, {max_batch_tokens=}, {window=}, {seed=}, {overlong=}"
+        settings = f"{limits}, {window=}, {seed=}, {overlong=}"
         stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
         if rank == 0 and are_overlong.any():
@@ -292,7 +294,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         groups = self._kept.get(key)
         if groups is None:
             seed = seed_of(self._seed, epoch)
-            groups = self._kept.put(key, group(self._lens, key[1], self._limits, self._window, seed))
+            groups = self._kept.put(key, group(self._lens, key[1], *self._limits, self._window, seed))
         return groups
 
     def _size(self, epoch: int, topology: Topology) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.online.length_groups import Groups, Limits, group
+from energon_pack.online.length_groups import Groups, group
 from energon_pack.samplers import LengthGroupedSampler
 
 LENS = np.minimum(np.random.default_rng(0).lognormal(6, 1, 1000), 8000).astype(np.int64) + 1
@@ -38,7 +38,7 @@ def padding(lens: Any, groups: Groups) -> float:
 def test_ten_samples_for_two_ranks_by_head() -> None:
     """One window, four batches in two steps: sizes differ by one, and each step has neighbours in length."""
     lens = np.array([5, 90, 6, 80, 7, 70, 8, 60, 9, 50])
-    groups = group(lens, 2, Limits(batch_size=3), window=100, seed=0)
+    groups = group(lens, 2, 3, None, window=100, seed=0)
     batches = [sorted(lens[groups.samples(place)].tolist()) for place in range(4)]
     assert sorted(batches) == [[5, 6], [7, 8, 9], [50, 60], [70, 80, 90]]
     assert sorted([sorted(groups.row[:2]), sorted(groups.row[2:])]) == [[0, 1], [2, 3]]
@@ -48,9 +48,9 @@ def test_ten_samples_for_two_ranks_by_head() -> None:
 def test_a_limit_of_tokens_counts_padding_by_head() -> None:
     """12 tokens: 3 × 4, 2 × 6 and one of 12; a batch is halved for the rank that would have none."""
     lens = np.array([4, 3, 4, 6, 6, 12])
-    groups = group(lens, 1, Limits(max_batch_tokens=12), window=100, seed=0)
+    groups = group(lens, 1, None, 12, window=100, seed=0)
     assert sorted(sorted(lens[groups.samples(place)].tolist()) for place in range(3)) == [[3, 4, 4], [6, 6], [12]]
-    halved = group(lens, 2, Limits(max_batch_tokens=12), window=100, seed=0)
+    halved = group(lens, 2, None, 12, window=100, seed=0)
     assert sorted(sorted(lens[halved.samples(place)].tolist()) for place in range(4)) == [[3], [4, 4], [6, 6], [12]]
 
 
@@ -67,8 +67,7 @@ def test_each_sample_once_and_each_rank_as_many_batches(
 ) -> None:
     """A lost sample would go unnoticed, and ranks with different numbers of steps would hang."""
     array = np.array(lens)
-    limits = Limits(max_batch_tokens=tokens) if tokens else Limits(batch_size=size)
-    groups = group(array, ranks, limits, window, seed)
+    groups = group(array, ranks, None if tokens else size, tokens, window, seed)
     batches = [groups.samples(place).tolist() for place in range(len(groups.row))]
     assert sorted(flat(batches)) == list(range(len(lens)))
     assert len(batches) % ranks == 0 or all(len(batch) == 1 for batch in batches)
@@ -77,11 +76,11 @@ def test_each_sample_once_and_each_rank_as_many_batches(
         assert tokens is None or len(batch) == 1 or len(batch) * max(array[batch]) <= tokens
 
 
-@pytest.mark.parametrize("limits", [Limits(batch_size=8), Limits(max_batch_tokens=8192)])
-def test_like_lengths_meet_and_steps_come_in_random_order(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [(8, None), (None, 8192)])
+def test_like_lengths_meet_and_steps_come_in_random_order(limits: tuple[int | None, int | None]) -> None:
     """Padding is small; neither short nor long samples come first."""
-    groups = group(LENS, 2, limits, window=500, seed=0)
-    assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, limits, window=1, seed=0))
+    groups = group(LENS, 2, *limits, window=500, seed=0)
+    assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, *limits, window=1, seed=0))
     of_ranks = np.array([LENS[groups.samples(place)].max() for place in range(len(groups.row))]).reshape(-1, 2)
     longest = of_ranks[:, 0]
     quarter = len(longest) // 4
