@@ -25,7 +25,7 @@ from energon_pack.training.layout import Member, RowForm
 from energon_pack.training.layout import neat as neat_layout
 from energon_pack.training.layout import thd as thd_layout
 from support.automodel import pack_overrides
-from support.running import ROOT, command, run
+from support.running import ROOT, run
 
 RECIPES = ROOT / "recipes" / "automodel"
 YAMLS = sorted(RECIPES.glob("*.yaml"))
@@ -147,14 +147,6 @@ def test_training_and_validation_share_no_sample(overrides: Overrides) -> None:
     assert not ids[0] & ids[1]
 
 
-def test_fixed_width_in_thd(overrides: Overrides) -> None:
-    """Ranks that exchange tokens with experts have rows of the same width."""
-    rows = dataset(overrides("packing=thd"), pad_to="max_token_len")
-    assert {collate([rows[i]])["input_ids"].shape for i in range(len(rows))} == {(1, 800)}
-    with pytest.raises(ValueError, match="layout=thd holds one pack a batch, not 2"):
-        collate([rows[0], rows[1]])
-
-
 def test_each_epoch_has_packs_of_its_own(overrides: Overrides) -> None:
     """Automodel's scheduler tells its collate function of epochs, not the dataset."""
     rows = dataset(overrides(), mask="positions")
@@ -215,12 +207,6 @@ def test_experts_have_rows_of_fixed_width() -> None:
     assert config["distributed"]["ep_size"] == 8
     assert config["dataset"]["pad_to"] == config["validation_dataset"]["pad_to"] == "max_token_len"
     assert config["step_scheduler"]["local_batch_size"] == 1
-
-
-def test_help_needs_no_automodel(tmp_path: Path) -> None:
-    result = command(RECIPES / "finetune.py", "--help", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("usage: finetune.py ")
 
 
 @pytest.mark.slow

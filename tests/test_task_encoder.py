@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+from megatron.energon import SkipSample, WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack import metadataset
@@ -141,16 +141,6 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
     asked = replace(encoder.rules, is_asked=True)
     with pytest.raises(ValueError, match="SomeProcessor gives maps"):
         members.MemberEncoder(asked).check()
-
-
-def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Path]) -> None:
-    encoder = PackedTaskEncoder(packed, str(demo[1]), pad_to="max_token_len", loss_weight="sqrt")
-    batch = next(iter(loader(packed, encoder, batch_size=2)))
-    assert batch["input_ids"].shape == (2, 1600)
-    assert batch["position_ids"].shape == (4, 2, 1600)
-    assert batch["loss_weight"].shape == (2, 1600)
-    assert int(batch["cu_seq_lens_q"][-1]) == 3200
-    assert batch["n_images_per_sample"].shape == (2,)
 
 
 @pytest.mark.parametrize("pad_to", [512, [700, 2000]])
@@ -452,12 +442,3 @@ def test_packs_of_prompts_and_captions(encoder: PackedTaskEncoder) -> None:
     batch = one(encoder, captions)
     assert batch["sample_ids"] == [["k#0", "k#1"]]
     assert int(batch["n_images_per_sample"]) == 1
-
-
-def test_workers_of_a_plain_loader_get_the_same(packed: Path, encoder: PackedTaskEncoder) -> None:
-    worker = WorkerConfig(rank=1, world_size=2, num_workers=0)
-    dataset = get_train_dataset(
-        packed, worker_config=worker, batch_size=1, task_encoder=encoder, repeat=False,
-        shuffle_buffer_size=None, max_samples_per_sequence=None,
-    )  # fmt: skip
-    assert 0 < len(ids(iter(get_loader(dataset)))) < 60

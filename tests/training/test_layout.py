@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, mlm, neat, rows_of, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, mlm, neat, rows_of, seq_idx, thd
 
 
 def member(length: int, first: int = 1, num_ignored: int = 1) -> Member:
@@ -101,12 +101,6 @@ def test_a_pack_that_does_not_fit_is_refused() -> None:
         neat([THREE], RowForm(width=8))
     with pytest.raises(ValueError, match="12 tokens, members rounded up to 4, in 10"):
         thd(THREE, RowForm(multiple=4, width=10))
-
-
-@pytest.mark.parametrize(("kind", "total"), [("token", 4.0), ("sample", 1.0), ("sqrt", 2.0)])
-def test_loss_weights(kind: str, total: float) -> None:
-    assert float(loss_weights(member(5), kind).sum()) == pytest.approx(total)
-    assert float(loss_weights(member(3, num_ignored=3), kind).sum()) == 0
 
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)

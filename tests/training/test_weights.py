@@ -226,14 +226,6 @@ def test_tokens_have_the_weights_of_their_turns(template: Template) -> None:
     assert [text.strip()[:5] for text in texts] == ["Say 0", "Say 1", "Say 2"]
 
 
-def test_ranges_that_are_dropped_take_their_weights_along() -> None:
-    """The first token is never trained, and a span without a token is no range."""
-    assert without_first([(0, 1), (1, 1), (2, 5)], [0.5, 2.0, 3.0]) == ([(2, 5)], [3.0])
-    assert without_first([(0, 3), (4, 6)], [0.5, 1.0]) == ([(1, 3), (4, 6)], [0.5, 1.0])
-    assert without_first([(0, 1), (2, 5)], [0.5, 1.0]) == ([(2, 5)], [])
-    assert without_first([(0, 2), (2, 5)]) == ([(1, 2), (2, 5)], [])
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0])), max_size=6))
 def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -> None:
