@@ -314,7 +314,7 @@ def compared(
     """Print the loader, exactness, and packed beside padded."""
     rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
     device = torch.device(options.device)
-    console.print(exactness(model_class(options.family), config, packed.probe_members(), device))
+    console.print(exactness(model_class(options.family), config, packed.encoder.probe_members(), device))
     runs = {
         (attention, layout): measure(config, encoder, dataset, attention, layout, options)
         for attention in options.attention

@@ -34,8 +34,6 @@ from energon_pack.training.pack_encoder import BadPack, Pack
 
 if TYPE_CHECKING:
     from energon_pack.pooling.measuring import Measuring
-    from energon_pack.training.probe import ProbeTree
-    from energon_pack.training.tower import Tower
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -89,9 +87,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     ):
         super().__init__()
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
-        #: `guard` uses these
         self.rules, self.members = self.encoder.rules, self.encoder.members
-        self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         manifest = self.encoder.made
         content = manifest["content"]
         read = content["source"]
@@ -205,18 +201,6 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             raise FatalSampleError(str(error)) from None
         batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key
         return batch
-
-    def use_tower(self, tower: "Tower | None") -> None:
-        """Make the values for a model's vision tower with each batch: see `guard`."""
-        self.encoder.use_tower(tower)
-
-    def probe_members(self) -> list[Encoded]:
-        """Return members to try a model with: see `guard`."""
-        return self.encoder.probe_members()
-
-    def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
-        """Return trees of such members to try a model with; None: the dataset has none. See `guard`."""
-        return self.encoder.probe_tree(members)
 
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:

@@ -80,7 +80,7 @@ def model(encoder: PackedTaskEncoder) -> Any:
 
 def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: PackedTaskEncoder) -> None:
     """With `own_pack` some packs are longer than `guard` was told, and it would refuse them."""
-    assert encoder.max_token_len == 1600
+    assert encoder.encoder.max_token_len == 1600
     made = copy.deepcopy(read_manifest(packed))
     made["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 5000}
     longer = pack_encoder.PackEncoder(made, encoder.encoder.rules, pad_to="max_token_len", tokens_per_second=2)

@@ -46,7 +46,10 @@ def check_trainer(trainer: Any) -> str:
     """
     if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
-    _patch(trainer)
+    if getattr(trainer.args, "use_liger_kernel", False):  # as `train()` does first; doing it twice changes nothing
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
     loader = _loader(trainer)
     collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
     collator = _collator(collate)
@@ -58,14 +61,6 @@ def check_trainer(trainer: Any) -> str:
     alone = samples_alone(trainer, collator, rows)
     told = step.compared(alone, trainer)
     return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
-
-
-def _patch(trainer: Any) -> None:
-    """Put Liger's kernels into the model, as `train()` does first; doing it twice changes nothing."""
-    if getattr(trainer.args, "use_liger_kernel", False):
-        from transformers.integrations.liger import apply_liger_kernel
-
-        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
 def _loader(trainer: Any) -> Any:
@@ -108,7 +103,9 @@ class TrainerStep:
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
-        same = _tolerance(trainer.model) * max(1.0, abs(expected))
+        weights = [one for one in trainer.model.parameters() if one.is_floating_point()]
+        is_short = torch.is_autocast_enabled() or any(torch.finfo(one.dtype).eps > 1e-6 for one in weights)
+        same = (_SAME_SHORT if is_short else _SAME) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
         losses = f"{loss:.5f}, its {samples} alone {expected:.5f}"
         if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
@@ -228,8 +225,3 @@ def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
     of_rank = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
     total: list[float] = trainer.accelerator.reduce(of_rank, "sum").tolist()
     return total
-
-
-def _tolerance(model: Any) -> float:
-    is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
-    return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

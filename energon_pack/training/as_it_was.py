@@ -67,7 +67,8 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
                     vars(part)[name] = value
             part._buffers.update(of_part)
         for cache, content in kept:
-            _restore(cache, content)
+            cache.clear()
+            cache.extend(content) if isinstance(cache, list) else cache.update(content)
         for buffer in (buffer for of_part in buffers for buffer in of_part.values() if buffer is not None):
             version, old = before.get(id(buffer), (buffer._version, buffer))
             if buffer._version != version:
@@ -79,11 +80,6 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
 def _is_cache(name: str, value: Any) -> bool:
     """Say whether an attribute of a part may hold results of its runs: it is not one of torch's own."""
     return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
-
-
-def _restore(cache: Any, content: Any) -> None:
-    cache.clear()
-    cache.extend(content) if isinstance(cache, list) else cache.update(content)
 
 
 def silence(model: Any) -> list[tuple[Any, str, float]]:

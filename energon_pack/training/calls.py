@@ -139,14 +139,11 @@ class Calls:
         try:
             return full_processor(self._rules), None
         except ImportError:
-            return None, _image_processor(self._rules)
+            from transformers import AutoImageProcessor
 
-
-@errors_only()
-def _image_processor(rules: InputRules) -> Any:
-    from transformers import AutoImageProcessor
-
-    return AutoImageProcessor.from_pretrained(rules.folder, backend="pil", **rules.kwargs)
+            with errors_only():
+                alone = AutoImageProcessor.from_pretrained(self._rules.folder, backend="pil", **self._rules.kwargs)
+            return None, alone
 
 
 def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:

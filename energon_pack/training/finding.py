@@ -154,15 +154,16 @@ def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weight
         raise ValueError(
             "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
-    gradients = _followed_back(loss, [embedded, *media, *weights])
+    followed = (
+        embedded,
+        *media,
+        *weights,
+    )  # as `torch.autograd.grad`, which leaves `Routing`: checkpoints choose again
+    gradients: Sequence[Tensor | None] = graph._engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, followed, True, accumulate_grad=False
+    )
     of_weights = [_thinned(one) for one in gradients[1 + len(media) :]]
     return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
-
-
-def _followed_back(loss: Tensor, followed: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """As `torch.autograd.grad`, which leaves `Routing`: checkpoints run parts once more, and choose experts again."""
-    start = (torch.ones_like(loss),)
-    return graph._engine_run_backward((loss,), start, False, False, tuple(followed), True, accumulate_grad=False)
 
 
 def _has_backwards_within(loss: Tensor) -> bool:

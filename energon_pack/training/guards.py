@@ -73,7 +73,7 @@ class Guard:
 
 def guard(
     model: Any,
-    encoder: "Encoder | None" = None,
+    encoder: Any = None,
     trust: str | None = None,
     first_batch: bool = True,
     batches: Sequence[Mapping[str, Any]] | None = None,
@@ -90,7 +90,8 @@ def guard(
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
-        encoder: the encoder of the packs; its processor makes the media for the test. None: the packs are text only.
+        encoder: the encoder of the packs, or what has it; its processor makes the media for the test. None: the packs
+            are text only.
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
         batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
@@ -109,7 +110,8 @@ def guard(
         if encoder is not None or trust is not None or not first_batch:
             raise ValueError("guard(model, batches=…) takes no encoder, trust or first_batch: those are of packs")
         return _guard_batches(model, batches or (), members)
-    return _guard_packs(model, encoder, trust == class_of(model).__name__, first_batch)
+    inner = getattr(encoder, "encoder", encoder)  # of a task encoder, of packs
+    return _guard_packs(model, inner, trust == class_of(model).__name__, first_batch)
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:

@@ -199,7 +199,8 @@ class PackEncoder:
             encoded, media = self.members.encode_all(listed := [*members], on_bad)
             alone = listed[0] if len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
-            if alone is not None and is_new and encoded and self._is_too_long(encoded[0]):
+            widest = self._widths[-1] if self._widths else math.inf
+            if alone is not None and is_new and encoded and self._rounded(encoded[0].tokens) > widest:
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(alone, error)
                 encoded = []
@@ -274,10 +275,6 @@ class PackEncoder:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
         return _encoder, (*self._given, self.tower)
-
-    def _is_too_long(self, member: Encoded) -> bool:
-        """Say whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
-        return bool(self._widths) and self._rounded(member.tokens) > self._widths[-1]
 
     def _rounded(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple

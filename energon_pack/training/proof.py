@@ -257,7 +257,8 @@ def way_out(
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                settings += [_setting(name)] if name != attention or is_partly_set else []
+                setting = "use_tree_attention(model)" if name == TREE else f"attn_implementation={name!r}"
+                settings += [setting] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
     if isinstance(samples, ProbeTree):
         return "nothing tried here keeps them apart: pack with packing.share=none"
@@ -270,7 +271,3 @@ def way_out(
     if not any(proof.finding for proof in seen):
         return "nothing could be tried here: does the encoder's processor go with this model?"
     return "nothing tried here keeps them apart: train this class on unpacked samples"
-
-
-def _setting(attention: str | None) -> str:
-    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"

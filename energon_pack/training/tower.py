@@ -121,7 +121,8 @@ def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devic
     if small_tower is None:
         return None
     prepared = values_in(small_tower(batch))
-    inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
+    inputs = batch.to(device).model_inputs(small, labels=False)
+    is_flash = "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
     kept = [value for name, value in prepared.items() if BOUNDARIES in name and not is_flash]
     plain = _counted(small, inputs, (), device)
     try:
@@ -134,10 +135,6 @@ def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, devic
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
     return TowerProof(tower.mark, frozenset(prepared), bool(kept), (plain.number, ours.number))
-
-
-def _is_flash(model: Any) -> bool:
-    return "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
 
 
 def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
