@@ -294,7 +294,7 @@ def main() -> None:
         data = options.dataset or ("the real sets" if real else "the demo")
         console.print(machine(device))
         about = f"{options.family}, {options.size}, random weights, {options.dtype}"
-        console.print(f"{about}; packs of {packed.max_token_len}: {data}")
+        console.print(f"{about}; packs of {packed.encoder.max_token_len}: {data}")
         if options.stalls:
             for table in stalls(config, dataset, processor, options):
                 console.print(table)
