@@ -288,7 +288,7 @@ def main() -> None:
             real = options.real or (REAL if options.size == "2b" and REAL.is_dir() else None)
             dataset, processor = make_packs(Path(temporary), options.max_token_len, real, options.family)
         packed, padded = (kind(dataset, processor, layout="neat") for kind in (PackedTaskEncoder, Padded))
-        padded.max_places = options.max_places or 4 * (packed.max_token_len or options.max_token_len)
+        padded.max_places = options.max_places or 4 * (packed.encoder.max_token_len or options.max_token_len)
         config = config_of(options.size, packed, options.family)
         console = Console(width=140, record=True)
         data = options.dataset or ("the real sets" if real else "the demo")

@@ -20,7 +20,7 @@ from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.trees import neat_trees
+from energon_pack.training.tree_rows import neat_trees
 
 prepare_torchvision()
 #: tokens of the root, tokens of a branch, branches; the first one has a goal

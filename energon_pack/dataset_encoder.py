@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.kept_inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput

@@ -36,7 +36,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.doors import PacksByNumber
-from energon_pack.training.members import Unread
+from energon_pack.training.member_encoder import Unread
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 
 __all__ = ["LazyPackedDataset"]

@@ -15,7 +15,7 @@ from energon_pack.dataset.manifest import (
     is_packed_here,
     read_manifest,
 )
-from energon_pack.dataset.referenced import LoadedMedia
+from energon_pack.dataset.source_media import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of

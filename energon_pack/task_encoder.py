@@ -29,11 +29,11 @@ from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, 
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
 
 if TYPE_CHECKING:
-    from energon_pack.pooling.measuring import Measuring
+    from energon_pack.pooling.sample_measures import Measuring
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -56,7 +56,7 @@ class MeasuredSample(Sample):
     """An unpacked sample that waits for its pack."""
 
     member: MemberInput
-    measured: Any  # pooling.measuring.SampleMeasures
+    measured: Any  # pooling.sample_measures.SampleMeasures
     #: samples that its worker encoded before
     number: int
 
@@ -100,7 +100,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
             from energon_pack.packed_with import load_template
-            from energon_pack.pooling.measuring import measuring_of
+            from energon_pack.pooling.sample_measures import measuring_of
 
             template = load_template(path, processor, trust_remote_code)
             self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")

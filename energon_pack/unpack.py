@@ -23,7 +23,7 @@ from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_me
 from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
-from energon_pack.dataset import check as checking
+from energon_pack.dataset import energon_check as checking
 from energon_pack.dataset import shards
 from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError, SamplesLost

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from energon_pack.training.few_shapes import packed_seq_params
 from energon_pack.training.layout import Member, RowForm, thd
-from energon_pack.training.shapes import packed_seq_params
 from support.gpt import cpu_for_cuda, tiny_gpt
 
 

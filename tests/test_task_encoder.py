@@ -21,7 +21,7 @@ from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training import members, pack_encoder
+from energon_pack.training import member_encoder, pack_encoder
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import JoinError
@@ -140,7 +140,7 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
         encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
     asked = replace(encoder.rules, is_asked=True)
     with pytest.raises(ValueError, match="SomeProcessor gives maps"):
-        members.MemberEncoder(asked).check()
+        member_encoder.MemberEncoder(asked).check()
 
 
 @pytest.mark.parametrize("pad_to", [512, [700, 2000]])

@@ -19,7 +19,7 @@ from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig, Share
-from energon_pack.pooling.measuring import Measuring, SampleMeasures
+from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT

@@ -22,7 +22,7 @@ from energon_pack.samples.pack_reader import NAMES, why_other_format
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
-#: the folder with the processor's files: see `dataset.inputs`
+#: the folder with the processor's files: see `dataset.kept_inputs`
 PROCESSOR = "processor"
 #: sums over the members of each pack: see `PackSums`
 PACKS = "packs.npy"

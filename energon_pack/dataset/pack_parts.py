@@ -12,7 +12,7 @@ import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range

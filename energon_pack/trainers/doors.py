@@ -17,7 +17,7 @@ from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.members import Unread
+from energon_pack.training.member_encoder import Unread
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 def import_rows() -> Any:
     """Return the module of rows that trainers take; raises PackError if `datasets` is not installed."""
     try:
-        from energon_pack.trainers import rows
+        from energon_pack.trainers import numbered_rows
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
         missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
         raise PackError(missing) from None
-    return rows
+    return numbered_rows

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
+from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARIES,

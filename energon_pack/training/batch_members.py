@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from energon_pack.training.inputs import MixingError
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input

@@ -20,9 +20,9 @@ from energon_pack.training.batch_members import (
     read_members,
 )
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import MixingError, attention_of, check_inputs
+from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.model_trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
     MemberSpan,
     PlacedSample,

@@ -9,8 +9,8 @@ import torch
 
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.finding import Proof
-from energon_pack.training.inputs import MixingError, attention_of
-from energon_pack.training.probe import ProbeTree, Samples
+from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.probe_batches import ProbeTree, Samples
 from energon_pack.training.proof import kinds_of, prove, way_out
 from energon_pack.training.wrapped import class_of
 

@@ -15,16 +15,16 @@ from torch.nn import Module
 from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, difference, variation
-from energon_pack.training.inputs import MixingError
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.kind import Kind, TriedKind, kind_of
+from energon_pack.training.model_trial import LOW_PRECISION, SUMS, ModelTrial, Pending, Steps, changes
 from energon_pack.training.routing import is_routed
-from energon_pack.training.trial import LOW_PRECISION, SUMS, ModelTrial, Pending, Steps, changes
 from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
 from energon_pack.training.watch import see
 from energon_pack.training.wrapped import class_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.trial import Subject
+    from energon_pack.training.model_trial import Subject
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class FirstBatch:
             ) from error
         self.trials.append(trial)
         if mixes:
-            from energon_pack.training.trial import refusal
+            from energon_pack.training.model_trial import refusal
 
             why = refusal(name, self._subject.name, trial, place)
             raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
@@ -178,7 +178,7 @@ class FirstBatch:
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
-        from energon_pack.training.trial import first_place
+        from energon_pack.training.model_trial import first_place
 
         pending.begin(0)
         with silent(pending.part):

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
-from energon_pack.training.inputs import (
+from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN,
     MixingError,
@@ -25,7 +25,7 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.trial import ModelTrial
+from energon_pack.training.model_trial import ModelTrial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.watch import Check, hook
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped

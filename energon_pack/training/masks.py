@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.inputs import PROVEN, has_rope_rows
+from energon_pack.training.forward_inputs import PROVEN, has_rope_rows
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.wrapped import unwrapped
 

@@ -23,14 +23,14 @@ from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.calls import keep_pages_in_worker
-from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
+from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
 from energon_pack.training.layout import IGNORE, RowForm
-from energon_pack.training.members import Encoded, MemberEncoder, Unread
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import RowsError, rope_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.probe import ProbeTree
+    from energon_pack.training.probe_batches import ProbeTree
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.shapes import check_shapes
+        from energon_pack.training.few_shapes import check_shapes
 
         check_shapes(*shapes)
     layout = options.get("layout") or layout
@@ -163,7 +163,7 @@ class PackEncoder:
         self.tower: Tower | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.shapes import widths_of
+            from energon_pack.training.few_shapes import widths_of
 
             self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
@@ -209,7 +209,7 @@ class PackEncoder:
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
         if layouts.has_trees([[one.tokens for one in encoded]]):
-            from energon_pack.training.trees import refuse_unlike
+            from energon_pack.training.tree_rows import refuse_unlike
 
             try:
                 refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
@@ -237,7 +237,7 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.shapes import with_segments
+                from energon_pack.training.few_shapes import with_segments
 
                 batch |= with_segments(batch, self._num_segments)
             batch.mask = self.mask
@@ -268,7 +268,7 @@ class PackEncoder:
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none."""
-        from energon_pack.training.probe import probe_tree
+        from energon_pack.training.probe_batches import probe_tree
 
         return probe_tree(members, self.members.joined) if self.has_trees else None
 
@@ -289,7 +289,7 @@ class PackEncoder:
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         make = layouts.neat
         if layouts.has_trees(packs):
-            from energon_pack.training.trees import neat_trees
+            from energon_pack.training.tree_rows import neat_trees
 
             make = neat_trees
         batch = PackedBatch(make(packs, self._form_of(packs)))

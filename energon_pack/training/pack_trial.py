@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
+from energon_pack.training.forward_inputs import PROVEN, forks_of, has_rope_rows, text_row
 from energon_pack.training.layout import RowForm
-from energon_pack.training.probe import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
-from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.model_trial import Pending, Subject
+from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
 from energon_pack.training.trial_inputs import (
     Probe,
     TrialInputs,

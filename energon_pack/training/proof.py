@@ -23,9 +23,9 @@ from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.inputs import TREE, attention_of, check_inputs
+from energon_pack.training.forward_inputs import TREE, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
+from energon_pack.training.probe_batches import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of, parts

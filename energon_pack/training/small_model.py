@@ -11,8 +11,8 @@ from torch import Tensor
 
 from energon_pack.training.as_it_was import silence
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import TREE
-from energon_pack.training.probe import plain_logits
+from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
 

@@ -17,10 +17,10 @@ from torch.nn import Module
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
+from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.inputs import attention_of
 from energon_pack.training.masks import BOUNDARIES, PREFIX, TOWERS, TowerProof, values_in
-from energon_pack.training.probe import probe_of, rows_of
+from energon_pack.training.probe_batches import probe_of, rows_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of, is_whole
 

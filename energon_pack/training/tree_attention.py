@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.inputs import TREE
+from energon_pack.training.forward_inputs import TREE
 from energon_pack.training.wrapped import unwrapped
 
 

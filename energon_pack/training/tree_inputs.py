@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import TREE, MixingError, attention_of
+from energon_pack.training.forward_inputs import TREE, MixingError, attention_of
 from energon_pack.training.masks import (
     Outline,
     Sight,

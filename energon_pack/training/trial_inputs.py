@@ -13,7 +13,7 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import MEDIA_KEYS, MixingError, forks_of, text_row
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, forks_of, text_row
 from energon_pack.training.watch import tokens_of
 from energon_pack.training.wrapped import parts
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
-from energon_pack.training.inputs import MixingError, attention_of
+from energon_pack.training.forward_inputs import MixingError, attention_of
 
 #: values kept for each token: a whole vocabulary would take gigabytes, and show the same
 _NUM_VALUES = 256

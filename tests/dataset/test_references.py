@@ -24,7 +24,7 @@ from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
 from energon_pack.dataset.contents import Beside
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost
-from energon_pack.dataset.referenced import DatasetMedia, source_root
+from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack

@@ -12,7 +12,7 @@ from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm, neat
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.rope import RopeRule, rope_positions
 
 prepare_torchvision()

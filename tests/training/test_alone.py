@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
 CASES = [

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import Guard, guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_trial import in_place, made_rows
 from support.tiny import FAMILIES, TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 

@@ -24,7 +24,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.training.guards import guard
 from energon_pack.training.layout import Member, RowForm, neat, thd
-from energon_pack.training.members import MemberEncoder
+from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.own_rope import OwnRope, RowsError, rope_of, small_config
 from energon_pack.training.rope import RopeRule
 from energon_pack.training.shrink import shrink

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from energon_pack.training.forward_inputs import MixingError, check_inputs
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError, check_inputs
 from energon_pack.training.layout import Member
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from support.tiny import TEXT, MadeEncoder, make_batch, make_members, make_model, text_members, tf
 
 

@@ -14,7 +14,7 @@ from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls, _noise
 from energon_pack.training.encoded import are_heard
-from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.own_rope import OwnRope, rope_of
 from energon_pack.training.pixels import Pixels
 from energon_pack.training.proof import prove

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.inputs import MEDIA_KEYS
+from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.forward_inputs import MEDIA_KEYS
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member, RowForm, thd
-from energon_pack.training.members import Encoded
-from energon_pack.training.shapes import packed_seq_params
+from energon_pack.training.member_encoder import Encoded
 from support.running import ROOT, command
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 

@@ -18,7 +18,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError
-from energon_pack.training.members import MemberEncoder
+from energon_pack.training.member_encoder import MemberEncoder
 from energon_pack.training.rope import RopeRule
 from support import processors
 from support.hearing import HEARING

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from energon_pack.training import proof
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.shrink import shrink

@@ -12,7 +12,7 @@ from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
-from energon_pack.training.members import Encoded, MemberEncoder, Unread
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import rope_of
 from energon_pack.training.pack_encoder import BadPack, PackEncoder
 from energon_pack.training.pixels import Pixels

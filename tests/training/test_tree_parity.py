@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.inputs import MixingError, has_rope_rows
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, loss_weights
-from energon_pack.training.probe import ProbeTree, tree_batch
+from energon_pack.training.probe_batches import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.trees import neat_trees, paths, refuse_unlike
+from energon_pack.training.tree_rows import neat_trees, paths, refuse_unlike
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -180,7 +180,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     model = make_model(name)
     tree = tiny_tree(name, model)
     assert not try_class(model, tree).mixes
-    monkeypatch.setattr("energon_pack.training.trees.neat_trees", fault)
+    monkeypatch.setattr("energon_pack.training.tree_rows.neat_trees", fault)
     monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     finding = try_class(model, tree)
     print(fault.__name__, finding)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
-from energon_pack.training.trees import merge, neat_trees, refuse_unlike
+from energon_pack.training.tree_rows import merge, neat_trees, refuse_unlike
 
 
 def member(ids: list[int], trained: list[int], shared: int = 0, factor: float = 1.0) -> Member:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.referenced import LoadedMedia
+from energon_pack.dataset.source_media import LoadedMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import HEARD, Encoded, are_heard
-from energon_pack.training.inputs import has_rope_rows
+from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
@@ -199,7 +199,7 @@ def _turned(member: Encoded) -> Encoded:
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
     """Lay the trees out in one row."""
-    from energon_pack.training.trees import neat_trees, paths
+    from energon_pack.training.tree_rows import neat_trees, paths
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
