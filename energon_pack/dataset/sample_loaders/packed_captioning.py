@@ -11,7 +11,11 @@ import numpy as np
 
 
 def sample_loader(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a sample, a list each with one entry a member."""
+    """Fields of a sample, a list each with one entry a member.
+
+    Raises:
+        KeyError: an image of the pack is missing.
+    """
     pack = sample["json"] if isinstance(sample["json"], dict) else json.loads(sample["json"])
     sizes = [len(names) for names in pack["images"]]
     return {
