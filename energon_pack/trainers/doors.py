@@ -4,11 +4,13 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from energon_pack.dataset.manifest import PackSums
@@ -22,7 +24,6 @@ from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
-    from energon_pack.trainers.loss import TokenMean
 
 
 class ForTrainers:
@@ -46,14 +47,14 @@ class ForTrainers:
 
         return Collator(self, model, weights)
 
-    def loss_func(self) -> "TokenMean":
+    def loss_func(self) -> Callable[..., Tensor]:
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
-        from energon_pack.trainers.loss import TokenMean
+        from energon_pack.trainers.loss import token_mean
 
-        return TokenMean(shifted=self.encoder.labels_shifted)
+        return partial(token_mean, shifted=self.encoder.labels_shifted)
 
 
 class PacksByNumber(ForTrainers, Dataset[Pack]):

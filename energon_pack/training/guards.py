@@ -5,6 +5,7 @@ import logging
 import re
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,32 +44,25 @@ _HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref
 _FEATURES = re.compile(r"get_(?!text)\w+_features")
 
 
+@dataclass(eq=False)
 class Guard:
     """The hooks on a model; `remove()` ends them."""
 
-    def __init__(
-        self,
-        proofs: Sequence[Proof],
-        trees: Proof | None,
-        trials: Sequence[ModelTrial],
-        handles: Sequence[RemovableHandle],
-        model: Module,
-    ):
-        #: every test of the class; the last one counts
-        self.proofs = proofs
-        #: the test of the class with trees; None: the encoder's packs have none
-        self.trees = trees
-        #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
-        self.trials = trials
-        self._handles = handles
-        self._model = model
+    #: every test of the class; the last one counts
+    proofs: Sequence[Proof]
+    #: the test of the class with trees; None: the encoder's packs have none
+    trees: Proof | None
+    #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
+    trials: Sequence[ModelTrial]
+    handles: Sequence[RemovableHandle]
+    model: Module
 
     def remove(self) -> None:
         """Remove the hooks, so that the model takes any inputs again."""
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        if _HANDLES.get(self._model) is self._handles:  # else it was guarded anew
-            PROVEN.pop(self._model, None)
+        if _HANDLES.get(self.model) is self.handles:  # else it was guarded anew
+            PROVEN.pop(self.model, None)
 
 
 def guard(
