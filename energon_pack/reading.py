@@ -240,18 +240,12 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0:
             paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
-            if any(topology_of(manifest).has_steps for manifest in manifests):
-                _log.warning(
-                    "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
-                    " loading.train_arguments",
-                    paths,
-                )
+            has_steps = any(topology_of(manifest).has_steps for manifest in manifests)
+            lost = ["steps are not even as planned; they are with one dataset and loading.train_arguments"] * has_steps
             if self._states:
-                _log.warning(
-                    "%s: of packs that are shuffled or blended, states only say how much was consumed; which come next,"
-                    " Energon's own restore_state_rank knows",
-                    paths,
-                )
+                lost += ["states only say how much was consumed; which come next, Energon's restore_state_rank knows"]
+            if lost:
+                _log.warning("%s: packs are shuffled or blended, so %s", paths, "; and ".join(lost))
         built: SavableDataset[Any] = super().build_train_datasets(
             datasets=datasets, worker_config=worker_config, shuffle_buffer_size=shuffle_buffer_size, **more
         )

@@ -329,7 +329,7 @@ def test_states_that_this_dataset_can_not_go_on_from(
         begun(folder, encoder, (0, 1, 0), [journal.state()])
     assert "restore_state_rank" not in caplog.text
     begun(blend, encoder, (0, 1, 0), [journal.state()])  # from the beginning: that is not to happen in silence
-    assert "states only say how much was consumed; which come next, Energon's own restore_state_rank" in caplog.text
+    assert "states only say how much was consumed; which come next, Energon's restore_state_rank" in caplog.text
 
 
 def test_a_run_that_would_lose_the_even_steps_is_told(
