@@ -259,19 +259,6 @@ def test_packs_without_conversations_are_trained_alike(
     assert lines(found(whole, source=[])) == lines(found(bare, source=[], decode=True)) == ""
 
 
-def test_trees_without_conversations_are_trained_alike(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
-    need_torchvision()
-    members: dict[str, bytes] = {}
-    for i in range(4):
-        members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
-    source = write_tar(tmp_path / "source/a.tar", members).parent
-    make = partial(config, source, packing__share=Share.prefix)
-    whole, bare = packed(make(output__name="whole")), packed(make(output__name="bare", output__messages=False))
-    without_messages(bare)
-    assert all(map(same, *(batches_of(folder, demo[1], "neat") for folder in (whole, bare))))
-    assert lines(found(bare, source=[])) == ""
-
-
 def test_what_packs_without_conversations_can_not_do_is_said(
     config: Make, demo: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
