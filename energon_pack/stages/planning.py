@@ -9,7 +9,6 @@ from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
-from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -21,6 +20,7 @@ from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.shard_plan import ShardPlan, plan_shards
 from energon_pack.plan.splits import split_shares
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun
