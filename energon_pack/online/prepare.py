@@ -160,7 +160,8 @@ class PreparedPacks:
     def made(self) -> dict[str, Any]:
         """The content that energon_pack.json would have."""
         planned = self.planned
-        return manifest_of(planned.lengths, planned.plan, planned.method.identity, planned.cost, planned.content)
+        identity, mixture = planned.method.identity, planned.report.mixture
+        return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
 
     @property
     def template(self) -> Template:
