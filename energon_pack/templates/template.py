@@ -23,7 +23,7 @@ from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
+from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
@@ -235,14 +235,6 @@ class Template(Preparation, Tokenizing):
         """Return the chat template of a sample, with the sample's variables, and the texts that it writes for media."""
         chat = self._tool_chat if sample.tools else self._chat
         return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
-
-    def shows(self, kind: str) -> bool:
-        """Say whether the chat template writes the token of a medium; a refusal counts as yes."""
-        question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
-        try:
-            return self.rules.media_tokens[kind] in self._chat.render(question, None)
-        except Skip:
-            return True
 
     def encode(self, sample: Sample) -> Tokens:
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""

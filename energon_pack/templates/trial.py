@@ -1,7 +1,6 @@
 """Compare a template with its full processor on random samples, before any real sample is measured."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,6 @@ from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import TOOL
@@ -52,7 +50,6 @@ _LISTS: list[tuple[str, ...]] = [
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
 _QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
-_NUM_FURTHER = {"image": 400, "video": 40}
 
 
 @dataclass
@@ -199,38 +196,6 @@ def kinds_of(media: Iterable[str]) -> set[str]:
     """Return the kinds of samples that have these kinds of media."""
     kinds = {*media}
     return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
-
-
-@errors_only()
-def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
-    """Compare two templates on many more sizes, odd ones among them, without pixels; empty: they agree.
-
-    Args:
-        rules: a template with a family's rules that was exact in a trial, perhaps by chance: the family may be wrong.
-        shapes: the template of the same processor by `Shapes`, which was exact, too.
-    """
-    rng = np.random.default_rng(seed)
-    for kind in rules.media_tokens:
-        for _ in range(_NUM_FURTHER[kind]):
-            width, height = (round(math.exp(rng.uniform(math.log(4), math.log(5000)))) for _ in range(2))
-            medium = Media(kind, width, height)
-            if kind == VIDEO.kind:
-                num_frames = int(rng.integers(2, 200))
-                medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(RATES)))
-            made = [_expanded(template, medium) for template in (rules, shapes)]
-            if made[0] != made[1]:
-                return (
-                    f"of {said(medium)} it makes another text, or more or fewer features, than the processor's own call"
-                )
-    return ""
-
-
-def _expanded(template: Template, medium: Media) -> tuple[str, int]:
-    try:
-        frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
-        return template.rules.expand_all([medium], [frames])[0]
-    except Skip:
-        return "", 0
 
 
 def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:

@@ -349,4 +349,4 @@ def test_a_processor_that_cannot_be_asked_is_named_at_once(
     made.chat_template = tokenizer.chat_template
     made.save_pretrained(tmp_path / "processor")
     with pytest.raises(PackError, match=name):
-        prepare_template(of_model("hf", tmp_path / "processor"), tmp_path)
+        prepare_template(of_model("auto", tmp_path / "processor"), tmp_path)

@@ -26,6 +26,8 @@ class _WholeSteps(FrameSampling):
 class LlavaOneVision(MediaRules):
     """LLaVA-OneVision in its transformers form (`llava-hf`)."""
 
+    processors = ("LlavaOnevisionProcessor",)
+
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         own, tokens = processor.processor, processor.tokens

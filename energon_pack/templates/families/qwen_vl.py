@@ -21,6 +21,7 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
+    processors = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
     #: beginning of the names of processors with similar settings that make other tokens of a video
     others = "Qwen3"
     #: defaults of the processor's image class
@@ -104,8 +105,8 @@ class QwenVL(MediaRules):
 class Qwen3VL(QwenVL):
     """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
 
+    processors = ("Qwen3VLProcessor",)
     has_old_names = False
-
     others = "Qwen2"
     video_defaults = {  # noqa: RUF012
         "do_sample_frames": True,

@@ -41,6 +41,8 @@ class ProcessorSettings:
 class MediaRules:
     """Size rules of a family, with one processor's settings. A family is a subclass, and a line in `FAMILIES`."""
 
+    #: transformers' classes of processors that count media by these rules
+    processors: Sequence[str] = ()
     #: whether the video processor knows `min_pixels` and `max_pixels`, older names of the edges of `size`
     has_old_names = True
 
