@@ -51,7 +51,7 @@ def beginnings(
             continue
         in_order = sorted(zip((at[place] for place in item.media), of_media, strict=True))
         trained = [at[span] for span in item.spans]
-        found.append(_of_tokens(ids, in_order, trained, special, features))
+        found.append(_of_tokens(ids.tolist(), in_order, trained, special, features))
     return found
 
 

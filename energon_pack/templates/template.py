@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
@@ -40,7 +39,7 @@ from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
-from energon_pack.templates.tokens.tokenizing import Tokenizing, trained_tokens
+from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
@@ -243,16 +242,11 @@ class Template(Preparation, Tokenizing):
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
         """Return what a model is fed of some samples; raises Skip as `render`."""
         rendered = [self.render(sample) for sample in samples]
-        texts = [(item.text, item.spans) for item in rendered]
-        by_words = self.counter(engine).tokens(texts)
-        others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))
-        located = [its or next(others) for its in by_words]
-        members = []
-        for sample, text, made in zip(samples, rendered, trained_tokens(rendered, located), strict=True):
-            ids, supervised, weights = made
-            media = self.seen(sample.media, text.features)
-            members.append(MemberTokens(np.array(ids, np.int64), supervised, weights, media, sample.options.weight))
-        return members
+        each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
+        return [
+            MemberTokens(*trained, self.seen(sample.media, text.features), sample.options.weight)
+            for sample, text, trained in each
+        ]
 
     def rules_by(self, engine: str) -> InputRules:
         """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""
