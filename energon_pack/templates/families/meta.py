@@ -72,30 +72,6 @@ def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     return tensor if tensor.is_meta else NotImplemented
 
 
-def _same(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return another tensor of the same shape, because the shape of either may be changed in place later."""
-    if not tensor.is_meta or any(isinstance(bound, Tensor) and bound.dim() for bound in (*args, *kwargs.values())):
-        return NotImplemented
-    return tensor.detach()
-
-
-def _cloned(tensor: Tensor, **kwargs: Any) -> Any:
-    return tensor.detach() if tensor.is_meta and tensor.is_contiguous() and not kwargs else NotImplemented
-
-
-def _arithmetic(tensor: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Combine a tensor with a number, or with a tensor that broadcasts to its shape."""
-    if not isinstance(tensor, Tensor) or not tensor.is_meta or not tensor.is_floating_point() or kwargs:
-        return NotImplemented
-    if isinstance(other, Tensor):
-        if other.is_meta and other.dtype != tensor.dtype:
-            return NotImplemented
-        sizes = zip(reversed(other.shape), reversed(tensor.shape), strict=False)
-        if other.dim() > tensor.dim() or any(n not in (1, m) for n, m in sizes):
-            return NotImplemented
-    return tensor.detach()
-
-
 def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any:
     if not tensor.is_meta or size is None:
         return NotImplemented
@@ -133,12 +109,6 @@ def _alike(tensors: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1
 
 
-def _contiguous(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if not tensor.is_meta or args or kwargs:
-        return NotImplemented
-    return tensor if tensor.is_contiguous() else empty(tensor.shape, tensor.dtype)
-
-
 def _array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Return an array that repeats one value, in place of a tensor without values."""
     if not tensor.is_meta:
@@ -158,14 +128,9 @@ _QUICK: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,
     torch.cat: _joined,
-    Tensor.contiguous: _contiguous,
     **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _filled),
     Tensor.numpy: _array,
     Tensor.__array__: _array,
     **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _in_place),
     Tensor.cpu: _in_place,
-    **dict.fromkeys((Tensor.clamp, Tensor.round, torch.clamp, torch.round), _same),
-    **dict.fromkeys((Tensor.clone, torch.clone), _cloned),
-    **dict.fromkeys((Tensor.mul, Tensor.div, Tensor.sub, Tensor.add, torch.mul, torch.div, torch.sub), _arithmetic),
-    **dict.fromkeys((Tensor.__mul__, Tensor.__truediv__, Tensor.__sub__, Tensor.__add__), _arithmetic),
 }
