@@ -79,8 +79,8 @@ class Choice:
             counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
         if not self.ends_answers:
-            what = "the chat template writes no token that ends an answer: the model is never trained to stop"
-            lines.append(f"{what} (model.chat_template)")
+            warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
+            lines.append(f"{warning} (model.chat_template)")
         return lines
 
 
@@ -107,9 +107,9 @@ class _Candidate:
 
     @property
     def why_not(self) -> str:
-        found = [outcome.difference for outcome in self.outcomes.values()]
-        found += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
-        return next(filter(None, found)) if any(found) else f"it knows {' and '.join(self.exact)} alone"
+        reasons = [outcome.difference for outcome in self.outcomes.values()]
+        reasons += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
+        return next(filter(None, reasons)) if any(reasons) else f"it knows {' and '.join(self.exact)} alone"
 
 
 @errors_only()
@@ -196,7 +196,9 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
         names.setdefault(item.why_not, []).append(item.template)
     if len(names) == 1 and tried[0].why_not.startswith((where, str(folder))):  # it can't be used at all
         return tried[0].why_not
-    whys = [why[:300] if len(names) == 1 else f"{' and '.join(of)}: {why[:160]}" for why, of in names.items()]
+    whys = [
+        why[:300] if len(names) == 1 else f"{' and '.join(templates)}: {why[:160]}" for why, templates in names.items()
+    ]
     return (
         f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
         " settings, model.processor_kwargs and model.chat_template right? +model=text packs texts"

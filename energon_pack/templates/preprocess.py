@@ -16,9 +16,8 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.media.medium import Media, MediumSettings
-from energon_pack.samples.media.prepared import stepped
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import CROP, RESIZE, Step
+from energon_pack.samples.tokens import CROP, RESIZE
 from energon_pack.templates.settings import MediaConfig
 
 _ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
@@ -124,10 +123,6 @@ class _Ours:
     def size(self, width: int, height: int) -> tuple[int, int]:
         raise NotImplementedError
 
-    def apply(self, image: Image.Image) -> Image.Image:
-        size = self.size(*image.size)
-        return image if size == image.size else stepped(image, [Step(self.operation, *size)], self.apply)
-
 
 class ResizeLongestSide(_Ours):
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
@@ -197,14 +192,14 @@ class QwenVLUtilsVideo:
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`); raises Skip below two."""
     if settings.nframes is not None:
-        wanted = round(settings.nframes / 2) * 2
+        number = round(settings.nframes / 2) * 2
     else:
         least = math.ceil((settings.min_frames or 4) / 2) * 2
         most = math.floor((settings.max_frames or min(768, total)) / 2) * 2
-        wanted = math.floor(min(max(total / fps * (settings.fps or 2.0), least), most, total) / 2) * 2
-    if not 2 <= wanted <= total:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants {max(wanted, 2)} frames, the video has {total}")
-    return wanted
+        number = math.floor(min(max(total / fps * (settings.fps or 2.0), least), most, total) / 2) * 2
+    if not 2 <= number <= total:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants {max(number, 2)} frames, the video has {total}")
+    return number
 
 
 def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
@@ -230,15 +225,15 @@ def utils_frame_size(
 
 def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     if least > most:
-        what = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        problem = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
+        raise Skip(Reason.BAD_MESSAGE, problem)
     resized = smart_resize(height, width, factor, least, most, least_side=factor)
     return resized[1], resized[0]
 
 
-def first_to_last(total: int, wanted: int) -> list[int]:
+def first_to_last(total: int, number: int) -> list[int]:
     """Return the indices of `wanted` frames out of `total`, evenly from the first to the last."""
-    chosen: list[int] = np.linspace(0, total - 1, wanted).round().astype(int).tolist()
+    chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen
 
 

@@ -64,9 +64,9 @@ class Template(Preparation, Tokenizing):
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._marks = AddedTokens({OPEN, CLOSE, *in_runs})
-        others = [*rules.feature_tokens.values(), *rules.marks]
+        beside = [*rules.feature_tokens.values(), *rules.marks]
         self._frames = {
-            chat: Frames(chat, self.media_tokens, others, special) for chat in (self._chat, self._tool_chat)
+            chat: Frames(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
         }
         self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
@@ -85,8 +85,8 @@ class Template(Preparation, Tokenizing):
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
-                others = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{others}")
+                advice = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{advice}")
         expansions, before, after = self._expand(sample.media)
         for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
             waiting[media.kind].append((number, *expanded))
@@ -203,13 +203,13 @@ class Template(Preparation, Tokenizing):
         if not any(video.is_heard for video in videos):
             return
         if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
-            what = (
+            problem = (
                 f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video{self.rules.why_deaf}"
             )
-            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+            raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
         if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike
-            what = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
-            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+            problem = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
 
     @cached_property
     def feature_ids(self) -> dict[str, int]:

@@ -128,29 +128,29 @@ class Trial:
         one = self.tries[number]
         truth = self._truth(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
-        made: list[int] | str
+        result: list[int] | str
         num_features = 0, 0
         try:
             rendered = template.render(one.sample)
-            made = template.tokenize([rendered])[0].ids
+            result = template.tokenize([rendered])[0].ids
             num_features = rendered.num_visual_tokens, rendered.num_audio_tokens
         except Skip as skip:
-            made = skip.detail
-        if isinstance(truth, str) and isinstance(made, list) and template.spec.family in ASKED:
+            result = skip.detail
+        if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKED:
             truth = _with_frames(full, template, one) or truth
-        are_both = isinstance(truth, str) and isinstance(made, str)
+        are_both = isinstance(truth, str) and isinstance(result, str)
         if isinstance(truth, str) and (are_both or not one.sample.media):  # for a text, training asks the tokenizer
-            is_new = isinstance(made, str) and made not in truth and truth[:80] not in made
+            is_new = isinstance(result, str) and result not in truth and truth[:80] not in result
             outcome.num_refused += 1
-            outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
+            outcome.refusal = outcome.refusal or (f"{result}; its own call says {truth}" if is_new else truth)
             return
-        what = ", ".join(map(said, one.sample.media)) or "a text"
-        if isinstance(truth, str) or made != truth:
-            outcome.difference = f"of {what} it makes {told_apart(made, truth)}"
+        media = ", ".join(map(said, one.sample.media)) or "a text"
+        if isinstance(truth, str) or result != truth:
+            outcome.difference = f"of {media} it makes {told_apart(result, truth)}"
             return
         if num_features != (waiting := num_waiting(template, truth)):
             outcome.difference = (
-                f"of {what} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
+                f"of {media} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
             )
             return
         outcome.num_compared += max(len(one.sample.media), 1)
@@ -231,11 +231,11 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
     prepared = Prepared([medium.kind for medium in one.sample.media], values)
     settings = template.rules.call_settings(template.spec.processor)
-    given = media_arguments(prepared, settings, template.rules.nests_images)
+    arguments = media_arguments(prepared, settings, template.rules.nests_images)
     if prepared.of(VIDEO.kind) and not chooses:
-        del given["videos_kwargs"]["do_sample_frames"]
-        given["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
-    return given
+        del arguments["videos_kwargs"]["do_sample_frames"]
+        arguments["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
+    return arguments
 
 
 def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
@@ -257,10 +257,10 @@ def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
     return sum(number in visual for number in ids), sum(number in sounds for number in ids)
 
 
-def told_apart(made: list[int] | str, truth: list[int] | str) -> str:
+def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
     """Say in a few words how the two results differ."""
-    numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
-    if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
-        first = next(index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])
-        return f"token {made[first]} in place {first}, the full processor {truth[first]}"
+    numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
+    if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
+        first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])
+        return f"token {result[first]} in place {first}, the full processor {truth[first]}"
     return f"{numbers[0]}, the full processor {numbers[1]}"

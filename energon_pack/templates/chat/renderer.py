@@ -109,8 +109,8 @@ class Renderer:
             LooksAtText: only within `is_watched`.
         """
         messages = normal(self.as_it_wants(messages))
-        if tools and (others := [tool for tool in tools if not isinstance(tool, dict)]):
-            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(others[0]).__name__}, not an object")
+        if tools and (no_objects := [tool for tool in tools if not isinstance(tool, dict)]):
+            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(no_objects[0]).__name__}, not an object")
         variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
         template = self._watched if _IS_WATCHED.get() else self._template
         if template is None:
@@ -170,7 +170,7 @@ class Renderer:
     def _wants_objects(self) -> bool:
         """Whether the template refuses arguments in a string, as OpenAI has them, or quotes them once more."""
         for content in ("", "b"):  # a template may refuse an answer without a text
-            text, parsed = (self._called(content, given) for given in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
+            text, parsed = (self._called(content, arguments) for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
             if text or parsed:
                 return _PROBE in parsed and (not text or f'\\"{_PROBE}' in text)
         return False
@@ -184,12 +184,12 @@ class Renderer:
     @cached_property
     def _part_types(self) -> dict[str, str]:
         """By kind, the type of the parts of media that this template wants, where it refuses ours."""
-        found = {}
+        names = {}
         for medium in KINDS.values():
             taken = [name for name in medium.part_types if self._takes_part(name)]
             if taken and medium.kind not in taken:
-                found[medium.kind] = taken[0]
-        return found
+                names[medium.kind] = taken[0]
+        return names
 
     def _takes_part(self, name: str) -> bool:
         messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]

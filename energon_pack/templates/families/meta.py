@@ -27,9 +27,9 @@ class ShapesOnly(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if (quick := _QUICK.get(func)) is not None:
-            found = quick(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+            shaped = quick(*args, **kwargs)
+            if shaped is not NotImplemented:
+                return shaped
         if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
             if func not in _SIZED or math.prod(size) <= _MOST_REAL:
@@ -53,18 +53,18 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _on_meta(value: Any) -> Any:
     """Return arguments with all their tensors on `meta`; None: they are not on both devices."""
-    found: set[bool] = set()
+    devices: set[bool] = set()
 
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):
-            found.add(item.is_meta)
+            devices.add(item.is_meta)
             return item.to(_META)
         if isinstance(item, (list, tuple)):
             return type(item)(map(moved, item))
         return {name: moved(entry) for name, entry in item.items()} if isinstance(item, dict) else item
 
     result = moved(value)
-    return result if len(found) == 2 else None
+    return result if len(devices) == 2 else None
 
 
 def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -128,9 +128,9 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
     """Return ranges without the first token, which nothing predicts, and their weights; empty: all are 1."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
-    left = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
-    kept = [weight for _, weight in left]
-    return [of for of, _ in left], kept if any(weight != 1 for weight in kept) else []
+    trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
+    kept = [weight for _, weight in trained]
+    return [of for of, _ in trained], kept if any(weight != 1 for weight in kept) else []
 
 
 def _is_plain(token: AddedToken) -> bool:

@@ -89,8 +89,8 @@ class TokenEngine:
         self._characters_to_engine -= sum(map(len, pieces))
         if self._characters_to_engine < 0:
             self._try_gigatoken()
-        made, lens = self._encode(pieces) if pieces else (np.zeros(0, np.uint32), [])
-        ids, ends, last = made.astype(np.int64), [0, *accumulate(lens)], 0
+        new, lens = self._encode(pieces) if pieces else (np.zeros(0, np.uint32), [])
+        ids, ends, last = new.astype(np.int64), [0, *accumulate(lens)], 0
         results: list[tuple[Ids, list[int]] | None] = []
         for num in nums:
             first, last = last, last + num
@@ -131,9 +131,9 @@ class TokenEngine:
         limit = next_added.start() if next_added else len(text)
         word = position - sum(words)
         for length in words:
-            found = self._pattern.match(text, word, limit)
+            match = self._pattern.match(text, word, limit)
             word += length
-            if found is None or found.end() != word:
+            if match is None or match.end() != word:
                 return False  # the following text decides how many of the spaces are a word
         return True
 
@@ -152,11 +152,11 @@ class TokenEngine:
         token, plain = text[header:word], text[word:position]
         words = []
         while word < position:
-            found = self._pattern.match(text, word, position)
-            if found is None:
+            word_match = self._pattern.match(text, word, position)
+            if word_match is None:
                 return None
-            words.append(found.end() - word)
-            word = found.end()
+            words.append(word_match.end() - word)
+            word = word_match.end()
         if len(self._headers) < _MOST_HEADERS and self._added.stands_alone(token) and not self._added.may_go_on(plain):
             self._headers[token + plain] = words
         return words
@@ -208,9 +208,9 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
 def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
     left_out = doubtful(HOSTILE)
     for text in (text for i, text in enumerate(HOSTILE) if i not in left_out):
-        made, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
-        if made != expected:
-            return f"it makes {len(made)} tokens of {text!r}: {made[:8]}; the reference {len(expected)}: {expected[:8]}"
+        ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
+        if ids != expected:
+            return f"it makes {len(ids)} tokens of {text!r}: {ids[:8]}; the reference {len(expected)}: {expected[:8]}"
     return None
 
 

@@ -87,7 +87,7 @@ class Tokenizing:
             encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
             ids += encoding.ids
             begins = [begin + start for begin, _ in encoding.offsets]
-            numbers = [num + bisect_left(begins, at) for num, at in zip(numbers, positions, strict=True)]
+            numbers = [num + bisect_left(begins, position) for num, position in zip(numbers, positions, strict=True)]
         return np.array(ids, np.int64), numbers
 
     @cached_property

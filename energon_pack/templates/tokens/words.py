@@ -65,8 +65,8 @@ class WordTokens:
     def _ids(self, text: str) -> str:
         between = self._split(text)
         ids = [self._of_token[token] for token in between[1::2]]
-        made = [self._of_words(plain) for plain in between[::2]]
-        return "".join([each for pair in zip(made, ids, strict=False) for each in pair]) + made[-1]
+        plain_ids = [self._of_words(plain) for plain in between[::2]]
+        return "".join([each for pair in zip(plain_ids, ids, strict=False) for each in pair]) + plain_ids[-1]
 
     def _of_words(self, text: str) -> str:
         words = self._find_in_ascii(text) if text.isascii() else self._find(text)
