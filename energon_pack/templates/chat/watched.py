@@ -232,7 +232,7 @@ def _filter(guard: Callable[[Any], Any]) -> str:
     return f"watched{guard.__name__}"
 
 
-def _guard(node: nodes.Expr | None, guard: Callable[[Any], Any]) -> nodes.Expr | None:
+def _guard(node: Any, guard: Callable[[Any], Any]) -> Any:
     if node is None or isinstance(node, (nodes.Const, nodes.TemplateData, nodes.Slice)):
         return node
     return nodes.Filter(node, _filter(guard), [], [], None, None, lineno=node.lineno)

@@ -21,7 +21,7 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
-    processors = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    processors: Sequence[str] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
     #: beginning of the names of processors with similar settings that make other tokens of a video
     other_names = "Qwen3"
     #: defaults of the processor's image class
