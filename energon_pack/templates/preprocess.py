@@ -7,7 +7,8 @@ entry points `energon_pack.media`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -109,65 +110,54 @@ def _pixels(media: MediaConfig, key: str) -> int:
     return value
 
 
-def _of_qwen(kind: str, factor: int) -> int:
+def _refuse_other_models(kind: str, factor: int) -> None:
     if factor < 2:
         raise PackError(f"media.{kind}=qwen_vl_utils is for models of the Qwen-VL family")
-    return factor
 
 
-class _Ours:
+@dataclass(frozen=True)
+class SizeRule:
     """A preprocessor whose operation is one of `tokens.OPERATIONS`, so that packs hold its result."""
 
-    operation = RESIZE
+    #: width and height afterwards, from those before
+    size: Callable[[int, int], tuple[int, int]]
+    operation: str = RESIZE
 
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        raise NotImplementedError
 
-
-class ResizeLongestSide(_Ours):
+def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
+    longest = _pixels(media, "longest_side")
 
-    def __init__(self, media: MediaConfig, factor: int):
-        self._longest = _pixels(media, "longest_side")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        scale = min(1.0, self._longest / max(width, height))
+    def size(width: int, height: int) -> tuple[int, int]:
+        scale = min(1.0, longest / max(width, height))
         return max(1, round(width * scale)), max(1, round(height * scale))
 
+    return SizeRule(size)
 
-class ResizeMaxPixels(_Ours):
+
+def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
+    most = _pixels(media, "max_pixels")
 
-    def __init__(self, media: MediaConfig, factor: int):
-        self._most = _pixels(media, "max_pixels")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        if width * height <= self._most:
+    def size(width: int, height: int) -> tuple[int, int]:
+        if width * height <= most:
             return width, height
-        scale = math.sqrt(self._most / (width * height))
+        scale = math.sqrt(most / (width * height))
         return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
+    return SizeRule(size)
 
-class CenterCrop(_Ours):
+
+def center_crop(media: MediaConfig, factor: int) -> SizeRule:
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
-
-    operation = CROP
-
-    def __init__(self, media: MediaConfig, factor: int):
-        self._width, self._height = _pixels(media, "crop_width"), _pixels(media, "crop_height")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return min(width, self._width), min(height, self._height)
+    most = _pixels(media, "crop_width"), _pixels(media, "crop_height")
+    return SizeRule(lambda width, height: (min(width, most[0]), min(height, most[1])), CROP)
 
 
-class QwenVLUtils(_Ours):
-    """Prepares images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
-
-    def __init__(self, media: MediaConfig, factor: int):
-        self._factor = _of_qwen("image", factor)
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return utils_image_size(MediumSettings(), width, height, self._factor)
+def qwen_vl_utils(media: MediaConfig, factor: int) -> SizeRule:
+    """Prepare images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
+    _refuse_other_models("image", factor)
+    return SizeRule(lambda width, height: utils_image_size(MediumSettings(), width, height, factor))
 
 
 class QwenVLUtilsVideo:
@@ -179,7 +169,8 @@ class QwenVLUtilsVideo:
     """
 
     def __init__(self, media: MediaConfig, factor: int):
-        self._factor = _of_qwen("video", factor)
+        _refuse_other_models("video", factor)
+        self._factor = factor
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
@@ -274,10 +265,10 @@ def smart_resize(
 #: `media.image` by name
 IMAGE_PREPROCESSORS = {
     "default": None,
-    "resize_longest_side": ResizeLongestSide,
-    "resize_max_pixels": ResizeMaxPixels,
-    "center_crop": CenterCrop,
-    "qwen_vl_utils": QwenVLUtils,
+    "resize_longest_side": resize_longest_side,
+    "resize_max_pixels": resize_max_pixels,
+    "center_crop": center_crop,
+    "qwen_vl_utils": qwen_vl_utils,
 }
 #: `media.video` by name; `fps` and `uniform` are the processor's own rule with other settings
 VIDEO_PREPROCESSORS = {"default": None, "fps": None, "uniform": None, "qwen_vl_utils": QwenVLUtilsVideo}
