@@ -87,10 +87,7 @@ class Renderer:
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
         self._tools_of_questions = [TOOL] if needs_tools else None
-        self._wants_parts, self._takes_parts = (
-            False,
-            True,
-        )  # a first value, because `_written` must not change contents
+        self._wants_parts, self._takes_parts = False, True  # until it is known, `_written` changes no contents
         as_text, as_parts = self._written("probe"), self._written(_as_parts("probe"))
         self._wants_parts = "probe" not in as_text and "probe" in as_parts  # for example LLaVA's template
         self._takes_parts = self._wants_parts or as_text == as_parts  # other templates print a list
@@ -139,30 +136,25 @@ class Renderer:
     def shows_system(self) -> bool:
         """Whether this template writes a system turn before an ordinary conversation."""
         roles = {"system": _PROBE, "user": "a", "assistant": "b"}
-        try:
-            return _PROBE in self.render([{"role": role, "content": text} for role, text in roles.items()], None)
-        except Skip:
-            return False
+        return self._writes_probe([{"role": role, "content": text} for role, text in roles.items()], None)
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
         """Say whether messages have reasoning that this template does not write; a refusal counts as yes."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
-        if self._shows_reasoning:
-            return False
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
-        try:
-            return _PROBE not in self.render(probed, tools)
-        except Skip:
-            return True
+        return not (self._shows_reasoning or self._writes_probe(probed, tools))
 
     @cached_property
     def _shows_reasoning(self) -> bool:
         """Whether this template writes the reasoning of an ordinary answer."""
-        question: Message = {"role": "user", "content": "a"}
         answer = with_reasoning({"role": "assistant", "content": "b"}, _PROBE)
+        return self._writes_probe([{"role": "user", "content": "a"}, answer], None)
+
+    def _writes_probe(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Say whether the template writes the probe that messages hold; a refusal counts as no."""
         try:
-            return _PROBE in self.render([question, answer], None)
+            return _PROBE in self.render(messages, tools)
         except Skip:
             return False
 
