@@ -21,7 +21,10 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
-    processors: Sequence[str] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    processors: Sequence[str] = (
+        *("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+        *("Exaone4_5_Processor", "HyperCLOVAXVisionV2Processor"),
+    )
     #: beginning of the names of processors with similar settings that make other tokens of a video
     other_names = "Qwen3"
     #: defaults of the processor's image class
@@ -105,7 +108,7 @@ class QwenVL(MediaRules):
 class Qwen3VL(QwenVL):
     """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
 
-    processors = ("Qwen3VLProcessor",)
+    processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
     has_old_names = False
     other_names = "Qwen2"
     video_defaults = {  # noqa: RUF012
