@@ -5,12 +5,11 @@ read as: Parquet, texts: user/assistant, images in cells; 12 files
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from energon_pack.errors import PackError, amount
 from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.dialects.table import TURN_FIELDS, turns_of
+from energon_pack.samples.dialects.table import TURN_FIELDS, conversations
 from energon_pack.samples.mapping import mapped
 from energon_pack.samples.media.kinds import MEDIA_KEYS
 from energon_pack.samples.sample import MESSAGE_KEYS
@@ -21,9 +20,7 @@ from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard, Shard, Source
 from energon_pack.sources.storage import folder_of
 
-_TURNS = (*MESSAGE_KEYS, *TURN_FIELDS)
 _SIDES = ("role", "from", "content", "value", "user", "human", "question", "assistant", "gpt", "answer", "answers")
-_ALONE = (("prompts", "captions"), ("caption",), ("question", "answer"), ("question", "answers"), ("text",))
 _NUM_TRIED = 4
 
 
@@ -74,15 +71,13 @@ def _turns(value: Any) -> str | None:
         value = {"messages": value}
     if not isinstance(value, dict):
         return None
-    for name in _TURNS:
-        turns = value.get(name)
-        first = turns[0] if isinstance(turns, list) and turns else None
-        if isinstance(first, Mapping):
-            return f"{name}: {'/'.join(side for side in _SIDES if side in first) or 'objects'}"
-    with suppress(Skip):  # a question and an answer that are texts, not lists
-        if written := turns_of(value, only_vqa=False):
-            return written.dialect.name
-    return next((" and ".join(names) for names in _ALONE if all(value.get(name) for name in names)), None)
+    written = next(conversations(value, ReadSettings()), None)
+    if written is None:
+        return None
+    turns = value[written.keys[0]] if written.name in (*MESSAGE_KEYS, *TURN_FIELDS) else None
+    first = turns[0] if isinstance(turns, list) and turns else None
+    sides = "/".join(side for side in _SIDES if side in first) or "objects" if isinstance(first, Mapping) else ""
+    return f"{written.name}: {sides}" if sides else written.name
 
 
 def _media(value: Any) -> Iterator[str]:
