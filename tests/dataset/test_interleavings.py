@@ -177,7 +177,6 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(38, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", no_flock)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(in_folder, "sync_file_system", lambda _: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     for module, name in (
@@ -344,7 +343,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(put_shard, "write_packs", write_packs)
     monkeypatch.setattr(put_shard, "written_shard", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     return made
 
 
