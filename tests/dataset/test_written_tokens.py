@@ -42,12 +42,6 @@ from support.weighted import turns
 FRAMES = [f"f{i}.jpg" for i in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look, tested elsewhere, is left out."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 def line(asked: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "4 circles"}], **fields}
 
