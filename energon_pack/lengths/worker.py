@@ -31,7 +31,6 @@ from energon_pack.templates.beginnings import beginnings
 from energon_pack.templates.processor import load_saved
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.words import LONG
 
 _BATCH = 512  # texts that are tokenized at once
 _BATCH_CHARACTERS = 4_000_000
@@ -219,17 +218,11 @@ def leave_out(row: LengthsRow, skip: Skip) -> None:
 
 
 def _count(template: Template, waiting: list[_Waiting], engine: str, keeping: Keeping | None) -> None:
-    short = [item for item in waiting if keeping and len(item.rendered.text) <= LONG]
-    made = template.tokens_of([item.sample for item in short], [item.rendered for item in short], engine)
-    for item, member in zip(short, made, strict=True):
-        item.row.token_len, item.row.num_supervised = len(member), member.num_supervised
-        item.row.kept = keeping.add(member, item.row.checksum) if keeping else 0
-    others = waiting if keeping is None else [item for item in waiting if len(item.rendered.text) > LONG]
-    counts = template.count([item.rendered for item in others], engine)
-    for item, (token_len, num_supervised) in zip(others, counts, strict=True):
-        item.row.token_len, item.row.num_supervised = token_len, num_supervised
-    for item in waiting:
+    made = template.tokens_of([item.sample for item in waiting], [item.rendered for item in waiting], engine)
+    for item, member in zip(waiting, made, strict=True):
         row = item.row
+        row.token_len, row.num_supervised = len(member), member.num_supervised
+        row.kept = keeping.add(member, row.checksum) if keeping else 0
         if not row.token_len:
             row.reason, row.detail = Reason.PROCESSOR_ERROR.value, "the chat template renders nothing"
         if (tokens := item.rendered.token_range) and row.token_len != tokens[1] - tokens[0]:
