@@ -42,12 +42,6 @@ from support.weighted import turns
 FRAMES = [f"f{i}.jpg" for i in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look, tested elsewhere, is left out."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 def line(asked: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "4 circles"}], **fields}
 
@@ -258,19 +252,6 @@ def test_packs_without_conversations_are_trained_alike(
         assert len(both[0]) == len(both[1]) > 1
         assert all(map(same, *both))
     assert lines(found(whole, source=[])) == lines(found(bare, source=[], decode=True)) == ""
-
-
-def test_trees_without_conversations_are_trained_alike(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
-    need_torchvision()
-    members: dict[str, bytes] = {}
-    for i in range(4):
-        members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
-    source = write_tar(tmp_path / "source/a.tar", members).parent
-    make = partial(config, source, packing__share=Share.prefix)
-    whole, bare = packed(make(output__name="whole")), packed(make(output__name="bare", output__messages=False))
-    without_messages(bare)
-    assert all(map(same, *(batches_of(folder, demo[1], "neat") for folder in (whole, bare))))
-    assert lines(found(bare, source=[])) == ""
 
 
 def test_what_packs_without_conversations_can_not_do_is_said(

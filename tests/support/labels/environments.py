@@ -13,6 +13,9 @@ from support.running import ROOT
 HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
 #: the newest that truth was made with
 PACKAGES = {
+    "trl": "trl==1.16.0",
+    "swift": "ms-swift==4.6.0",
+    "llamafactory": "llamafactory==0.9.5",
     # what LoongForge, LLaVA-OneVision-2 and Megatron-LM import, which have no packages of their own
     "loongforge": "megatron-energon==5.0.0 transformers==5.2.0 datasets einops hydra-core scipy tiktoken triton",
     "witnesses": "qwen-vl-utils==0.0.14 decord==0.6.0 soundfile==0.14.0",

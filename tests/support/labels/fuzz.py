@@ -208,5 +208,8 @@ def _has_system(form: Form) -> bool:
 
 
 def _may_skip(added: Added) -> bool:
-    """Good by themselves, and yet not where they stand: calls of a question, thoughts of a system prompt."""
-    return added.key.name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking")
+    """Good by themselves, and yet not where they stand: calls of a question, thoughts of a system prompt, a second
+    conversation.
+    """
+    again = ("functions", "history", "prompt", "completion", "query", "response", "instruction", "input", "output")
+    return added.key.name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking", *again)

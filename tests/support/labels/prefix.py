@@ -1,4 +1,4 @@
-"""What a turn's trained part is by transformers alone, with none of our code, and what we train beside it.
+"""What a turn's trained part is by transformers alone, with no framework and none of our code.
 
 A turn is what follows the rendering of all before it, with the generation prompt, up to the end of the rendering up to
 it; it is known where both are prefixes of the whole. As `../shared/research/labels.md` calls it: `prefix`.
@@ -6,16 +6,11 @@ it; it is known where both are prefixes of the whole. As `../shared/research/lab
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
-from energon_pack.samples.skip import Skip
-from energon_pack.templates.template import Template
-from support.labels.folders import DAY, build_template
-from support.labels.truth import Ours, render, sample_of
+from support.labels.folders import DAY
 
 Row = dict[str, Any]
 Span = tuple[int, int]
@@ -23,8 +18,6 @@ Span = tuple[int, int]
 _OF_OTHERS = frozenset(
     ("loss", "loss_scale", "weight", "loss_weight", "train", "training", "masked", "mask", "loss_mask", "trainable")
 )
-#: a tag that the prompt of some models writes, and its beginning or end where a token holds more
-_THINK = re.compile(r"</?think(></?|>)?")
 
 
 class _Today(datetime):
@@ -105,60 +98,3 @@ class Prefix:
 def _with_object(function: Row) -> Row:
     arguments = function["arguments"]
     return {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
-
-
-@dataclass
-class Judged:
-    """One conversation with one template."""
-
-    name: str
-    #: same, space, words, labels, text, media, skipped; refused: by the template itself; alone: prefixes do not tell
-    status: str
-    detail: str = ""
-
-    @property
-    def is_right(self) -> bool:
-        return self.status in ("same", "space", "words", "alone", "refused")
-
-
-def judge_template(name: str, folder: Path, rows: list[Row]) -> Iterator[Judged]:
-    """All conversations with one template."""
-    template = build_template(name, folder, after_turn=True)
-    prefix = Prefix(folder, **dict(template.spec.chat_template_kwargs))
-    for conversation in rows:
-        yield Judged(f"{name}/{conversation['id']}", *_judge(template, prefix, conversation))
-
-
-def _judge(template: Template, prefix: Prefix, conversation: Row) -> tuple[str, str]:
-    true_text = prefix.text(conversation)
-    try:
-        ours = render(
-            template, sample_of({key: value for key, value in conversation.items() if key not in ("wanted", "key")})
-        )
-    except Skip as skip:
-        return "skipped" if true_text is not None else "refused", str(skip)
-    if true_text is not None and true_text != ours.text:
-        return "text", f"{ours.text!r} for {true_text!r}"
-    if ours.media_labels:
-        return "media", f"{ours.media_labels} labels"
-    spans = prefix.spans(conversation)
-    if true_text is None or None in spans:
-        return "alone", ""
-    return _compare(template, ours, [span for span in spans if span], conversation.get("wanted", [1.0] * len(spans)))
-
-
-def _compare(template: Template, ours: Ours, spans: list[Span], counts: list[float]) -> tuple[str, str]:
-    """Compare the weights of tokens with those that prefix rendering gives them."""
-    media = set(template.rules.media_tokens.values())
-    wrong = []
-    for number, (start, end) in enumerate(template.tokenizer.encode(ours.text, add_special_tokens=False).offsets):
-        of_token, piece = ours.weights[start:end], ours.text[start:end]
-        weight = max(of_token, default=0.0) if all(of_token) else 0.0
-        told = [count for span, count in zip(spans, counts, strict=True) if span[0] <= start and end <= span[1]]
-        if round(weight, 6) != round(told[-1] if told and piece not in media else 0.0, 6) and number:
-            wrong.append(piece)
-    text = "".join(wrong)
-    if not text.strip():
-        return "space" if wrong else "same", ""
-    has_words = any(character.isalnum() for character in _THINK.sub("", text))
-    return "labels" if has_words else "words", f"{len(wrong)} tokens: {wrong[:8]}"

@@ -188,11 +188,6 @@ def test_known_shapes_are_written_as_the_template_writes_them(source: str) -> No
             )
 
 
-THINKS_ALWAYS = CHATML.replace(
-    "{{ m.content }}", "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content }}"
-)
-
-
 @pytest.mark.parametrize("source", [CHATML, GEMMA, THINKING, PARTS_ONLY])
 @pytest.mark.parametrize("silence", ["", " \n"])
 def test_the_end_of_an_empty_answer_is_trained(source: str, silence: str) -> None:
