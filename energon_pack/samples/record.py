@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turns_of_pair
 from energon_pack.samples.dialects.pictures import name_in, with_marks_replaced
 from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.dialects.table import question_and_answer, turns_of
+from energon_pack.samples.dialects.table import prompts_and_captions, question_and_answer, turn, turns_of, turns_of_pair
 from energon_pack.samples.documents import (
     DOCUMENT,
     answer_alone,

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of, lies_in, on_this_machine
-from energon_pack.sources.compressed import COMPRESSED, compressed_error
-from energon_pack.sources.foreign_formats import PARQUET
 from energon_pack.sources.mixture import Mixture
+from energon_pack.sources.other_formats import COMPRESSED, PARQUET, compressed_error
 from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 

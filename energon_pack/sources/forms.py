@@ -19,7 +19,6 @@ from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.find import LINES, Form, Leaf, Source, but_parquet, find_files, with_samples
-from energon_pack.sources.foreign_formats import ARROW
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
@@ -29,6 +28,7 @@ from energon_pack.sources.mixture import (
     mixture_entries,
     object_in,
 )
+from energon_pack.sources.other_formats import ARROW
 from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection

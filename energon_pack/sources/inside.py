@@ -14,8 +14,8 @@ from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at
+from energon_pack.sources.other_formats import TABLE
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
 _LARGEST = 4 << 30  # bytes of a member of an archive

@@ -25,8 +25,8 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at, with_names
+from energon_pack.sources.other_formats import TABLE
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
 from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of

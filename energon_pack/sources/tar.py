@@ -15,7 +15,7 @@ from functools import lru_cache
 from zlib import adler32
 
 from energon_pack.samples.bytes import Bytes
-from energon_pack.sources.foreign_formats import what_else
+from energon_pack.sources.other_formats import what_else
 
 BLOCK = tarfile.BLOCKSIZE  # headers and contents fill whole blocks
 #: size of a member without own bytes: a link, a device, a sparse file

@@ -18,8 +18,8 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.record import Record, caption_record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
+from energon_pack.sources.other_formats import compressed_error, compression
 from energon_pack.sources.storage import open_file
 from energon_pack.sources.tar import NO_DATA, TarScan
 

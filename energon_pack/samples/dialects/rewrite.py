@@ -6,8 +6,7 @@ JSON ──in_our_words──► fields as `parse_record` knows them      messag
 from collections.abc import Mapping
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import asked_and_answered
-from energon_pack.samples.dialects.table import TURN_FIELDS
+from energon_pack.samples.dialects.table import TURN_FIELDS, asked_and_answered
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import MESSAGE_KEYS, Message

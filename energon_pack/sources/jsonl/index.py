@@ -24,9 +24,8 @@ from energon_pack.run.files import digest_of_rest
 from energon_pack.run.plain_data import json_value
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.compressed import compressed_error, compression
-from energon_pack.sources.foreign_formats import what_else
 from energon_pack.sources.jsonl.coco import is_coco, mapped
+from energon_pack.sources.other_formats import compressed_error, compression, what_else
 from energon_pack.sources.storage import File, open_file
 from energon_pack.sources.tar import BLOCK
 from energon_pack.sources.wds import INDEX_SCHEMA

@@ -1,4 +1,4 @@
-"""Find compressed files by their first bytes, and refuse them with advice, because sources are read in place."""
+"""Find files that are neither tars nor lines by their first bytes, and refuse them with advice."""
 
 import re
 import shlex
@@ -41,3 +41,24 @@ def plain_name(path: str) -> str:
     """Return the name of a file after unpacking."""
     stem, is_short = _ENDING.sub("", path), path.lower().endswith(("tgz", "tbz", "tbz2", "txz"))
     return f"{stem}.tar" if is_short else stem
+
+
+_LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
+#: advice for a folder of Parquet files
+PARQUET = "Parquet: source=table reads it"
+ARROW = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
+_FORMATS = (
+    (b"PAR1", PARQUET),
+    (b"ARROW1", ARROW),
+    (b"PK\x03\x04", f"a zip archive: {_LINES}"),
+)
+
+#: the extension of tables
+TABLE = ".parquet"
+
+
+def what_else(head: bytes) -> str | None:
+    """Name the format of a file that begins with these bytes, with advice; None: unknown."""
+    if head[16:20] == b"\xde\xc0\xef\xbe":
+        return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
+    return next((what for magic, what in _FORMATS if head.startswith(magic)), None)
