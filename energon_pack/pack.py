@@ -15,8 +15,8 @@ from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.output_dir import may_overwrite, page_of
-from energon_pack.dataset.check import claim_of, get_ready
 from energon_pack.dataset.destination import refuse_another
+from energon_pack.dataset.energon_check import claim_of, get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import ledger, write_ledger

@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.entry_shares import draws, shares_of
+from energon_pack.plan.mix import draws, shares_of
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig

@@ -159,7 +159,7 @@ def look(entry: str) -> Looked:
         tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms and any(walk(folder, LINES) for folder in folders):  # for *.json, finding lines gives advice
+    if not forms and any(walk(folder, LINES) for folder in folders):  # a *.json alone is read, several are named
         forms = {Format.jsonl}
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
         raise PackError(

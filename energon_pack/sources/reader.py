@@ -68,10 +68,6 @@ class Reader:
         read_ahead([(file, wanted[path][1]) for path, file in files.items()])
         self._ahead = files
 
-    def read_ahead(self, wanted: Sequence[tuple[Shard, Sequence[tuple[int, int]]]]) -> None:
-        """Read ranges of shards ahead, all at once, and drop earlier ones."""
-        self._open.read_ahead([(self.shard_file(shard), ranges) for shard, ranges in wanted])
-
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
         """Return the bytes of a sample's JSON or text, from which `Shard.record` makes the record.
 

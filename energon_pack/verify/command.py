@@ -19,7 +19,7 @@ from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares

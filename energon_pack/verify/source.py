@@ -13,9 +13,9 @@ import numpy as np
 from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.inputs import OtherTokenizer
+from energon_pack.dataset.kept_inputs import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
-from energon_pack.dataset.referenced import source_root
+from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS

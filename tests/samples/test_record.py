@@ -70,7 +70,7 @@ def test_an_unknown_role_names_those_that_are_known(role: object, said: str) -> 
 def test_precedence_of_fields() -> None:
     other = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     value = {"texts": other, "messages": TURNS, "mine": other}
-    assert parse_record(value, ReadSettings()).messages == TURNS
+    assert parse_record(value, ReadSettings(messages_key="messages")).messages == TURNS
     assert parse_record(value, ReadSettings(messages_key="mine")).messages == other
 
 

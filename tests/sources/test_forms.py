@@ -150,6 +150,18 @@ def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
         find_source(AUTO, str(tmp_path))
 
 
+def test_a_json_that_is_alone_in_its_folder_is_read_and_several_are_named(tmp_path: Path) -> None:
+    """The most common form, LLaVA's JSON beside a folder of images, was refused with advice to type its name."""
+    path = tmp_path / "llava.json"
+    path.write_text('[{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}]')
+    assert [shard.name for shard in find_source(AUTO, str(tmp_path)).shards] == ["llava.json"]
+    (tmp_path / "stats.json").write_text("{}")
+    with pytest.raises(PackError, match=r"several \*\.json \(.*llava\.json, .*stats\.json\): name the one to read"):
+        find_source(AUTO, str(tmp_path))
+    a_file_of_lines(tmp_path / "train.jsonl")
+    assert [shard.name for shard in find_source(AUTO, str(tmp_path)).shards] == ["train.jsonl"]
+
+
 def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
     """Folders of classes, a metadataset of Energon: "no *.tar there" was no help."""
     (tmp_path / "cat").mkdir()

@@ -25,6 +25,7 @@ _MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in e
 _MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
+_JSON = re.compile(r"(?i)\.json$")
 _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
@@ -44,14 +45,17 @@ class LineFiles(Form):
 
     def in_folder(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
-        return files if self._stems is None else of_samples(self._stems, files)
+        files = files if self._stems is None else of_samples(self._stems, files)
+        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
+        return lone if len(lone) == 1 else files
 
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
-            advice = but_parquet(folders) or "; name *.json files by themselves or by a glob"
-            raise PackError(f"source.path={entry}: no *.jsonl there{advice}")
+            several = sorted(file for folder in folders for file in walk(folder, _JSON))
+            named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
+            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else but_parquet(folders)}")
         for file in files:
             for listed, lines in files_in(file, self._settings, self._wanted):
                 real = real_path(listed)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from support.labels.judged import Judged
+from support.labels.frameworks import Judged
 from support.labels.truth import Verdict
 
 

@@ -11,8 +11,11 @@ from support.running import ROOT
 
 #: environments that a machine keeps between runs of the slow tests
 HOME = Path(os.environ.get("FRAMEWORKS_ENVS", "/tmp/envs"))
-#: by environment
+#: the newest that truth was made with
 PACKAGES = {
+    "trl": "trl==1.16.0",
+    "swift": "ms-swift==4.6.0",
+    "llamafactory": "llamafactory==0.9.5",
     # what LoongForge, LLaVA-OneVision-2 and Megatron-LM import, which have no packages of their own
     "loongforge": "megatron-energon==5.0.0 transformers==5.2.0 datasets einops hydra-core scipy tiktoken triton",
     "witnesses": "qwen-vl-utils==0.0.14 decord==0.6.0 soundfile==0.14.0",
@@ -44,24 +47,29 @@ def python_of(framework: str) -> Path:
                 raise OSError(f"pip can't install {packages}: {done.stderr.strip()[-300:]}")
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "sitecustomize.py").write_text(_SCHEMAS)
+        if not (site / "torchaudio").is_dir():  # LLaMA-Factory imports it and hears nothing here
+            (site / "torchaudio").mkdir()
+            (site / "torchaudio" / "__init__.py").touch()
         (folder / "whole").touch()
     return python
 
 
-def run(framework: str, conversations: list[Any], folder: Path, scratch: Path, *, script_name: str) -> list[Any]:
-    """What a script makes of conversations with a processor's folder.
+def run(
+    framework: str, conversations: list[Any], folder: Path, scratch: Path, *names: str, script_name: str = ""
+) -> list[Any]:
+    """What `run_FRAMEWORK.py`, or another script, makes of conversations with a processor's folder.
 
     Raises:
         OSError: the environment can't be made, or the script ends with an error; its last lines are the message.
     """
     given, out = scratch / "conversations.json", scratch / f"{framework}.json"
     given.write_text(json.dumps(conversations))
-    script = ROOT / "tests" / "support" / "labels" / script_name
+    script = ROOT / "tests" / "support" / "labels" / (script_name or f"run_{framework}.py")
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "USE_HF": "1", "PATH": os.environ["PATH"]}
     variables |= {"HOME": str(scratch), "MODELSCOPE_CACHE": str(scratch)}
-    arguments: list[str | Path] = [python_of(framework), script, given, folder, out]
+    arguments: list[str | Path] = [python_of(framework), script, given, folder, out, *names]
     done = subprocess.run(arguments, env=variables, cwd=scratch, capture_output=True, text=True, timeout=900)
     if done.returncode:
-        raise OSError(f"{script.name} {folder.name}: {done.stderr.strip()[-600:]}")
+        raise OSError(f"{script.name} {folder.name} {' '.join(names)}: {done.stderr.strip()[-600:]}")
     rows: list[Any] = json.loads(out.read_text())
     return rows

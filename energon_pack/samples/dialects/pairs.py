@@ -1,0 +1,63 @@
+"""Reads questions and answers that stand in pairs, not in turns. Pure.
+
+{"user": "What is this?", "assistant": "A cat."}      the_cauldron, FineVision, Mantis
+{"human": "What is this?", "assistant": "A cat."}     ms-swift
+{"question": "What is this?", "answers": ["A cat."]}  lists of VQA
+{"prompts": ["What is this?"], "captions": ["A cat."]}
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from energon_pack.samples.sample import Message
+from energon_pack.samples.skip import Reason, Skip
+
+_ASKS = ("user", "human", "question")
+_ANSWERS = ("assistant", "gpt", "bot", "answer", "answers")
+_SIDES = frozenset((*_ASKS, *_ANSWERS))
+
+
+def turn(role: str, content: Any) -> Message:
+    return {"role": role, "content": content}
+
+
+def asked_and_answered(question: Any, answer: Any) -> list[Message]:
+    return [turn("user", question), turn("assistant", answer)]
+
+
+def turns_of_pair(message: Mapping[str, Any], index: int) -> list[Message] | None:
+    """Return the question and the answer of one entry as turns; None: it is no pair.
+
+    Of several answers to one question, the first is taken.
+    """
+    asks = [key for key in _ASKS if key in message]
+    answers = [key for key in _ANSWERS if key in message]
+    if len(asks) != 1 or len(answers) != 1:
+        return None
+    answer = message[answers[0]]
+    if answers[0] == "answers" and isinstance(answer, list) and answer:
+        answer = answer[0]
+    for key, text in ((asks[0], message[asks[0]]), (answers[0], answer)):
+        if not isinstance(text, str):
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} has a {key} that is no text: {str(text)[:80]}")
+    return asked_and_answered(message[asks[0]], answer)
+
+
+def without_sides(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an entry holds beside its question and its answer."""
+    return {key: item for key, item in message.items() if key not in _SIDES}
+
+
+def prompts_and_captions(value: Mapping[str, Any]) -> list[Message]:
+    """Return `prompts` and as many `captions` as turns."""
+    sides = []
+    for key in ("prompts", "captions"):
+        side = value[key] if isinstance(value[key], list) else [value[key]]
+        if len(side) == 1 and isinstance(side[0], list):
+            side = side[0]
+        if not all(isinstance(text, str) for text in side):
+            raise Skip(Reason.BAD_MESSAGE, f"{key} are not all text")
+        sides.append(side)
+    if len(sides[0]) != len(sides[1]):
+        raise Skip(Reason.BAD_MESSAGE, f"{len(sides[0])} prompts for {len(sides[1])} captions")
+    return [message for p, c in zip(*sides, strict=True) for message in asked_and_answered(p, c)]
