@@ -28,13 +28,13 @@ def compressed_error(path: str, number: int = 1) -> PackError:
     with open_file(path) as file:
         command = compression(file)
     plain = plain_name(path)
-    made = plain if plain != path else f"{path}.plain"
-    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(made)} {shlex.quote(path)}"
-    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(made)} && {rest}"
+    unpacked = plain if plain != path else f"{path}.plain"
+    rest = f"rm {shlex.quote(path)}" if plain != path else f"mv {shlex.quote(unpacked)} {shlex.quote(path)}"
+    unpack = f"{command} < {shlex.quote(path)} > {shlex.quote(unpacked)} && {rest}"
     if command is None:  # only its name looks compressed
         unpack = f"mv {shlex.quote(path)} {shlex.quote(plain)}"
-    others = f" (and {number - 1} more)" if number > 1 else ""
-    return PackError(f"{path}{others} is compressed, sources are read in place: replace it by what it holds: {unpack}")
+    more = f" (and {number - 1} more)" if number > 1 else ""
+    return PackError(f"{path}{more} is compressed, sources are read in place: replace it by what it holds: {unpack}")
 
 
 def plain_name(path: str) -> str:
@@ -61,4 +61,4 @@ def what_else(head: bytes) -> str | None:
     """Name the format of a file that begins with these bytes, with advice; None: unknown."""
     if head[16:20] == b"\xde\xc0\xef\xbe":
         return 'an LMDB: lines of JSON name its values, {"images": ["DIR.lmdb::KEY"], …}'
-    return next((what for magic, what in _FORMATS if head.startswith(magic)), None)
+    return next((name for magic, name in _FORMATS if head.startswith(magic)), None)

@@ -151,16 +151,16 @@ def _rows(key: _Key) -> list[bytes]:
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
     """Read the rows of a group with empty bytes in place of bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
-    found = []
+    columns = []
     for way, number in table.bytes_at.items():
         column = _column(table, key, number)
         if column is None or way.count(LIST) > 1:
             return None
-        found.append((way, column))
+        columns.append((way, column))
     texts = [schema.column(number).path for number in range(len(schema)) if _is_text(schema.column(number))]
     rows = table.parquet.read_row_group(key[2], columns=texts, use_threads=False).to_pylist() if texts else []
     rows = rows or [{} for _ in range(table.group_lens[key[2]])]
-    for way, column in found:
+    for way, column in columns:
         for number, row in enumerate(rows):
             put_bytes(row, way, column.are_there(number))
     return rows

@@ -124,32 +124,32 @@ _PNG_TOPICS = frozenset(
 def plain_image(file: Bytes, offset: int, size: int) -> Media | None:
     """Return the image in this range of a file; None: ask Pillow."""
     for most in _HEADS:
-        found = _plain(file, offset, size, file.read(offset, min(size, most)))
-        if found is not None or size <= most:
-            return found
+        medium = _plain(file, offset, size, file.read(offset, min(size, most)))
+        if medium is not None or size <= most:
+            return medium
     return None
 
 
 def _plain(file: Bytes, offset: int, size: int, head: bytes) -> Media | None:
     if head.startswith(b"\xff\xd8\xff"):
-        found, extension = _jpeg(head), "jpg"
+        sides, extension = _jpeg(head), "jpg"
         end = min(size, _END)
-        if found and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
+        if sides and not file.read(offset + size - end, end).endswith(b"\xff\xd9"):
             return None
     elif head.startswith(_PNG_BEGIN):
-        found, extension = _png(Range(file, offset, size), head), "png"
+        sides, extension = _png(Range(file, offset, size), head), "png"
     elif head.startswith(b"RIFF") and head[8:15] == b"WEBPVP8":
-        found, extension = _webp(head, size), "webp"
+        sides, extension = _webp(head, size), "webp"
     else:
         return None
-    if found is None or not all(found) or found[0] * found[1] > (Image.MAX_IMAGE_PIXELS or 0):
+    if sides is None or not all(sides) or sides[0] * sides[1] > (Image.MAX_IMAGE_PIXELS or 0):
         return None
     is_deep = extension == "png" and head[24:26] == _PNG_DEEP
-    return Media("image", *found, extension, mode="I;16" if is_deep else "")
+    return Media("image", *sides, extension, mode="I;16" if is_deep else "")
 
 
 def _jpeg(head: bytes) -> tuple[int, int] | None:
-    found = None
+    sides = None
     position, end = 2, len(head) - 4
     while position <= end and head[position] == 0xFF:
         marker, start = head[position + 1], position + 4
@@ -167,14 +167,14 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
                 return None
         elif marker in _JPEG_FRAMES:
             layers = head[start + 5] if length > 7 else 0
-            if found or layers not in (1, 3, 4) or length != 8 + 3 * layers or head[start] != 8:
+            if sides or layers not in (1, 3, 4) or length != 8 + 3 * layers or head[start] != 8:
                 return None
-            found = _int(head[start + 3 : start + 5], "big"), _int(head[start + 1 : start + 3], "big")
+            sides = _int(head[start + 3 : start + 5], "big"), _int(head[start + 1 : start + 3], "big")
         elif marker == _JPEG_PROFILE:
             if length < 16 or head[start : start + 12] != b"ICC_PROFILE\0":
                 return None
         else:
-            return found if marker == _JPEG_SCAN and length > 1 else None
+            return sides if marker == _JPEG_SCAN and length > 1 else None
     return None
 
 

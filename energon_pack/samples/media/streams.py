@@ -97,9 +97,9 @@ def probing(noun: str) -> Iterator[None]:
         raise Skip(Reason.UNREADABLE_MEDIA, f"not a readable {noun}: {str(error) or type(error).__name__}") from None
 
 
-def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
+def resampled_length(num_samples: int, rate: int, new_rate: int) -> int:
     """Return how many samples a sound has after `decode_audio` resamples it: those that begin before its end."""
-    return -(-num_samples * wanted // rate)
+    return -(-num_samples * new_rate // rate)
 
 
 def decode_audio(data: bytes, rate: int) -> Samples:
@@ -181,18 +181,18 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     """
     av: Any = importlib.import_module("av")
     frames: dict[int, Image.Image] = {}
-    wanted = set(indices)
+    numbers = set(indices)
     try:
         with _shown(av, data) as (format_name, shown):
             is_turned = may_turn(io.BytesIO(data), format_name)
-            for index, frame in enumerate(islice(shown, max(wanted, default=-1) + 1)):
-                if index in wanted:
+            for index, frame in enumerate(islice(shown, max(numbers, default=-1) + 1)):
+                if index in numbers:
                     frames[index] = upright(frame) if is_turned else frame.to_image()
     except av.FFmpegError as error:
         raise UndecodableError(
-            f"a video can't be decoded after {len(frames)} of {len(wanted)} frames: {error}"
+            f"a video can't be decoded after {len(frames)} of {len(numbers)} frames: {error}"
         ) from None
-    missing = wanted - frames.keys()
+    missing = numbers - frames.keys()
     if missing:
         raise UndecodableError(f"a video has no frame {min(missing)}")
     return [frames[index] for index in indices]
@@ -232,8 +232,8 @@ def upright(frame: Any) -> Image.Image:
     turn = tuple(int(value) for value in axes.round().flat)
     if turn not in _TURNS or np.abs(axes - axes.round()).max() > _ASKEW:
         numbers = ", ".join(f"{value:.2f}" for value in axes.flat)
-        what = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
-        raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+        detail = f"a film that players do not turn by a right angle: its display matrix is {numbers}"
+        raise Skip(Reason.UNSUPPORTED_MEDIA, detail)
     method = _TURNS[turn]
     return image if method is None else image.transpose(method)
 
