@@ -53,7 +53,7 @@ def media_arguments(
     images, clips, sounds = (arguments.get(medium.argument, []) for medium in (IMAGE, VIDEO, AUDIO))
     arguments |= sound_arguments(media.order, [clip.sound for clip in clips], sounds)
     names = {kind: medium.argument for kind, medium in KINDS.items() if medium.argument in arguments}
-    set_by = {name: copy.deepcopy(settings.get(kind, {})) for kind, name in names.items()}
+    set_by = {name: {**copy.deepcopy(settings.get(kind, {}))} for kind, name in names.items()}
     if clips:
         arguments[VIDEO.argument] = [clip.frames for clip in clips]
         metadata = [clip.metadata for clip in clips]
