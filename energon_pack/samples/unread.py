@@ -52,10 +52,10 @@ def refuse_unread(record: Record, read: Sequence[str], has_media: bool, kind_of:
                 raise unread(f"{field.key} has {str(leaf)[:80]!r},", kind, hint(field.key), reads)
 
 
-def unread(what: str, kind: str, meant: str, reads: str) -> Skip:
+def unread(place: str, kind: str, meant: str, reads: str) -> Skip:
     """Make the reason for leaving out a sample with a medium that nothing reads."""
     ways = "; ".join(filter(None, (reads, "source.media=ignore packs the text alone")))
-    skip = Skip(Reason.MEDIA_UNREAD, f"{what} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
+    skip = Skip(Reason.MEDIA_UNREAD, f"{place} {KINDS[kind].noun}, and nothing reads it{meant or ':'} {ways}")
     skip.media_type = kind
     return skip
 
