@@ -155,11 +155,13 @@ def plan_again(num: int) -> None:
         start = time.process_time()
         lengths = Lengths(measured, scratch=Scratch(Path(folder)))
         read = time.process_time()
-        lengths = draw(lengths, mixture, packing, 0)
+        lengths, entry_shares = draw(lengths, mixture, packing, 0)
         drawn = time.process_time()
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
         planned = time.process_time()
-        shares = ", ".join(f"{item['share']:.4f}" for item in mixture_figures(lengths, plan, packing.max_token_len))
+        shares = ", ".join(
+            f"{item['share']:.4f}" for item in mixture_figures(entry_shares, lengths, plan, packing.max_token_len)
+        )
     times = f"lengths {read - start:.1f}, draws {drawn - read:.1f}, packs {planned - drawn:.1f}"
     print(
         f"{num:,} samples, {plan.num_packs:,} packs, shares {shares}; CPU seconds: {times}, all {planned - start:.1f}"

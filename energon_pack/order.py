@@ -18,9 +18,9 @@ from energon_pack.dataset.folder import DatasetFolder, parts_of
 from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
 from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
-from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
+from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig

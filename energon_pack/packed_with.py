@@ -64,4 +64,4 @@ def _built(settings: TemplateSettings) -> Template:
     except PackError:
         if settings.model.template not in ASKED:
             raise
-        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
+        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO)))

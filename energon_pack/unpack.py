@@ -35,9 +35,10 @@ from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single import single
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of

@@ -90,22 +90,6 @@ def test_members_that_see_each_other_are_seen_on_the_page(
     assert re.search(r"sdpa, packed .*≤ 1e-05 NO", page)
 
 
-def test_a_model_that_does_not_fit_is_a_row_and_no_end(
-    gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = gpu.train
-
-    def run_out(*arguments: Any) -> Any:
-        if "padded" in arguments:
-            raise torch.OutOfMemoryError
-        return train(*arguments)
-
-    monkeypatch.setattr(gpu, "train", run_out)
-    page, steps = run(gpu, packs, tmp_path / "page.md", monkeypatch)
-    assert "out of memory: --checkpointing" in " ".join(page.split())
-    assert {step["layout"] for step in steps} == {"packed"}
-
-
 def test_padded_rows_are_cut_into_pieces_that_fit(gpu: ModuleType) -> None:
     pieces_of = importlib.import_module("gpu_model").pieces_of
     assert list(pieces_of([3, 2, 3, 9, 1], 9)) == [(0, 3), (3, 4), (4, 5)]  # 3 × 3 fit; a row of 9 is alone

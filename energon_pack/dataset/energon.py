@@ -56,9 +56,14 @@ def write_metadata(
 
 
 def manifest_of(
-    lengths: Lengths, plan: PackPlan, template: Identity, cost: CostModel, content: Mapping[str, Mapping[str, Any]]
+    lengths: Lengths,
+    plan: PackPlan,
+    template: Identity,
+    cost: CostModel,
+    content: Mapping[str, Mapping[str, Any]],
+    mixture: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the content of energon_pack.json, except its format."""
+    """Return the content of energon_pack.json, except its format; `mixture` has the figures of each entry."""
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
@@ -68,7 +73,7 @@ def manifest_of(
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
-        **({"entries": [share.name for share in shares]} if len(shares := lengths.shares_of_entries) > 1 else {}),
+        **({"entries": [entry["name"] for entry in mixture]} if mixture and len(mixture) > 1 else {}),
         **({} if lengths.items.turn is None else {"turns": len(turn_counts(lengths.items, plan) or ())}),
         "cost": cost.to_json(),
     }

@@ -32,7 +32,7 @@ from energon_pack.run.address import on_this_machine
 from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 
 #: folder of a staging folder with what `stage=write` reads beside the plan, and its file that is written last
 JOBS, ABOUT = ".jobs", "about.json"

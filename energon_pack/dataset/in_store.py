@@ -32,7 +32,7 @@ from energon_pack.run.address import lies_in, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 from energon_pack.sources.tar import tar_len
 
 #: the files that make it a dataset: removed first and written last

@@ -54,8 +54,9 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import Source
 from energon_pack.sources.sample import ReadSample
-from energon_pack.sources.shard import Source, TarShard
+from energon_pack.sources.shard import TarShard
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
@@ -159,7 +160,8 @@ class PreparedPacks:
     def made(self) -> dict[str, Any]:
         """The content that energon_pack.json would have."""
         planned = self.planned
-        return manifest_of(planned.lengths, planned.plan, planned.method.identity, planned.cost, planned.content)
+        identity, mixture = planned.method.identity, planned.report.mixture
+        return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
 
     @property
     def template(self) -> Template:

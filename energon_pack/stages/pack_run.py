@@ -18,8 +18,8 @@ from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_place
 from energon_pack.run.progress import Progress
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
+from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import labels_of
 

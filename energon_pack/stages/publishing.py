@@ -51,7 +51,8 @@ def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
 def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
     """Write the metadata that Energon and training read."""
     output, method = run.config.output, planned.method
-    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content)
+    mixture = planned.report.mixture
+    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)

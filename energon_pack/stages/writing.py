@@ -40,8 +40,9 @@ from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
 from energon_pack.run.part import Part, Spans
 from energon_pack.run.seeded import Ints
+from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned

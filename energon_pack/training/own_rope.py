@@ -12,7 +12,7 @@ from torch import Tensor
 
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import IMAGE, VIDEO
-from energon_pack.templates.folder import said
+from energon_pack.templates.folder import first_setting
 from energon_pack.templates.full import full_processor, models_of
 from energon_pack.training.encoded import HEARD, are_heard
 from energon_pack.training.layout import Member
@@ -105,7 +105,7 @@ def rope_of(
             return _own_rope_of(rules)
     if kind not in ROPE_KINDS:
         return None
-    vision = said(folder, ("config.json",), "vision_config") or {}
+    vision = first_setting(folder, ("config.json",), "vision_config") or {}
     seconds = vision.get("tokens_per_second") if tokens_per_second is None else tokens_per_second
     return RopeRule(kind, int(rules.settings[IMAGE.kind]["merge_size"]), seconds)
 

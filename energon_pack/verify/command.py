@@ -33,7 +33,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.packs import samples_of

@@ -257,8 +257,6 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     findings.add("sums", where, checks.sums(pack))
-    if "shared_lens" in pack.flavor.meta:
-        findings.add("shared", where, checks.shared(pack))
     findings.add("capacity", where, checks.capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 

@@ -28,8 +28,9 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
 from energon_pack.sources.copies import copy_numbers, drawn_keys
 from energon_pack.sources.demo import make_demo
+from energon_pack.sources.find import Source
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
 

@@ -176,7 +176,6 @@ def no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(38, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", no_flock)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(in_folder, "sync_file_system", lambda _: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     for module, name in (
@@ -343,7 +342,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(in_store, "write_packs", write_packs)
     monkeypatch.setattr(in_store, "written_shard", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     return made
 
 

@@ -31,8 +31,9 @@ from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.references import with_names
 from energon_pack.samples.parts import Reference
+from energon_pack.sources.find import Source
 from energon_pack.sources.referenced import SourceMedia
-from energon_pack.sources.shard import Shard, Source, TarShard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.unpack import unpack
 from support.batches import same
 from support.damage import change, found, lines, read_shard

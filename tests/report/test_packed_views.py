@@ -36,12 +36,8 @@ from support.samples import picture, video, write_tar
 @pytest.fixture(scope="module")
 def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo in shards of three packs."""
-    run = demo_config(
-        demo, cache, tmp_path_factory.mktemp("out"), output__max_shard_packs=3, packing__max_token_len=4096
-    )
-    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-        return packed(run)
+    out = tmp_path_factory.mktemp("out")
+    return packed(demo_config(demo, cache, out, output__max_shard_packs=3, packing__max_token_len=4096))
 
 
 def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:

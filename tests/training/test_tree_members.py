@@ -156,7 +156,7 @@ def test_a_batch_of_trees_counts_what_it_holds(template: Template, inputs: list[
 def test_other_processors_give_each_image_once(name: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     need_torchvision()
     folder = glm4v(tmp_path) if name == "glm4v" else request.getfixturevalue("real") / "processors" / name
-    family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "hf")
+    family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "auto")
     template = load_template(of_model(family, folder))
     encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     inputs = with_shares(encoder, conversations())
