@@ -25,9 +25,9 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import without_first
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
+from energon_pack.training.encoded import BadPack, Pack, refuse_weights
 from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat, rows_of, thd
 from energon_pack.training.member_encoder import Encoded, MemberEncoder
-from energon_pack.training.pack_encoder import BadPack, Pack, refuse_weights
 from support.tiny import alone, make_batch, make_members, make_model
 from support.weighted import turns
 
