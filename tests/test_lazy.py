@@ -26,7 +26,7 @@ from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import Ids
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.pack_encoder import BadPack
+from energon_pack.training.encoded import BadPack
 from support.given import conversations
 from support.marks import first_of
 from support.packed import demo_config, packed, samples
