@@ -77,7 +77,7 @@ class Items:
     def take(self, numbers: Ints | slice) -> "Items":
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
-        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "counts"}
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
         return Items(counts, **{name: None if values is None else values[numbers] for name, values in columns.items()})
 
 

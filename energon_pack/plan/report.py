@@ -155,6 +155,7 @@ def summarize(
     items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
     counted, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
     tokens, reasons = int(packs.tokens.sum()), _reasons(lengths, counted)
+    notes: dict[str, Any] = {f"samples_with_{note}": noted.samples[note] for note in NOTES}
     return Report(
         samples_in=lengths.num_samples,
         samples_excluded=num_found + num_repeated - lengths.num_samples,
@@ -177,7 +178,7 @@ def summarize(
         unknown_keys=noted.listed("unknown_keys"),
         image_modes=noted.listed("image_modes"),
         weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
-        **{f"samples_with_{note}": noted.samples[note] for note in NOTES},
+        **notes,
         by_media=_by_media(counted, packs),
         shared=sharing_figures(lengths, plan),
         mixture=mixture_figures(shares, lengths, plan, capacity) or None,
