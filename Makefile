@@ -6,19 +6,22 @@ RUN = $(VENV)/bin/python
 
 .PHONY: demo test test-slow test-cpu lint docs bench pictures clean
 # OMP_NUM_THREADS: tests run on all cores already, and threads that wait for one another spin
+# PYTHONDONTWRITEBYTECODE: tests start hundreds of processes, each of which would compile the package anew
+test test-slow test-cpu: export OMP_NUM_THREADS = 1
+test test-slow test-cpu: export PYTHONDONTWRITEBYTECODE =
 
 demo: $(VENV)/.demo
 	$(RUN) -m energon_pack +model=qwen2_5_vl
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow --timeout 3600 -o faulthandler_timeout=3500
+	$(RUN) -m pytest -m slow --timeout 3600 -o faulthandler_timeout=3500
 
 test-cpu: $(VENV)/.dev
 	rm -f test-cpu.jsonl
-	TEST_CPU=test-cpu.jsonl OMP_NUM_THREADS=1 $(RUN) -m pytest
+	TEST_CPU=test-cpu.jsonl $(RUN) -m pytest
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff check .

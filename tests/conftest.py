@@ -94,6 +94,14 @@ def _no_cache_of_the_user(shared_folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_disk_is_waited_for() -> Iterator[None]:
+    """A run has the disk write each of its twenty files at once, for a machine that loses its power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The built-in demo: its folder of tars, and the folder of its processor."""

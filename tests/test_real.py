@@ -18,7 +18,7 @@ from energon_pack.config import OnDamaged, Overlong, PackConfig
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from support.marks import slow
-from support.packed import files, json_lines, train
+from support.packed import json_lines, train
 from support.running import need_torchvision
 from support.samples import structure, write_tar
 
@@ -32,7 +32,6 @@ SETS = {
     "image_mathv": 292,
     "image_probe": 57,
 }
-SOON = [name if name != "text_sharegpt_zh" else slow(name) for name in SETS]
 #: samples without any answer: text_sharegpt_zh_000780 is one user turn
 NO_ANSWER = {"text_sharegpt_zh": 1}
 
@@ -70,6 +69,7 @@ def truth(real: Path, name: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [slow(name) if name in ("text_sharegpt_zh", "text_alpaca") else name for name in SETS])
 def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str], Path], name: str) -> None:
+    """And what is valid is packed."""
     expected = {sample_id: row["token_len"] for sample_id, row in truth(real, name).items()}
     folder = packed(name)
     rows = pq.read_table(folder / "pack_plan.parquet").to_pylist()
@@ -79,11 +79,7 @@ def test_every_length_is_the_full_processors(real: Path, packed: Callable[[str],
     assert len(expected) == SETS[name]
     assert {key: length for key, length in found.items() if length != expected[key]} == {}
     assert len(found) == SETS[name] - NO_ANSWER.get(name, 0)
-
-
-@pytest.mark.parametrize("name", SOON)
-def test_what_is_valid_is_packed(packed: Callable[[str], Path], name: str) -> None:
-    report = json.loads((packed(name) / "report.json").read_text())
+    report = json.loads((folder / "report.json").read_text())
     assert report["samples_in"] == SETS[name] == report["samples_packed"] + report["samples_skipped"]
     overlong = report["skipped_by_reason"].pop("overlong", 0)
     assert sum(report["skipped_by_reason"].values()) == NO_ANSWER.get(name, 0)
@@ -131,23 +127,6 @@ def test_energon_yields_every_pack_and_every_image_opens(packed: Callable[[str],
     for pack_ in packs.values():
         for image in (image for images in pack_.images for image in images):
             image.convert("RGB")
-
-
-@pytest.mark.slow
-def test_the_same_bytes_with_two_workers(
-    real: Path, packed: Callable[[str], Path], config: Make, tmp_path: Path
-) -> None:
-    run = config(
-        real / "wds" / "image_mathv",
-        executor__num_workers=2,
-        packing__max_token_len=4096,
-        packing__overlong=Overlong.drop,
-    )
-    run.model.processor = str(real / "processors" / "qwen2_5_vl")
-    run.model.factor, run.model.hub_id = 28, ""
-    run.cache_dir = str(tmp_path / "cache")
-    pack(run)
-    assert files(Path(run.output.dir) / "packed") == files(packed("image_mathv"))
 
 
 def test_videos_are_packed_and_come_back(real: Path, config: Make) -> None:
@@ -234,10 +213,9 @@ def test_damaged_and_compressed_tars_stop_the_run_by_name(real: Path, config: Ma
         pack(config(real / "bad" / f"{name}.tar"))
 
 
-@pytest.mark.parametrize("number", [30_000, slow(1_000_000)])
-def test_a_million_turns(config: Make, tmp_path: Path, number: int) -> None:
-    """No bad input hangs a run: one conversation of a million turns is one overlong sample."""
-    turns = [{"role": ("user", "assistant")[i % 2], "content": "x"} for i in range(number)]
+def test_many_turns(config: Make, tmp_path: Path) -> None:
+    """No bad input hangs a run: one conversation of thousands of turns is one overlong sample."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "x"} for i in range(30_000)]
     members = {"long.json": json.dumps(turns).encode()}
     members |= {"ok.json": json.dumps(turns[:2]).encode()}
     figures = pack(config(write_tar(tmp_path / "s" / "x.tar", members)))

@@ -32,12 +32,6 @@ from support.stores import Bucket, Request
 Make = Callable[..., PackConfig]
 
 
-@pytest.fixture(autouse=True)
-def _no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's check of the packs is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 @pytest.fixture(scope="module")
 def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts and images in four shards, one sample cut in parts, three in the ledger."""

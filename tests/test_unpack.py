@@ -32,12 +32,6 @@ WORDS = "one two three four five six seven eight nine ten " * 8
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 
 
-@pytest.fixture(autouse=True)
-def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's check of the packs is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """One of each kind of sample, in two shards, one in a folder; `talk` and `talk#1of9` are to collide."""

@@ -17,12 +17,6 @@ from support.samples import chat, npy, picture, write_source, write_tar
 Make = Callable[..., PackConfig]
 
 
-@pytest.fixture(autouse=True)
-def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's check of the packs is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 def run_of(make: Make, source: Path, flavor: Flavor, name: str, **settings: Any) -> PackConfig:
     format = Format.jsonl if source.suffix == ".json" else Format.wds
     run = make(source, source__format=format, output__flavor=flavor, output__name=name, max_skipped=0.5, **settings)

@@ -31,12 +31,6 @@ Make = Callable[..., PackConfig]
 QWEN3 = {"enable_thinking": False, "words": ["a", {"deep": 1}]}
 
 
-@pytest.fixture(autouse=True)
-def as_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's own look, tested elsewhere, is left out."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 def said(question: str, answer: str, **fields: Any) -> dict[str, Any]:
     asked = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": asked, **fields}

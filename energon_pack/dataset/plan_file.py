@@ -58,8 +58,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
                 detail = detail or NOTHING_TRAINED
             elif reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                what = detail if item in refused else flavor.unfit(row["does_not_fit"])
-                detail = f"{flavor.holder} has no place for it: {what}"
+                misfit = detail if item in refused else flavor.unfit(row["does_not_fit"])
+                detail = f"{flavor.holder} has no place for it: {misfit}"
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
@@ -121,8 +121,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
             pq.ParquetWriter(path, schema, compression="zstd") as writer,
         ):
             chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
-            for (first, end), mine, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
-                table = pa.concat_tables([_read_chunk(file, *place) for place in mine])
+            for (first, end), pieces, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
+                table = pa.concat_tables([_read_chunk(file, *place) for place in pieces])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
                 sizes = np.diff(plan.starts[first : end + 1])
                 keys = pa.array([f"{shards.key_prefix}_{pack:08d}" for pack in range(first, end)])
@@ -137,11 +137,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, in large pieces that are sorted by output shard.
-
-    Returns:
-        The offset and bytes of the pieces of each output shard.
-    """
+    """Write the rows of all members to a file, in large pieces that are sorted by output shard."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1
@@ -162,14 +158,14 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
 
     names = pa.array(lengths.shard_names, pa.string())
     for start, numbers, table in lengths.tables((*COLUMNS, *SOUNDS_SCHEMA.names)):
-        mine = place[start : start + table.num_rows] - 1
+        places = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         if lengths.shared is not None:
             here = slice(start, start + table.num_rows)
             for name in SHARED_SCHEMA.names:
                 of_items = lengths.shared["token_len" if name == "shared_len" else name.replace("shared_", "")]
                 table = table.append_column(name, pa.array(of_items[here]))
-        table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
+        table = table.append_column("place", pa.array(places)).filter(pa.array(places >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:
             deal()

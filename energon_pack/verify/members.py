@@ -86,7 +86,7 @@ def is_within(member: PlanRow, shard: Shard) -> bool:
     """Say whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
-        return shard.has_place(*record)
+        return min(record) >= 0 and (sum(record) <= shard.size or not shard.is_read_by_place)
     parts: list[AnyPart] = [*member.parts, *member.positions]
     places = [record, *((part.offset, part.size) for part in parts)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)

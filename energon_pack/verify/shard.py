@@ -15,7 +15,7 @@ from energon_pack.dataset.contents import Pack, parse, with_media, written_token
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers

@@ -41,7 +41,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.finding import find_shards
 from support.models import of_model
-from support.running import PIPELINE, REAL, need_torchvision
+from support.running import PIPELINE, need_torchvision
 
 TWO = [MemberTokens(np.array([1, 2]), [])]
 
@@ -202,24 +202,3 @@ def test_what_could_not_be_verified_is_one_short_line() -> None:
         "not verified: 1 sample with media: the full processor needs torchvision (pip install torchvision)",
     ]
     assert Audit(0, 0).lines() == []
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="../shared/real is not here")
-@pytest.mark.parametrize(
-    ("model", "processor", "source", "media"),
-    [
-        ("qwen3_vl", "qwen3_vl", "video_demo", {"video": "default"}),
-        ("qwen3_vl", "qwen3_vl", "video_demo", {"image": "qwen_vl_utils", "video": "qwen_vl_utils"}),
-        ("internvl", "internvl3_hf", "video_demo", {"video": "uniform", "num_frames": 4}),
-        ("qwen_vl", "qwen2_5_vl", "image_demo", {"image": "center_crop", "crop_width": 300, "crop_height": 200}),
-        ("shapes", "gemma3", "image_demo", {}),
-    ],
-)
-@pytest.mark.slow
-def test_every_medium_and_preprocessor(
-    config: Callable[..., PackConfig], model: str, processor: str, source: str, media: dict[str, object]
-) -> None:
-    settings = {f"media__{name}": value for name, value in media.items()}
-    run = config(REAL / "wds" / source, measure__verify=0.5, model__template=model, max_skipped=1.0, **settings)
-    run.model.processor, run.packing.max_token_len = str(REAL / "processors" / processor), 65536
-    assert pack(run)["samples_verified"] >= 9

@@ -2,15 +2,9 @@
 
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import Format, PackConfig, Stage
@@ -20,7 +14,7 @@ from energon_pack.pack import pack
 from energon_pack.sources.demo import make_demo
 from support.marks import slow
 from support.packed import files
-from support.running import ROOT, run_here
+from support.running import run_here
 from support.samples import chat, picture, write_tar
 
 Make = Callable[..., PackConfig]
@@ -124,13 +118,13 @@ def json_lines(path: Path, num: int) -> Path:
 
 
 def test_slices_that_were_measured_are_kept(
-    config: Make, tmp_path: Path, measured_rows: list[int], monkeypatch: pytest.MonkeyPatch
+    demo: tuple[Path, Path], tmp_path: Path, measured_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A 665k-line JSON is one file to most users: an interrupt began it anew."""
     source = json_lines(tmp_path / "s" / "x.jsonl", 100)
     monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 10)
     monkeypatch.setattr("energon_pack.lengths.measure._LITTLE", 0)
-    run = config(source, cache_dir=str(tmp_path / "cache"), source__format=Format.jsonl, stage=Stage.plan)
+    command = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "source=jsonl", f"source.path={source}", "stage=plan"]
 
     def interrupted(job: measuring.MeasureJob):  # type: ignore[no-untyped-def]
         if len(measured_rows) == 3:
@@ -140,53 +134,11 @@ def test_slices_that_were_measured_are_kept(
 
     with monkeypatch.context() as patch:
         patch.setattr("energon_pack.lengths.measure.measure", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pack(run)
-    assert pack(run)["samples_packed"] == 100
-    assert measured_rows == [10] * 10  # each sample once: three slices in the first run, seven in the second
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_one_file_is_measured(
-    demo: tuple[Path, Path], config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real interrupt of a real run exits with 130, and its message is true."""
-    pack(config(stage=Stage.plan, cache_dir=str(tmp_path / "out" / ".cache")))  # the template: it takes seconds there
-    shutil.rmtree(tmp_path / "out" / ".cache" / "lengths")
-    num = 3_000
-    json_lines(tmp_path / "s" / "x.jsonl", num)
-    script = (  # it is interrupted while it waits: on a busy machine it would be done before
-        "import signal, time; from energon_pack.lengths import measure, table_cache;"
-        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a job in the background hears none
-        "measure._SLICE, measure._LITTLE = 100, 0; table_cache._FILE_ROWS = 500; flush = table_cache.TableCache.flush;"
-        "table_cache.TableCache.flush = lambda self: (flush(self), time.sleep(0.5));"
-        "from energon_pack.cli import main; main()"
-    )
-    command = [
-        *(sys.executable, "-c", script, "+model=qwen2_5_vl", f"model.processor={demo[1]}", "source=jsonl"),
-        *(f"source.path={tmp_path / 's'}", f"output.dir={tmp_path / 'out'}", "stage=plan", "executor.num_workers=2"),
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    cache = tmp_path / "out" / ".cache"
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not list(cache.glob("lengths/*/*.parquet")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130, errors
+        code, _, errors = run_here(*command, cwd=tmp_path)
+    assert code == 130, errors
     assert "interrupted; the same command goes on from the lengths it has" in errors
-
-    def num_rows() -> int:
-        return sum(pq.read_metadata(path).num_rows for path in cache.glob("lengths/*/*.parquet"))
-
-    assert 500 <= num_rows() < num
-    monkeypatch.setattr("energon_pack.lengths.measure._SLICE", 100)
-    monkeypatch.setattr("energon_pack.lengths.measure._LITTLE", 0)
-    monkeypatch.setattr("energon_pack.lengths.table_cache._FILE_ROWS", 500)
-    code, _, errors = run_here(*command[3:], cwd=tmp_path)
-    assert code == 0, errors
-    assert num_rows() == num  # none was measured twice
+    assert run_here(*command, cwd=tmp_path)[0] == 0
+    assert measured_rows == [10] * 10  # each sample once: three slices in the first run, seven in the second
 
 
 # ------------------------------------------------------------------------- content that changes, under an old time
@@ -228,27 +180,21 @@ def test_a_json_that_changed_in_its_tar(config: Make, tmp_path: Path, overlong: 
     same_packs_as_fresh(run, tmp_path)
 
 
-def test_an_image_that_changed_in_its_tar(config: Make, tmp_path: Path) -> None:
-    """Another picture of as many bytes has other tokens."""
+@pytest.mark.parametrize("format", [Format.wds, Format.jsonl])
+def test_an_image_that_changed(config: Make, tmp_path: Path, format: Format) -> None:
+    """Another picture of as many bytes has other tokens, in its tar and as a file."""
     small, large = (padded_picture(*size) for size in ((64, 64), (400, 300)))
-    source = tmp_path / "s" / "x.tar"
-    write_tar(source, {"a.json": chat("<image>", "b"), "a.jpg": small, "b.json": chat("c", "d")})
-    run = config(source.parent, cache_dir=str(tmp_path / "cache"), stage=Stage.plan)
+    if format is Format.wds:
+        parts = {"a.json": chat("<image>", "b"), "a.jpg": small, "b.json": chat("c", "d")}
+        source = image = write_tar(tmp_path / "s" / "x.tar", parts)
+    else:
+        source, image = (tmp_path / "s" / name for name in ("x.jsonl", "a.jpg"))
+        source.parent.mkdir()
+        source.write_text(json.dumps({**json.loads(chat("<image>", "b")), "images": ["a.jpg"]}) + "\n")
+        image.write_bytes(small)
+    run = config(source, cache_dir=str(tmp_path / "cache"), stage=Stage.plan, source__format=format)
     pack(run)
-    in_place(source, lambda data: data.replace(small, large))
-    run.stage = Stage.all
-    same_packs_as_fresh(run, tmp_path)
-
-
-def test_an_image_file_that_changed(config: Make, tmp_path: Path) -> None:
-    small, large = (padded_picture(*size) for size in ((64, 64), (400, 300)))
-    source = tmp_path / "s" / "x.jsonl"
-    source.parent.mkdir()
-    source.write_text(json.dumps({**json.loads(chat("<image>", "b")), "images": ["a.jpg"]}) + "\n")
-    (source.parent / "a.jpg").write_bytes(small)
-    run = config(source, cache_dir=str(tmp_path / "cache"), stage=Stage.plan, source__format=Format.jsonl)
-    pack(run)
-    in_place(source.parent / "a.jpg", lambda data: large)
+    in_place(image, lambda data: data.replace(small, large))
     run.stage = Stage.all
     same_packs_as_fresh(run, tmp_path)
 

@@ -5,6 +5,7 @@ A family's rule that is off by one token for one shape of image would overflow p
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
 from energon_pack.sources.shard import Shard
 from energon_pack.templates.families.rules import MediaRules
-from energon_pack.templates.processor import load_saved, load_template, prepare_template
+from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import MediaConfig
 from energon_pack.templates.template import Template
@@ -52,23 +53,27 @@ MEDIA: dict[str, dict[str, Any]] = {
     "nf8": {"video": "uniform", "num_frames": 8},
     "qwen_vl_utils": {"image": "qwen_vl_utils", "video": "qwen_vl_utils"},
 }
-TABLES = sorted(path.name.removesuffix(".jsonl") for path in REAL.glob("truth/*.jsonl"))
+#: those of a processor together: it is read once for them
+TABLES = sorted(
+    (path.name.removesuffix(".jsonl") for path in REAL.glob("truth/*.jsonl")), key=lambda table: table.split(".")[1:]
+)
 #: sets of hundreds of samples, of which the ordinary run compares a few
 _LARGE = ("text_", "image_mathv")
 _FEW = 30
 
 
-def template_of(real: Path, cache: Path, processor: str, route: str, family: str | None = None) -> Template:
+@lru_cache(maxsize=1)
+def template_of(processor: str, route: str, family: str | None = None) -> Template:
     model: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"{MODELS[processor]}.yaml"))
     settings = of_model(
         template=family or model["template"],
-        processor=real / "processors" / processor,
+        processor=REAL / "processors" / processor,
         # Of Gemma 3 the tables have what its processor makes of a text: a second <bos>, before the template's.
         add_special_tokens=True if processor == "gemma3" else model.get("add_special_tokens"),
         factor=None if family else model.get("factor"),
         media=MediaConfig(**MEDIA[route]),
     )
-    return load_saved(prepare_template(settings, cache))
+    return load_template(settings)
 
 
 def samples(real: Path, name: str) -> Iterator[tuple[Reader, Shard, IndexRow]]:
@@ -85,16 +90,10 @@ def as_sample(reader: Reader, shard: Shard, row: IndexRow) -> Sample:
     return Sample(sample.messages, sample.media)  # the tables were made without tools
 
 
-def differences(
-    real: Path, cache: Path, table: str, most: int | None, family: str | None = None
-) -> tuple[int, dict[str, str]]:
-    """Return the number of compared samples, and the samples that differ.
-
-    Args:
-        family: of rules; None: that of the model's YAML.
-    """
+def differences(real: Path, table: str, most: int | None, family: str | None = None) -> tuple[int, dict[str, str]]:
+    """Return the number of compared samples, and the samples that differ; by rules of the model's YAML unless named."""
     name, processor, *route = table.split(".")
-    template = template_of(real, cache, processor, route[0] if route else "", family)
+    template = template_of(processor, route[0] if route else "", family)
     rows = {(row["shard"], row["key"]): row for row in json_lines(real / "truth" / f"{table}.jsonl")}
     num_compared, differ = 0, {}
     for reader, shard, sample in samples(real, name):
@@ -145,16 +144,16 @@ def in_the_ordinary_run(table: str) -> bool:
     or [pytest.param("", marks=pytest.mark.skip("../shared/real is not here"))],
 )
 @pytest.mark.long("a real tokenizer is read, and real images")
-def test_ids_are_those_of_the_full_processor(real: Path, cache: Path, table: str) -> None:
-    num_compared, differ = differences(real, cache, table, _FEW if table.startswith(_LARGE) else None)
+def test_ids_are_those_of_the_full_processor(real: Path, table: str) -> None:
+    num_compared, differ = differences(real, table, _FEW if table.startswith(_LARGE) else None)
     assert differ == {}
     assert num_compared > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [table for table in TABLES if table.startswith(_LARGE)])
-def test_ids_of_every_sample_of_a_large_set(real: Path, cache: Path, table: str) -> None:
-    num_compared, differ = differences(real, cache, table, None)
+def test_ids_of_every_sample_of_a_large_set(real: Path, table: str) -> None:
+    num_compared, differ = differences(real, table, None)
     assert differ == {}
     assert num_compared > 280
 
@@ -165,10 +164,10 @@ _ASKED_SOON = ("image_probe.qwen3_vl", "video_demo.qwen2_5_vl.fps2")
 
 
 @pytest.mark.parametrize("table", [pytest.param(t, marks=[pytest.mark.slow] * (t not in _ASKED_SOON)) for t in _ASKED])
-def test_shapes_make_the_ids_of_the_full_processor(real: Path, cache: Path, table: str) -> None:
+def test_shapes_make_the_ids_of_the_full_processor(real: Path, table: str) -> None:
     """Any model without a family here is measured so: by what its processor's call does to shapes."""
     need_torchvision()
-    num_compared, differ = differences(real, cache, table, None, "shapes")
+    num_compared, differ = differences(real, table, None, "shapes")
     assert differ == {}
     assert num_compared > 2
 

@@ -27,12 +27,6 @@ from support.samples import chat, picture, video, write_tar
 Make = Callable[..., PackConfig]
 
 
-@pytest.fixture(autouse=True)
-def no_energon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energon's check of the packs is tested elsewhere, and slow to start."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-
-
 # ---------------------------------------------------------------------------------------------- packs of other tools
 
 

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from support.running import ROOT
 
@@ -76,8 +75,3 @@ def section(page: str, title: str) -> str:
     """Return the text under a heading, up to the next one."""
     assert f"\n## {title}\n" in PAGES[page], title
     return PAGES[page].partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-
-
-def page_of(path: Path) -> str:
-    """Return a page's name in PAGES."""
-    return str(path.relative_to(DOCS)) if path.is_relative_to(DOCS) else path.name

@@ -138,11 +138,3 @@ def in_json(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path
         write_shard(path, list(members.items()))
 
     return damage
-
-
-def as_under_energon_7(folder: Path) -> None:
-    """What LLaVA-OneVision-2's finalizing leaves there: no counts, no index, splits in a form that is not read."""
-    (folder / ".nv-meta" / ".info.yaml").unlink()
-    for path in folder.glob("*.idx"):
-        path.unlink()
-    (folder / ".nv-meta" / "split.yaml").write_text("split: {train: [mine-000000.tar], val: [], test: []}\n")

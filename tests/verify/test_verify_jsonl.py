@@ -57,9 +57,7 @@ def pack_as(flavor: Flavor, folder: Path, processor: Path, cache: Path) -> Path:
 def both(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Flavor, Path]:
     folder = tmp_path_factory.mktemp("verify")
     write_source(folder / "source")
-    with pytest.MonkeyPatch.context() as patch:  # Energon's own look is tested elsewhere, and slow to start
-        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-        return {flavor: pack_as(flavor, folder, demo[1], cache) for flavor in Flavor}
+    return {flavor: pack_as(flavor, folder, demo[1], cache) for flavor in Flavor}
 
 
 @pytest.fixture(params=list(Flavor))
@@ -102,7 +100,6 @@ def test_relative_paths_are_those_of_the_run(
     config: Callable[..., PackConfig], demo: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of source, media and processor: else verify compares from one folder only, and does not say which."""
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
     (tmp_path / "project" / "media").mkdir(parents=True)
     (tmp_path / "project" / "media" / "a.jpg").write_bytes(picture(56, 56))
     line = {"images": ["a.jpg"], "prompts": ["<image>?"], "captions": ["yes"]}
@@ -121,9 +118,8 @@ def test_relative_paths_are_those_of_the_run(
     assert lines(found(folder, source=["../project/a.jsonl"], media_root="../project/media")) == ""
 
 
-def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_an_lmdb(config: Callable[..., PackConfig], tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
-    monkeypatch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
 
     def put(name: str, data: bytes) -> None:
         with lmdb.open(str(tmp_path / name), subdir=False) as database, database.begin(write=True) as transaction:
@@ -170,9 +166,7 @@ def test_the_first_samples_are_accounted_for(
         max_skipped=0.5,
     )
     run.executor.num_workers, run.measure.verify = 1, 0.0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("energon_pack.stages.publishing.check", lambda *_: None)
-        pack(run)
+    pack(run)
     out = tmp_path / "first"
     assert lines(found(out, source=[])) == ""
     for limit, what in ((7, "is in no pack, and not in the ledger"), (5, "is no sample of the source")):

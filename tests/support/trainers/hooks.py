@@ -165,12 +165,7 @@ def stream() -> None:
     _in_place_of_packs(energon_pack.StreamingPackedDataset)
 
 
-def stream_once() -> None:
-    """A stream that ends after an epoch."""
-    _in_place_of_packs(energon_pack.StreamingPackedDataset, replacement=False)
-
-
-def _in_place_of_packs(kind: Any, **more: Any) -> None:
+def _in_place_of_packs(kind: Any) -> None:
     import json
     import os
 
@@ -178,7 +173,7 @@ def _in_place_of_packs(kind: Any, **more: Any) -> None:
     as_dataset, is_stream = kind.as_dataset, kind is energon_pack.StreamingPackedDataset
     if is_stream:
         kind.as_dataset = lambda self, **_: as_dataset(self)
-    _PACKAGE.PackedDataset = lambda dataset, processor, **_: kind([*settings, f"model.processor={processor}"], **more)
+    _PACKAGE.PackedDataset = lambda dataset, processor, **_: kind([*settings, f"model.processor={processor}"])
 
 
 def by_sample() -> None:

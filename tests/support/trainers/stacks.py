@@ -125,44 +125,31 @@ MODULES = {
 
 
 def said_to(name: str, ways: dict[str, Any], folder: Path, **more: str) -> dict[str, str]:
-    """What each way into a trainer is told in its environment, by `tried.py`.
-
-    Raises:
-        OSError: the environment can't be made.
-    """
-    stack = STACKS[name]
-    python = python_of(stack.environment)
+    """What each way into a trainer is told in its environment, by `tried.py`."""
     (folder / "ways.json").write_text(json.dumps(ways))
-    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
-    variables |= dict(stack.variables)
-    variables |= {"HOME": str(folder), "PYTHONPATH": f"{ROOT}:{RECIPES}:{ROOT / 'tests'}", **more}
-    script = ROOT / "tests" / "support" / "trainers" / "tried.py"
-    command = [python, "-W", "ignore", script, folder / "said.json", MODULES[name], folder / "ways.json"]
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, str] = json.loads((folder / "said.json").read_text())
+    said: dict[str, str] = _noted(STACKS[name], "tried.py", [MODULES[name], folder / "ways.json"], folder, [], more)
     return said
 
 
 def run(stack: Stack, script: str, words: list[Any], folder: Path, ranks: int = 1, **more: str) -> Any:
-    """What a script of this folder notes, in the stack's environment.
+    """What a script of this folder notes, in the stack's environment."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return _noted(stack, script, words, folder, launch, more)
+
+
+def _noted(stack: Stack, script: str, words: list[Any], folder: Path, launch: list[str], more: dict[str, str]) -> Any:
+    """Run a script that writes JSON into its first argument; return it.
 
     Raises:
         OSError: the environment can't be made.
     """
-    python = python_of(stack.environment)
     out = folder / "noted.json"
     out.unlink(missing_ok=True)
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
-    variables |= {"HOME": str(folder), **dict(stack.variables), **more}
-    variables["PYTHONPATH"] = f"{ROOT}:{RECIPES}:{ROOT / 'tests'}"
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [python, "-W", "ignore", *launch, ROOT / "tests" / "support" / "trainers" / script, out, *words]
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=variables, capture_output=True, text=True, timeout=1800
-    )
+    variables |= {"HOME": str(folder), "PYTHONPATH": f"{ROOT}:{RECIPES}:{ROOT / 'tests'}", **dict(stack.variables)}
+    path = ROOT / "tests" / "support" / "trainers" / script
+    command = list(map(str, [python_of(stack.environment), "-W", "ignore", *launch, path, out, *words]))
+    done = subprocess.run(command, cwd=folder, env=variables | more, capture_output=True, text=True, timeout=1800)
     (folder / "log").write_text(done.stdout + done.stderr)
     errors = [line for line in done.stderr.splitlines() if "Error" in line]
     assert done.returncode == 0, "\n".join([*errors[:8], done.stderr[-2000:]])

@@ -22,7 +22,6 @@ QWEN3 = (
     "{{ m.content }}<|im_end|>\n{% endfor %}"
 )
 LFM2 = QWEN3.replace("reasoning_content", "thinking")
-KIMI = QWEN3.replace("reasoning_content", "reasoning")
 NONE = re.sub("{% if.*endif %}", "", QWEN3, flags=re.DOTALL)
 CALLS = QWEN3.replace("{{ m.content }}", "{% if m.tool_calls is defined %}{{ m.tool_calls | length }}{% endif %}")
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
