@@ -40,8 +40,8 @@ def batch_section(batch: PackedBatch) -> Html:
 def boundaries(batch: PackedBatch) -> list[int]:
     """Return where each member begins in the row, and where the last one ends."""
     names = ("cu_seqlens_q_padded", "cu_seqlens_q", "cu_seq_lens_q")
-    found: list[int] = next(batch[name].tolist() for name in names if name in batch)
-    return found
+    bounds: list[int] = next(batch[name].tolist() for name in names if name in batch)
+    return bounds
 
 
 def bounds_table(bounds: Sequence[int], batch: PackedBatch) -> Html:

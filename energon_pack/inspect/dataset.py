@@ -60,10 +60,10 @@ class Opened:
             raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
         return found
 
-    def view(self, found: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
+    def view(self, located: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Build the view of a pack, as far as it can be read."""
-        notes, rows = list(found.defects), None
-        key = found.pack.files.key
+        notes, rows = list(located.defects), None
+        key = located.pack.files.key
         if self.plan is not None:
             try:
                 rows = self.plan.members({key}).get(key)
@@ -73,16 +73,16 @@ class Opened:
         else:
             notes.append(f"{PLAN} is missing")
         longest = self.manifest.get("max_token_len")
-        place = Place(found.number, len(self.packs), found.shard, longest if type(longest) is int else None)
-        return pack_view(found.file, found.pack, place, rows, vocabulary, max_thumbnails, notes)
+        place = Place(located.number, len(self.packs), located.shard, longest if type(longest) is int else None)
+        return pack_view(located.file, located.pack, place, rows, vocabulary, max_thumbnails, notes)
 
 
 def open_dataset(dataset: str | Path) -> Opened:
     """Open a packed dataset."""
     folder = opened(dataset)
     if not folder.is_there:
-        what = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
-        raise PackError(what)
+        why = _of_file(folder.path) if is_file(folder.path) else f"{folder}: no such folder, or nothing in it"
+        raise PackError(why)
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
@@ -134,9 +134,12 @@ def about(opened: Opened) -> Iterator[str]:
     manifest, report, packs = opened.manifest, opened.report, opened.packs
     content = manifest.get("content")
     model, first = at(content, "model", "name"), packs[0].pack.flavor
-    made = [f"{manifest.get('flavor') or first.name}"]
-    made += [f"for {model}" if model else "for no model that it names", f"layout {manifest.get('layout', '?')}"]
-    yield f"{opened.folder}: {', '.join(made)}"
+    facts_of_form = [f"{manifest.get('flavor') or first.name}"]
+    facts_of_form += [
+        f"for {model}" if model else "for no model that it names",
+        f"layout {manifest.get('layout', '?')}",
+    ]
+    yield f"{opened.folder}: {', '.join(facts_of_form)}"
     facts = [f"{amount(len(packs), 'pack')} in {amount(len(packs.counts), 'shard')}"]
     if type(number := manifest.get("num_samples")) is int:
         facts[0] += f", {amount(number, 'sample')}"
@@ -197,8 +200,8 @@ def search(opened: Opened, text: str, most: int) -> tuple[list[Hit], int]:
 
 def skipped(opened: Opened, text: str, most: int) -> Iterator[str]:
     """Yield the first `most` samples in no pack, and why, from the ledger; lines that are no entries are left out."""
-    found = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
-    for entry in islice(found, most):
+    lost = (entry for entry in entries(opened) if text in str(entry.get("sample_id", "")))
+    for entry in islice(lost, most):
         yield f"{entry['sample_id']}: {entry.get('reason')}: {entry.get('detail')}"
 
 

@@ -120,12 +120,12 @@ class _Conversation:
         """Return rows of its parts; none if it can't be cut."""
         edges = exchanges(self._messages)
         found_all = []
-        at = 0
-        while at < len(edges) - 1:
-            step = _most(lambda n, at=at: self._measured(edges[at], edges[at + n]), len(edges) - 1 - at)  # type: ignore[misc]
+        begin = 0
+        while begin < len(edges) - 1:
+            step = _most(lambda n, begin=begin: self._measured(edges[begin], edges[begin + n]), len(edges) - 1 - begin)  # type: ignore[misc]
             if step is None:
                 return []
-            at += step[0]
+            begin += step[0]
             found_all.append(step[1])
         return found_all
 
@@ -140,8 +140,8 @@ class _Conversation:
         if not isinstance(text, str) or self._messages[answer].get("tool_calls"):
             return []
         ends = self._whole.template.token_ends(text)
-        found = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
-        return [] if found is None else [self._without_last(found[1])]
+        longest = _most(lambda n: self._measured(edges[0], answer + 1, ends[n - 1]), len(ends))
+        return [] if longest is None else [self._without_last(longest[1])]
 
     def _without_last(self, row: LengthsRow) -> LengthsRow:
         """Return the row of a beginning: nothing in it is trained where only the last answer is, and it lacks that."""

@@ -137,20 +137,20 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
     ids = [_ids(chunk.numbers_of_rows, chunk.read(["key"])) for chunk in chunks]
     known = pa.chunked_array(ids, pa.large_string())
     have_parts = lengths.scratch.zeros(lengths.num_samples, np.bool_)
-    wanted: list[pa.Array] = []
+    run_ids: list[pa.Array] = []
     for start, numbers, table in lengths.tables(["key"], with_parts=False):
         here = slice(start, start + table.num_rows)
         if are_asked[here].any():
             have_parts[here] = are_asked[here] & pc.is_in(_ids(numbers, table), known).to_numpy(zero_copy_only=False)
-            wanted.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
-    ours = pa.chunked_array(wanted, pa.large_string())
+            run_ids.append(_ids(numbers, table).filter(pa.array(have_parts[here])))
+    ours = pa.chunked_array(run_ids, pa.large_string())
     samples = np.flatnonzero(have_parts)
-    found = []
-    for chunk, mine in zip(chunks, ids, strict=True):
-        places = pc.index_in(mine, ours)
+    chosen = []
+    for chunk, chunk_ids in zip(chunks, ids, strict=True):
+        places = pc.index_in(chunk_ids, ours)
         rows = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
-        found.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
-    return with_parts(lengths, found)
+        chosen.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
+    return with_parts(lengths, chosen)
 
 
 def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
@@ -274,8 +274,8 @@ class Whole(NamedTuple):
     @property
     def trains_last(self) -> bool:
         """Whether only its last answer is trained."""
-        own = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
-        return bool(own == TrainOn.last)
+        train_on = self.sample.options.labels.get("train_on", self.template.spec.labels.train_on)
+        return bool(train_on == TrainOn.last)
 
     def kinds(self) -> str:
         """Return a letter for each medium, as `Cut.kinds`."""

@@ -257,11 +257,14 @@ def figures_of_steps(items: Items, plan: PackPlan, topology: Topology, cost: Cos
     if not topology.has_steps or not plan.num_packs:
         return None
     split = split_of_packs(items, plan)
-    mine = split == split[0]
-    (lm, vision), trained = costs_of_packs(items, plan, cost)[:, mine], plan.per_pack(items.num_supervised)[mine]
+    is_first = split == split[0]
+    (lm, vision), trained = (
+        costs_of_packs(items, plan, cost)[:, is_first],
+        plan.per_pack(items.num_supervised)[is_first],
+    )
     costs, order = PackCosts(lm, vision, trained), stream(len(trained), topology)
     world = topology.data_parallel, topology.micro_batches
-    found = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
+    step_figures = {"split": SPLITS[split[0]], "cost": cost.source, **compared(costs, order, *world)}
     if plan.places is not None:
-        found["without"] = figures(costs.take(np.argsort(plan.places[mine])[order]), *world)
-    return found
+        step_figures["without"] = figures(costs.take(np.argsort(plan.places[is_first])[order]), *world)
+    return step_figures

@@ -121,10 +121,10 @@ def totals(
 
 def _by_split(shards: Sequence[VerifiedShard]) -> dict[str, dict[str, int]]:
     """Count packs, samples and tokens of each split; a shard belongs to the split that its samples are in."""
-    found: dict[str, dict[str, int]] = {}
+    splits: dict[str, dict[str, int]] = {}
     for shard in shards:
-        of = found.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
-        of["packs"] += len(shard.packs)
-        of["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
-        of["tokens"] += shard.num_tokens
-    return found
+        counts = splits.setdefault(next(iter(shard.splits)), {"packs": 0, "samples": 0, "tokens": 0})
+        counts["packs"] += len(shard.packs)
+        counts["samples"] += len(shard.samples) + sum(map(len, shard.parts.values()))
+        counts["tokens"] += shard.num_tokens
+    return splits

@@ -82,8 +82,8 @@ def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
     for row, (cost, cap) in enumerate(zip(costs, caps.tolist(), strict=True)):
         least, most = int(cost.min(initial=cap)), int(cost.max(initial=0))
         if least < (1 if row == 0 else 0) or most > cap:
-            what = "lengths" if row == 0 else f"costs in row {row}"
-            raise ValueError(f"{what} from {least} to {most} do not fit bins of {cap}")
+            subject = "lengths" if row == 0 else f"costs in row {row}"
+            raise ValueError(f"{subject} from {least} to {most} do not fit bins of {cap}")
 
 
 def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) -> Bins:

@@ -59,22 +59,22 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
     """
     fill = np.zeros(num_bins, np.int64)
     bin_of = np.full(len(lens), -1, np.int32)
-    at = 0
-    while at < len(lens):
+    place = 0
+    while place < len(lens):
         lowest = int(fill.min())
-        if lens[at] > capacity - lowest:
-            at += int(np.searchsorted(-lens[at:], lowest - capacity))
+        if lens[place] > capacity - lowest:
+            place += int(np.searchsorted(-lens[place:], lowest - capacity))
             continue
-        chosen = np.flatnonzero(fill < lowest + lens[at])
+        chosen = np.flatnonzero(fill < lowest + lens[place])
         # Bins with very many items get several at a time.
-        copies = max(1, (len(lens) - at) // (num_bins * _MOST_ROUNDS))
-        chosen = chosen[np.argsort(fill[chosen], kind="stable")][: len(lens) - at]
-        items = at + np.arange(copies * len(chosen)).reshape(copies, -1)
+        copies = max(1, (len(lens) - place) // (num_bins * _MOST_ROUNDS))
+        chosen = chosen[np.argsort(fill[chosen], kind="stable")][: len(lens) - place]
+        items = place + np.arange(copies * len(chosen)).reshape(copies, -1)
         filled = fill[chosen] + lens[items].sum(axis=0)
         fits = filled <= capacity
         fill[chosen[fits]] = filled[fits]
         bin_of[items[:, fits]] = chosen[fits]
-        at += items.size
+        place += items.size
     return bin_of
 
 

@@ -146,9 +146,9 @@ def fullest_sum(lens: Iterable[int], room: int) -> list[int]:
                 reached.append((number, length, new))
                 if new >> room:
                     break
-    at, chosen = sums.bit_length() - 1, []
+    total, chosen = sums.bit_length() - 1, []
     for number, length, new in reversed(reached):
-        if new >> at & 1:
+        if new >> total & 1:
             chosen.append(number)
-            at -= length
+            total -= length
     return chosen[::-1]

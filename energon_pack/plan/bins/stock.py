@@ -20,11 +20,11 @@ class Stock:
     """
 
     def __init__(self, histogram: Ints, chance: Chance):
-        there = np.asarray(histogram) > 0
+        is_left = np.asarray(histogram) > 0
         self._counts: list[int] = histogram.tolist()
         self._top = len(histogram) - 1
-        self._lengths = _as_bits(there)
-        self._mirrored = _as_bits(there[::-1])  # bit top - length
+        self._lengths = _as_bits(is_left)
+        self._mirrored = _as_bits(is_left[::-1])  # bit top - length
         self._chance = chance
 
     @property
@@ -123,5 +123,5 @@ class Stock:
         return place + (upper & -upper).bit_length() - 1
 
 
-def _as_bits(there: npt.NDArray[np.bool_]) -> int:
-    return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
+def _as_bits(are_set: npt.NDArray[np.bool_]) -> int:
+    return int.from_bytes(np.packbits(are_set, bitorder="little").tobytes(), "little")
