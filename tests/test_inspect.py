@@ -16,7 +16,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import REPORT
 from energon_pack.errors import PackError
 from energon_pack.inspect.dataset import open_dataset, search
-from energon_pack.inspect.tokens import vocabulary_for
+from energon_pack.inspect.vocabulary import vocabulary_for
 from energon_pack.report.views.screens import pack_section
 from support.corruptions import CORRUPTIONS
 from support.damage import HOSTILE, packed_to_damage, places, read_shard, set_at, write_shard

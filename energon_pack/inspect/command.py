@@ -58,14 +58,14 @@ def _show_pack(options: argparse.Namespace) -> int:
             say("")
         vocabulary, missing = None, None
         if options.tokens or options.processor or options.html:
-            from energon_pack.inspect.tokens import vocabulary_for
+            from energon_pack.inspect.vocabulary import vocabulary_for
 
             vocabulary, missing = vocabulary_for(opened, options.processor, options.trust_remote_code)
         located = opened.packs[number]
         view = opened.view(located, vocabulary, _MOST_THUMBNAILS if options.html else 0)
         if options.html:  # written before anything is printed, because `| head` ends the process
-            from energon_pack.inspect.page import pack_page
-            from energon_pack.inspect.tokens import processor_of
+            from energon_pack.inspect.pack_page import pack_page
+            from energon_pack.inspect.vocabulary import processor_of
 
             how = {"trust_remote_code": options.trust_remote_code}
             write_page(options.html, pack_page(opened, located, view, processor_of(opened, options.processor), how))

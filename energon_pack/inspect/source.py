@@ -48,7 +48,7 @@ _MOST_THUMBNAILS = 24
 
 
 @dataclass(frozen=True)
-class Looked:
+class SampleLook:
     """One sample as the tool shows it."""
 
     view: MemberView
@@ -92,7 +92,7 @@ def look(
     row: IndexRow | LengthsRow,
     template: Template | None,
     max_thumbnails: int = 0,
-) -> Looked:
+) -> SampleLook:
     """Read a sample as packing does; if it would be in no pack, say why."""
     sample_id = shard.sample_id(row.key)
     raw = b""
@@ -109,7 +109,7 @@ def look(
         )
     except Skip as skip:
         view = MemberView(sample_id, skip.media_type or "unknown", None, None, None, refused=str(skip))
-        return Looked(view, Raw(_json(raw, most=None), _json(raw, most=None)))
+        return SampleLook(view, Raw(_json(raw, most=None), _json(raw, most=None)))
     text = Raw(_json(raw), _json(raw, most=None))
     view = sample_view(sample, sample_id, reader, shard, template, max_thumbnails)
     where = "before the first user turn, or in place of <image> for a video"
@@ -121,7 +121,7 @@ def look(
     if template is not None and view.refused is None:
         view, more = _judged(config, view, sample, template)
         remarks += more
-    return Looked(view, text, remarks)
+    return SampleLook(view, text, remarks)
 
 
 def _judged(

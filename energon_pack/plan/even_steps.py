@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.alike import Floats, alike, mended
-from energon_pack.plan.order import order_packs, with_even_shares
+from energon_pack.plan.pack_order import order_packs, with_even_shares
 from energon_pack.run.seeded import Ints, random_keys
 from energon_pack.steps.evenness import max_over_mean, off_the_mean
 from energon_pack.steps.topology import Topology, by_halves, stream

@@ -12,7 +12,7 @@ from energon_pack.plan import caps
 from energon_pack.plan.bins import lower_bound, pack_bins
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.plan.items import AnyInts, Items, Lengths
-from energon_pack.plan.order import order_packs
+from energon_pack.plan.pack_order import order_packs
 from energon_pack.plan.packs import (
     LEFT_OUT,
     PackBuilder,

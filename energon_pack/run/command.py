@@ -64,13 +64,13 @@ def parser(
         usage=f"{program} {takes} [options]",
         description=description,
         epilog="\n".join(lines),
-        formatter_class=_Page,
+        formatter_class=_HelpPage,
     )
     tool.add_argument("-V", "--version", action="version", version=f"energon-pack {VERSION}")
     return tool
 
 
-class _Page(argparse.RawDescriptionHelpFormatter):
+class _HelpPage(argparse.RawDescriptionHelpFormatter):
     """Formats a page of help as wide as the terminal, but no wider than one reads."""
 
     def __init__(self, prog: str) -> None:

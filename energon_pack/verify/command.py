@@ -34,11 +34,11 @@ from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.sources.find import Source
-from energon_pack.verify import dataset as checks
+from energon_pack.verify import dataset_checks as checks
 from energon_pack.verify.findings import CHECKS, Findings
-from energon_pack.verify.packs import samples_of
-from energon_pack.verify.shard import VerifiedShard, VerifyJob, packs_of, verify_shards
-from energon_pack.verify.source import (
+from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.shard_checks import VerifiedShard, VerifyJob, packs_of, verify_shards
+from energon_pack.verify.source_checks import (
     SourceSamples,
     drawn_of,
     find_source,

@@ -13,9 +13,9 @@ from energon_pack.dataset.manifest import MANIFEST, REPORT
 from energon_pack.errors import short
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason
-from energon_pack.verify.dataset import packed_samples
+from energon_pack.verify.dataset_checks import packed_samples
 from energon_pack.verify.findings import Hashes, hashed, named
-from energon_pack.verify.shard import VerifiedShard
+from energon_pack.verify.shard_checks import VerifiedShard
 
 _REASONS = {reason.value for reason in Reason}
 #: With these reasons a sample may be packed and in the ledger: the entry is a later sample with the same key.

@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import balance
-from energon_pack.plan.bins.base import (
+from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.planned_bins import (
     Bins,
     bins_of,
     count_bins,
@@ -24,9 +27,6 @@ from energon_pack.plan.bins.base import (
     narrow,
     shuffled_argsort,
 )
-from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.drawn import drawn_fit
-from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.plan.bins.base import OpenBins, Run, bins_of, count_bins, narrow
 from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, bins_of, count_bins, narrow
 from energon_pack.plan.bins.stock import Stock
 from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
 
@@ -81,7 +81,7 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
 class Gaps(NamedTuple):
     """A plan that fills gaps."""
 
-    runs: list[Run]
+    runs: list[SameBins]
     names: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
@@ -98,7 +98,7 @@ def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, most: floa
     stock = Stock(histogram, Chance(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
     firsts = np.cumsum(sizes) - sizes
-    runs: list[Run] = []
+    runs: list[SameBins] = []
     opened: list[OpenBins] = []
     order = np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
     spare = (most - len(space)) * capacity + int(space.sum()) - int(histogram @ np.arange(len(histogram)))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import fill_gaps
-from energon_pack.plan.bins.base import Bins, gather, shuffled_argsort
+from energon_pack.plan.bins.planned_bins import Bins, gather, shuffled_argsort
 from energon_pack.run.seeded import AnyInts, Ints
 
 _LEVELS = 2**16 - 1  # loads are compared as 16-bit shares of a cap: NumPy sorts these by radix

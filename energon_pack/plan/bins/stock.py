@@ -7,7 +7,7 @@ problem", 1999), with at most three items to fill a gap.
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.base import Run
+from energon_pack.plan.bins.planned_bins import SameBins
 from energon_pack.run.seeded import Chance, Ints
 
 _TRIES = 6  # first items tried for a completion with three
@@ -58,7 +58,7 @@ class Stock:
                 return None
         return together if more else None
 
-    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
+    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
         """Fill bins from `first` on, each with this content: length → copies."""
         runs = []
         for length, copies in content.items():
@@ -66,7 +66,7 @@ class Stock:
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-            runs.append(Run(length, copies, first, num_bins))
+            runs.append(SameBins(length, copies, first, num_bins))
         return runs
 
     def largest_within(self, gap: int) -> int:

@@ -38,7 +38,7 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.sources.tar import TarScan
 from energon_pack.templates.processor import load_saved
-from energon_pack.verify import packs as checks
+from energon_pack.verify import pack_checks as checks
 from energon_pack.verify.findings import Findings, hashed
 from energon_pack.verify.members import compared, is_within
 

@@ -25,8 +25,8 @@ from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.input_rules import INPUTS, TRIAL
 from energon_pack.sources.tar import TarScan
 from energon_pack.verify.findings import Hashes, hashes, joined, named, several
-from energon_pack.verify.packs import samples_of
-from energon_pack.verify.shard import VerifiedShard, packs_of
+from energon_pack.verify.pack_checks import samples_of
+from energon_pack.verify.shard_checks import VerifiedShard, packs_of
 
 _META_FILES = {
     "dataset.yaml", "crude.yaml", "typed.yaml", "split.yaml", ".info.json", ".info.yaml", MANIFEST,

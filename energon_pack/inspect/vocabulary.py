@@ -8,7 +8,7 @@ from energon_pack.errors import one_line
 from energon_pack.inspect.dataset import Opened
 from energon_pack.report.views.spans import Vocabulary
 from energon_pack.samples.media.kinds import KINDS
-from energon_pack.verify.source import packed_with
+from energon_pack.verify.source_checks import packed_with
 
 
 def vocabulary_for(
