@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_pack.plan.bins.balanced import balance
-from energon_pack.plan.bins.base import (
+from energon_pack.plan.bins.capped import pack_capped
+from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.planned_bins import (
     Bins,
     bins_of,
     count_bins,
@@ -24,9 +27,6 @@ from energon_pack.plan.bins.base import (
     narrow,
     shuffled_argsort,
 )
-from energon_pack.plan.bins.capped import pack_capped
-from energon_pack.plan.bins.drawn import drawn_fit
-from energon_pack.plan.bins.greedy import best_fit_decreasing
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Ints
 
@@ -82,8 +82,8 @@ def _check(costs: Ints, caps: Ints, algorithm: Algorithm) -> None:
     for row, (cost, cap) in enumerate(zip(costs, caps.tolist(), strict=True)):
         least, most = int(cost.min(initial=cap)), int(cost.max(initial=0))
         if least < (1 if row == 0 else 0) or most > cap:
-            what = "lengths" if row == 0 else f"costs in row {row}"
-            raise ValueError(f"{what} from {least} to {most} do not fit bins of {cap}")
+            subject = "lengths" if row == 0 else f"costs in row {row}"
+            raise ValueError(f"{subject} from {least} to {most} do not fit bins of {cap}")
 
 
 def _pack_lengths(lens: Ints, capacity: int, algorithm: Algorithm, seed: int) -> Bins:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from energon_pack.plan.bins.base import OpenBins, Run, bins_of, count_bins, narrow
 from energon_pack.plan.bins.greedy import best_fit_decreasing
+from energon_pack.plan.bins.planned_bins import OpenBins, SameBins, bins_of, count_bins, narrow
 from energon_pack.plan.bins.stock import Stock
 from energon_pack.run.seeded import AnyInts, Chance, Ints, random_keys
 
@@ -59,29 +59,29 @@ def spread(lens: AnyInts, capacity: int, num_bins: int) -> AnyInts:
     """
     fill = np.zeros(num_bins, np.int64)
     bin_of = np.full(len(lens), -1, np.int32)
-    at = 0
-    while at < len(lens):
+    place = 0
+    while place < len(lens):
         lowest = int(fill.min())
-        if lens[at] > capacity - lowest:
-            at += int(np.searchsorted(-lens[at:], lowest - capacity))
+        if lens[place] > capacity - lowest:
+            place += int(np.searchsorted(-lens[place:], lowest - capacity))
             continue
-        chosen = np.flatnonzero(fill < lowest + lens[at])
+        chosen = np.flatnonzero(fill < lowest + lens[place])
         # Bins with very many items get several at a time.
-        copies = max(1, (len(lens) - at) // (num_bins * _MOST_ROUNDS))
-        chosen = chosen[np.argsort(fill[chosen], kind="stable")][: len(lens) - at]
-        items = at + np.arange(copies * len(chosen)).reshape(copies, -1)
+        copies = max(1, (len(lens) - place) // (num_bins * _MOST_ROUNDS))
+        chosen = chosen[np.argsort(fill[chosen], kind="stable")][: len(lens) - place]
+        items = place + np.arange(copies * len(chosen)).reshape(copies, -1)
         filled = fill[chosen] + lens[items].sum(axis=0)
         fits = filled <= capacity
         fill[chosen[fits]] = filled[fits]
         bin_of[items[:, fits]] = chosen[fits]
-        at += items.size
+        place += items.size
     return bin_of
 
 
 class Gaps(NamedTuple):
     """A plan that fills gaps."""
 
-    runs: list[Run]
+    runs: list[SameBins]
     names: Ints  # the bin that each bin of the runs stands for
     num_bins: int
 
@@ -98,7 +98,7 @@ def fill_gaps(histogram: Ints, space: Ints, capacity: int, seed: int, most: floa
     stock = Stock(histogram, Chance(seed, stream=2))
     gaps, sizes = np.unique(space, return_counts=True)  # bins with equal gaps are one range
     firsts = np.cumsum(sizes) - sizes
-    runs: list[Run] = []
+    runs: list[SameBins] = []
     opened: list[OpenBins] = []
     order = np.argsort(random_keys(len(gaps), seed, stream=3), kind="stable")
     spare = (most - len(space)) * capacity + int(space.sum()) - int(histogram @ np.arange(len(histogram)))

@@ -10,23 +10,23 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from energon_pack.plan.bins.base import Run, fullest_sum
+from energon_pack.plan.bins.planned_bins import SameBins, fullest_sum
 from energon_pack.run.seeded import Ints, random_keys
 
 _WAITING = 200  # items that wait; after so many bins the oldest begins the next one, else items that fit badly stay
 _MOST = 20_000  # items that are drawn one by one; if there are more, each draw stands for several of its length
 
 
-def drawn_fit(histogram: Ints, capacity: int, seed: int) -> list[Run]:
+def drawn_fit(histogram: Ints, capacity: int, seed: int) -> list[SameBins]:
     """Fill bins until no item is left."""
-    runs: list[Run] = []
+    runs: list[SameBins] = []
     num_bins, rest, copies = 0, np.asarray(histogram), 2 * int(histogram.sum())
     while copies > 1:
         copies = max(1, min(int(rest.sum()) // _MOST, copies // 2))
         bins, waiting = _draw(rest // copies, capacity, seed, least_waiting=_WAITING if copies > 1 else 1)
         rest = rest % copies + copies * waiting
         for content in bins:
-            runs += [Run(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)]
+            runs += [SameBins(length, content.count(length), num_bins, copies) for length in dict.fromkeys(content)]
             num_bins += copies
     return runs
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from energon_pack.plan.bins.base import OpenBins, Run
+from energon_pack.plan.bins.planned_bins import OpenBins, SameBins
 from energon_pack.run.seeded import Ints
 
 
 def best_fit_decreasing(
     histogram: Ints, capacity: int, opened: Iterable[OpenBins] = (), num_bins: int = 0
-) -> list[Run]:
+) -> list[SameBins]:
     """Put items, longest first, each into the fullest bin that still has room."""
     by_space: dict[int, list[tuple[int, int]]] = {}  # space left → ranges of bins: first, number
     spaces = 0  # bit r is set where by_space[r] is not empty
@@ -48,6 +48,6 @@ def best_fit_decreasing(
             elif used < available:
                 put(space, first + used, available - used)
             put(space - copies * length, first, used)
-            runs.append(Run(length, copies, first, used))
+            runs.append(SameBins(length, copies, first, used))
             count -= used * copies
     return runs

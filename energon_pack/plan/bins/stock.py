@@ -7,7 +7,7 @@ problem", 1999), with at most three items to fill a gap.
 import numpy as np
 import numpy.typing as npt
 
-from energon_pack.plan.bins.base import Run
+from energon_pack.plan.bins.planned_bins import SameBins
 from energon_pack.run.seeded import Chance, Ints
 
 _TRIES = 6  # first items tried for a completion with three
@@ -20,11 +20,11 @@ class Stock:
     """
 
     def __init__(self, histogram: Ints, chance: Chance):
-        there = np.asarray(histogram) > 0
+        is_left = np.asarray(histogram) > 0
         self._counts: list[int] = histogram.tolist()
         self._top = len(histogram) - 1
-        self._lengths = _as_bits(there)
-        self._mirrored = _as_bits(there[::-1])  # bit top - length
+        self._lengths = _as_bits(is_left)
+        self._mirrored = _as_bits(is_left[::-1])  # bit top - length
         self._chance = chance
 
     @property
@@ -58,7 +58,7 @@ class Stock:
                 return None
         return together if more else None
 
-    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[Run]:
+    def take(self, content: dict[int, int], first: int, num_bins: int) -> list[SameBins]:
         """Fill bins from `first` on, each with this content: length → copies."""
         runs = []
         for length, copies in content.items():
@@ -66,7 +66,7 @@ class Stock:
             if not self._counts[length]:
                 self._lengths ^= 1 << length
                 self._mirrored ^= 1 << (self._top - length)
-            runs.append(Run(length, copies, first, num_bins))
+            runs.append(SameBins(length, copies, first, num_bins))
         return runs
 
     def largest_within(self, gap: int) -> int:
@@ -123,5 +123,5 @@ class Stock:
         return place + (upper & -upper).bit_length() - 1
 
 
-def _as_bits(there: npt.NDArray[np.bool_]) -> int:
-    return int.from_bytes(np.packbits(there, bitorder="little").tobytes(), "little")
+def _as_bits(are_set: npt.NDArray[np.bool_]) -> int:
+    return int.from_bytes(np.packbits(are_set, bitorder="little").tobytes(), "little")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energon_pack.plan.bins import Bins, lower_bound, lower_bound_l2, pack_bins
 from energon_pack.plan.bins.balanced import fill_gaps
-from energon_pack.plan.bins.base import shuffled_argsort
+from energon_pack.plan.bins.planned_bins import shuffled_argsort
 from energon_pack.plan.settings import Algorithm
 from energon_pack.run.seeded import Chance, random_keys
 

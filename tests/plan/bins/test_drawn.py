@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_pack.plan.bins import drawn, lower_bound_l2, pack_bins
-from energon_pack.plan.bins.base import count_bins, fullest_sum
 from energon_pack.plan.bins.drawn import drawn_fit
+from energon_pack.plan.bins.planned_bins import count_bins, fullest_sum
 from energon_pack.plan.settings import Algorithm, PackingConfig
 from energon_pack.pooling.pool import Pool
 from energon_pack.run.seeded import Ints, random_keys
