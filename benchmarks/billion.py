@@ -24,7 +24,7 @@ from planner import mixture
 from rich.console import Console
 from rich.table import Table
 
-from energon_pack.dataset.plan_file import plan_shards, write_ledger, write_plan
+from energon_pack.dataset.plan_file import write_ledger, write_plan
 from energon_pack.lengths.audit import draw
 from energon_pack.lengths.index import IndexedShard
 from energon_pack.lengths.measure import MeasuredShard
@@ -34,6 +34,7 @@ from energon_pack.plan.items import Lengths
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.report import summarize
 from energon_pack.plan.settings import PackingConfig
+from energon_pack.plan.shard_plan import plan_shards
 from energon_pack.report.figures import planned_figures, source_figures
 from energon_pack.report.which_length import job_of
 from energon_pack.run.scratch import Scratch

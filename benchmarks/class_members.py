@@ -13,7 +13,7 @@ from torch import Tensor
 
 from energon_pack.training.batch import tensors_in
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.wrapped import parts
 
 FIRST_WORD = 128

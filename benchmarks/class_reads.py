@@ -24,7 +24,7 @@ from gpu_exact import true_fp32
 from gpu_stalls import reads_in
 
 from energon_pack.training.masks import BOUNDARIES, values_in
-from energon_pack.training.probe import probe_of
+from energon_pack.training.probe_batches import probe_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.tower import run_of, tower_in, tried
 

@@ -34,8 +34,8 @@ from gpu_exact import true_fp32
 from torch.nn.attention import flex_attention as flex
 
 from energon_pack.training.finding import Proof
-from energon_pack.training.members import Encoded
-from energon_pack.training.probe import plain_logits
+from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.proof import prove
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import parts

@@ -288,13 +288,13 @@ def main() -> None:
             real = options.real or (REAL if options.size == "2b" and REAL.is_dir() else None)
             dataset, processor = make_packs(Path(temporary), options.max_token_len, real, options.family)
         packed, padded = (kind(dataset, processor, layout="neat") for kind in (PackedTaskEncoder, Padded))
-        padded.max_places = options.max_places or 4 * (packed.max_token_len or options.max_token_len)
+        padded.max_places = options.max_places or 4 * (packed.encoder.max_token_len or options.max_token_len)
         config = config_of(options.size, packed, options.family)
         console = Console(width=140, record=True)
         data = options.dataset or ("the real sets" if real else "the demo")
         console.print(machine(device))
         about = f"{options.family}, {options.size}, random weights, {options.dtype}"
-        console.print(f"{about}; packs of {packed.max_token_len}: {data}")
+        console.print(f"{about}; packs of {packed.encoder.max_token_len}: {data}")
         if options.stalls:
             for table in stalls(config, dataset, processor, options):
                 console.print(table)
@@ -314,7 +314,7 @@ def compared(
     """Print the loader, exactness, and packed beside padded."""
     rates = {workers: loader_rate(dataset, packed, workers, options.steps) for workers in options.workers}
     device = torch.device(options.device)
-    console.print(exactness(model_class(options.family), config, packed.probe_members(), device))
+    console.print(exactness(model_class(options.family), config, packed.encoder.probe_members(), device))
     runs = {
         (attention, layout): measure(config, encoder, dataset, attention, layout, options)
         for attention in options.attention

@@ -9,7 +9,7 @@ from rich.table import Table
 from timing import at_most
 
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 

@@ -204,7 +204,7 @@ def stalls(config: Any, dataset: Path, processor: str | None, options: argparse.
             # Its checks of each forward read inputs on the host, too: the model alone is measured.
             guard(model, encoder, trust=type(model).__name__, first_batch=False).remove()
             if not has_values:
-                encoder.use_tower(None)
+                encoder.encoder.use_tower(None)
             batches = batches_of(dataset, encoder, options.steps)
             found[name] = stalls_of(model, batches)
         yield table_of(attention, found)

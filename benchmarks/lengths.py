@@ -41,7 +41,7 @@ from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Rendered, Sample
 from energon_pack.templates.settings import ModelConfig, TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.tokens.counter import CountingError
+from energon_pack.templates.tokens.engine import EngineError
 from energon_pack.templates.tokens.words import HOSTILE
 
 ENGINES = ("words", "gigatoken")
@@ -161,8 +161,8 @@ def texts(real: Path, template: Template) -> Rows:
     rows: Rows = []
     for engine in ENGINES:
         try:
-            template.counter(engine)
-        except CountingError as error:
+            template.engine(engine)
+        except EngineError as error:
             rows.append((f"M2 text, {engine}", "–", str(error)[:60], "", ""))
             continue
         found = template.count(checked, engine)

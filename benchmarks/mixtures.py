@@ -27,7 +27,7 @@ from rich.table import Table
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import read_manifest
-from energon_pack.dataset.ordered import Part, members_of_parts
+from energon_pack.dataset.ordered import OrderedDataset, members_of_parts
 from energon_pack.loading import train_arguments
 from energon_pack.order import main as order
 from energon_pack.plan.items import Lengths
@@ -102,7 +102,7 @@ class Packs:
     def __init__(self, parts: dict[str, Path], by_entry: bool):
         manifests = [read_manifest(path) for path in parts.values()]
         pairs = zip(parts.items(), manifests, strict=True)
-        found = [Part(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
+        found = [OrderedDataset(name, DatasetFolder(path), str(path), manifest) for (name, path), manifest in pairs]
         items, sizes, of_pack = members_of_parts(found)
         packs = packs_of(sizes)
         language, vision = costs_of_packs(items, packs, CostModel.from_json(manifests[0]["cost"]))
@@ -117,7 +117,7 @@ class Packs:
         np.add.at(self.trained, (pack, of_pack[pack] if of_member is None else of_member), items.num_supervised)
 
     @staticmethod
-    def _rows(part: Part, is_part: bool) -> Iterator[tuple[str, str, str]]:
+    def _rows(part: OrderedDataset, is_part: bool) -> Iterator[tuple[str, str, str]]:
         for packs, shards in PlanFile(part.folder).columns("pack", "shard"):
             for pack, shard in zip(packs, shards, strict=True):
                 yield part.path if is_part else "", pack, shard
@@ -155,11 +155,13 @@ def plan_again(num: int) -> None:
         start = time.process_time()
         lengths = Lengths(measured, scratch=Scratch(Path(folder)))
         read = time.process_time()
-        lengths = draw(lengths, mixture, packing, 0)
+        lengths, entry_shares = draw(lengths, mixture, packing, 0)
         drawn = time.process_time()
         plan = plan_packs(lengths.items, packing, 0, cost, lengths.scratch)
         planned = time.process_time()
-        shares = ", ".join(f"{item['share']:.4f}" for item in mixture_figures(lengths, plan, packing.max_token_len))
+        shares = ", ".join(
+            f"{item['share']:.4f}" for item in mixture_figures(entry_shares, lengths, plan, packing.max_token_len)
+        )
     times = f"lengths {read - start:.1f}, draws {drawn - read:.1f}, packs {planned - drawn:.1f}"
     print(
         f"{num:,} samples, {plan.num_packs:,} packs, shares {shares}; CPU seconds: {times}, all {planned - start:.1f}"

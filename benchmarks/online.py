@@ -30,8 +30,8 @@ from energon_pack.plan.caps import COLUMNS
 from energon_pack.plan.items import Items
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import GroupBy, PackingConfig
-from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, costs_of
+from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Skip
@@ -71,10 +71,10 @@ def real(folder: Path) -> Iterator[tuple[str, Items, PackingConfig]]:
     config = ["+model=qwen2_5_vl", processor, "cache_dir=/tmp/online-cache", "executor.num_workers=1"]
     begun = begin(config, [str(path) for path in sets])
     measuring = Measuring(begun.template, begun.config.packing, ControlTokens.keep, drop=True)
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[SampleMeasures]] = {}
     for path, samples in zip(sets, begun.datasets, strict=True):
         measured = measuring.measure([*looked(samples)])
-        found[path.name] = [of for of in measured if isinstance(of, Measured)]
+        found[path.name] = [of for of in measured if isinstance(of, SampleMeasures)]
     for name, some in [*found.items(), ("all of these", [of for each in found.values() for of in each])]:
         if len(some) > 100:
             yield f"{name} @8k", items_of(some), begun.config.packing
@@ -86,7 +86,7 @@ def looked(samples: Samples) -> Iterator[Sample]:
             yield samples.look(number)
 
 
-def items_of(measured: list[Measured]) -> Items:
+def items_of(measured: list[SampleMeasures]) -> Items:
     lens = np.array([of.token_len for of in measured])
     media = np.array([MEDIA_TYPES.index(of.media_type) for of in measured])
     zeros = np.zeros(len(lens), np.int64)
@@ -123,12 +123,12 @@ def energon(samples: list[Costed], packing: PackingConfig, buffer_size: int, kee
         keep: what is over waits in the buffer, as with `PackedTaskEncoder`; else all of it is packed each time.
     """
     measuring = Measuring(cast(Any, None), packing, ControlTokens.keep, drop=False)
-    waiting: list[tuple[int, Measured]] = []
+    waiting: list[tuple[int, SampleMeasures]] = []
     packs, taken = 0, 0
     while taken < len(samples) or waiting:
         room = buffer_size - len(waiting)
         some = samples[taken : taken + room]
-        waiting += [(taken + i, Measured(0, costs, MEDIA_TYPES[group])) for i, (costs, group) in enumerate(some)]
+        waiting += [(taken + i, SampleMeasures(0, costs, MEDIA_TYPES[group])) for i, (costs, group) in enumerate(some)]
         taken += len(some)
         ages = [taken - 1 - number for number, _ in waiting]
         measured = [of for _, of in waiting]

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch, weighted_loss
-from energon_pack.training.layout import IGNORE, Form, Member, neat
+from energon_pack.training.layout import IGNORE, Member, RowForm, neat
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.trees import neat_trees
+from energon_pack.training.tree_rows import neat_trees
 
 prepare_torchvision()
 #: tokens of the root, tokens of a branch, branches; the first one has a goal
@@ -69,7 +69,7 @@ def step(model: Any, batches: Sequence[PackedBatch], total: Tensor) -> float:
 
 def ways(members: Sequence[Member]) -> dict[str, Callable[[], float]]:
     """The steps, by what they are."""
-    form = Form(weights="token")
+    form = RowForm(weights="token")
     alone = [PackedBatch(neat([[member]], form)) for member in members]
     pack, tree = PackedBatch(neat([members], form)), PackedBatch(neat_trees([members], form))
     dense, varlen = model_of("sdpa"), model_of("varlen")

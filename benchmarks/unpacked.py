@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from timing import cpu_seconds
 
-from energon_pack.online.length_groups import Groups, Limits, group
+from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.bins import pack_bins
 from energon_pack.run.seeded import Ints, seed_of
 
@@ -35,8 +35,12 @@ def padding(lens: Ints, groups: Groups) -> float:
     return 1 - float(lens.sum()) / float((np.diff(starts) * np.maximum.reduceat(lens[items], starts[:-1])).sum())
 
 
+Limits = tuple[int | None, int | None]
+
+
 def grouped(lens: Ints, limits: Limits, window: int, epoch: int = 0) -> Groups:
-    return group(lens, RANKS, limits, window * limits.samples(lens), seed_of(0, epoch))
+    size, tokens = limits
+    return group(lens, RANKS, *limits, window * (size or (tokens or 1) / float(lens.mean())), seed_of(0, epoch))
 
 
 def cell(lens: Ints, limits: Limits, window: int) -> str:
@@ -58,10 +62,10 @@ def main() -> None:
         tokens = max(16 * K, min(capacities))
         lens = np.asarray(lengths(name, NUM, tokens), np.int64)
         cells = []
-        for limits in (Limits(8), Limits(32), Limits(None, tokens)):
+        for limits in ((8, None), (32, None), (None, tokens)):
             cells += [cell(lens, limits, 1), cell(lens, limits, 128)]  # a window of one batch: whoever comes
         packs = 1 - lens.sum() / (pack_bins(lens, tokens).num_bins * tokens)
-        seconds = cpu_seconds(partial(grouped, lens, Limits(None, tokens), 128, 1), 1)
+        seconds = cpu_seconds(partial(grouped, lens, (None, tokens), 128, 1), 1)
         table.add_row(name, f"{tokens:,}", *cells, f"{packs:.1%}", f"{seconds:.2f} s")
     Console(width=160).print(table)
 

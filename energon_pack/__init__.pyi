@@ -49,14 +49,13 @@ from energon_pack.training.batch import source_losses as source_losses
 from energon_pack.training.batch import total_weight as total_weight
 from energon_pack.training.batch import touch_vision as touch_vision
 from energon_pack.training.batch import weighted_loss as weighted_loss
+from energon_pack.training.few_shapes import packed_seq_params as packed_seq_params
+from energon_pack.training.forward_inputs import MixingError as MixingError
+from energon_pack.training.forward_inputs import check_inputs as check_inputs
 from energon_pack.training.guards import Guard as Guard
 from energon_pack.training.guards import guard as guard
-from energon_pack.training.inputs import MixingError as MixingError
-from energon_pack.training.inputs import check_inputs as check_inputs
 from energon_pack.training.pack_encoder import PackEncoder as PackEncoder
-from energon_pack.training.shapes import packed_seq_params as packed_seq_params
 from energon_pack.training.tree_attention import use_tree_attention as use_tree_attention
-from energon_pack.training.trees import magi_ranges as magi_ranges
 from energon_pack.webdataset import Packs as Packs
 from energon_pack.webdataset import packs as packs
 from energon_pack.webdataset import shard_urls as shard_urls

@@ -41,19 +41,19 @@ def neat(batch: PackedBatch, lengths: Sequence[Sequence[int]], mask: str, metada
     """Return the text inputs of a `neat` batch with shifted labels; `automodel.collate` lists them."""
     documents, positions = batch["doc_ids"].long(), batch["position_ids"]
     names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
-    made = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
+    inputs = {**{name: batch[name] for name in names}, "_packed_seq_ids": documents}
     if positions.dim() == 3 and mask != "positions":
-        made["position_ids"] = positions[1:]
+        inputs["position_ids"] = positions[1:]
     if mask == "flash_varlen":
-        made |= {name: batch[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
+        inputs |= {name: batch[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
     elif mask == "positions":
-        made["use_cache"] = False
+        inputs["use_cache"] = False
     elif mask == "document_ids":
-        made["attention_mask"] = documents
+        inputs["attention_mask"] = documents
     elif mask == "block_causal":
         same = (documents[:, :, None] == documents[:, None, :]) & (documents > 0)[:, :, None]
-        made["attention_mask"] = same.tril()[:, None]
-    return made | (_metadata(documents, lengths) if metadata or mask == "metadata" else {})
+        inputs["attention_mask"] = same.tril()[:, None]
+    return inputs | (_metadata(documents, lengths) if metadata or mask == "metadata" else {})
 
 
 def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -71,22 +71,18 @@ def _metadata(documents: Tensor, lengths: Sequence[Sequence[int]]) -> dict[str, 
 
 def thd(batch: PackedBatch) -> dict[str, Any]:
     """Return the text inputs of a `thd` batch; Automodel itself makes one row and the boundaries from the lengths."""
-    made = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    inputs = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
     lengths = {name: batch[name].long()[None] for name in ("seq_lens", "seq_lens_padded")}
-    return {**made, **lengths, "qkv_format": "thd"}
+    return {**inputs, **lengths, "qkv_format": "thd"}
 
 
 def media(batch: PackedBatch, pixels: str | None, num_rows: int) -> dict[str, Tensor]:
-    """Return the processor's media, and how many images and videos each row has if any row has some.
-
-    Args:
-        pixels: dtype for inputs named `…pixel_values…`; None: unchanged.
-    """
-    found: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
+    """Return the processor's media, and how many images and videos each row has if any row has some."""
+    inputs: dict[str, Tensor] = {name: batch[name] for name in batch["media_keys"]}
     if pixels is not None:
-        found |= {name: value.to(getattr(torch, pixels)) for name, value in found.items() if "pixel_values" in name}
+        inputs |= {name: value.to(getattr(torch, pixels)) for name, value in inputs.items() if "pixel_values" in name}
     counts = {name: batch[name].view(num_rows, -1).sum(1) for name in ("n_images_per_sample", "n_videos_per_sample")}
-    return found | {name: count for name, count in counts.items() if count.any()}
+    return inputs | {name: count for name, count in counts.items() if count.any()}
 
 
 __all__ = ["PackRows", "check_automodel", "collate", "dataset"]
@@ -108,9 +104,6 @@ def dataset(
         metadata: add `packed_token_indices`, `cu_seqlens` and `max_seqlen` to another mask, as Qwen3.5 needs.
         pixels: dtype of pixels in a batch; null: the processor's.
         settings: arguments of LazyPackedDataset: `split`, `max_packs`, `pad_to`, `on_bad_member` …
-
-    Raises:
-        PackError: a setting has no such value; weights or dummy images, which Automodel's training step can't use.
     """
     if mask not in (None, *MASKS):
         raise PackError(f"mask={mask}: one of {', '.join(MASKS)}")
@@ -192,10 +185,6 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
         is not there, and max_seqlen. thd: input_ids, labels [1, T], position_ids [1, T] or [3, 1, T], seq_lens,
         seq_lens_padded [1, members], qkv_format. Both: the processor's media, n_images_per_sample and
         n_videos_per_sample [B] where there are any.
-
-    Raises:
-        BadPack: several packs in a layout that holds one; a sample or a turn with a weight other than 1; samples that
-            share tokens.
     """
     refuse_weights([row.pack for row in rows], "Automodel's loss", "take such samples out, or train without Automodel")
     refuse_trees([row.pack for row in rows], "Automodel")
@@ -211,14 +200,7 @@ def collate(rows: Sequence[PackRow], processor: Any = None) -> dict[str, Any]:
 
 
 def check_automodel(recipe: Any) -> None:
-    """Check that the model that Automodel built keeps the members of these packs apart.
-
-    Args:
-        recipe: a `FinetuneRecipeForVLM` after `setup()`.
-
-    Raises:
-        PackError: it does not; the message says which setting to change.
-    """
+    """Check that the model that Automodel built keeps the members of these packs apart."""
     for name in ("cp_size", "pp_size"):
         if (size := getattr(recipe.mesh_context, name)) > 1:
             raise PackError(f"distributed.{name}={size}: packs were not tried with it; set 1")
@@ -229,24 +211,24 @@ def check_automodel(recipe: Any) -> None:
 
 def check_rows(models: Sequence[Any], rows: PackRows) -> None:
     """Check one dataset: see `check_automodel`."""
-    theirs = import_module("nemo_automodel.components.models.common.packing")
-    if not hasattr(theirs, "configure_packing_for_models"):
+    packing = import_module("nemo_automodel.components.models.common.packing")
+    if not hasattr(packing, "configure_packing_for_models"):
         raise PackError("this nemo_automodel packs by functions of transformers that it replaces: take 0.7 or newer")
     model, encoder = getattr(models[0], "module", models[0]), rows.packs.encoder
-    attention = theirs.get_model_attn_implementation(model)
+    attention = packing.get_model_attn_implementation(model)
     name = f"{type(model).__name__} with attention {attention}"
     has_thd = getattr(getattr(model, "ModelCapabilities", None), "supports_thd", False)
     if encoder.layout == "thd":
         if not has_thd or attention != "te":
             raise PackError(f"packing=thd: {name} has no place for it; te has in a model with THD, others take neat")
         return
-    contract = theirs.configure_packing_for_models(models)
-    own = hasattr(model, "backend")  # else its attention is transformers'
+    contract = packing.configure_packing_for_models(models)
+    is_own = hasattr(model, "backend")  # else its attention is transformers'
     told = contract.packed_mask_type
     exact = {told}
-    if not own and encoder.mask != "positions":
+    if not is_own and encoder.mask != "positions":
         raise PackError(f"model.mask={encoder.mask}: Automodel has one mask for all layers of {name}; positions goes")
-    if told == "block_causal" and not own:
+    if told == "block_causal" and not is_own:
         exact = {"sdpa": {"positions", "block_causal"}, "eager": {"positions"}}.get(attention, set())
     elif told == "block_causal" and not contract.requires_packed_sequence_metadata and has_thd:
         exact = set()

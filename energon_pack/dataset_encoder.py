@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.kept_inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.member import MemberInput
@@ -23,11 +23,7 @@ def pack_encoder(
 
 
 def read_rules(dataset: str | Path, processor: str | None, trust_remote_code: bool) -> InputRules:
-    """Return the rules by which a packed dataset becomes a model's inputs.
-
-    Args:
-        processor: a folder or hub id in place of the files in the dataset; a class with code of its own needs one.
-    """
+    """Return the rules by which a packed dataset becomes a model's inputs."""
     folder = None if processor is None else str(local_folder(processor))
     rules = read_input_rules(dataset, folder)
     tokenize = partial(_tokenized, str(dataset), processor, trust_remote_code)

@@ -20,7 +20,7 @@ import torch
 from energon_pack.config import PackConfig
 from energon_pack.config.compose import config_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.packs_table import PackSums
+from energon_pack.dataset.manifest import PackSums
 from energon_pack.dataset.plan_counts import sums_of
 from energon_pack.errors import PackError
 from energon_pack.online.given import MapStyle
@@ -36,7 +36,7 @@ from energon_pack.samples.member import MemberInput
 from energon_pack.samples.skip import Skip
 from energon_pack.stages.planning import Planned
 from energon_pack.trainers.doors import PacksByNumber
-from energon_pack.training.members import Unread
+from energon_pack.training.member_encoder import Unread
 from energon_pack.training.pack_encoder import PackEncoder, check_options
 
 __all__ = ["LazyPackedDataset"]
@@ -52,10 +52,6 @@ class LazyPackedDataset(PacksByNumber):
         split: a split of `output.splits`: `train`, `val` or `test`.
         max_packs: take only so many packs; they are as mixed as all packs are.
         options: options of PackEncoder: `layout`, `labels`, `pad_to`, `on_bad_member`, `dummy_image` …
-
-    Raises:
-        PackError: the errors of packing: an unknown setting, nothing to pack, more lost than `max_skipped` …
-        ValueError: the errors of PackEncoder.
     """
 
     def __init__(
@@ -132,11 +128,7 @@ class LazyPackedDataset(PacksByNumber):
         self._plans.have(epoch)
 
     def plan_of(self, epoch: int) -> PackPlan:
-        """Return the plan of an epoch.
-
-        Raises:
-            PackError: this is a pickled copy, for example in a DataLoader worker.
-        """
+        """Return the plan of an epoch."""
         return self._plans.plan(epoch)
 
 
@@ -188,11 +180,11 @@ class EpochPlans:
         return self.first
 
     def _file(self, epoch: int) -> Ints:
-        found = self._mapped.get(epoch)
-        if found is None:
+        plan = self._mapped.get(epoch)
+        if plan is None:
             self.have(epoch)
-            found = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
-        return found
+            plan = self._mapped.put(epoch, np.load(self._path(epoch), mmap_mode="r"))
+        return plan
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"{epoch:06d}.npy"

@@ -15,7 +15,7 @@ from energon_pack.dataset.manifest import (
     is_packed_here,
     read_manifest,
 )
-from energon_pack.dataset.referenced import LoadedMedia
+from energon_pack.dataset.source_media import LoadedMedia
 from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.documents import document_of
@@ -68,9 +68,6 @@ def make_sample_loader(
             packing.
         source_root: the folder of the media that packs of `output.media=reference` refer to; None: the folder in
             ENERGON_PACK_SOURCE_ROOT, else the one at packing.
-
-    Raises:
-        ValueError: an unknown flavour, sample type, side or way of tools.
     """
     if flavor != UNPACKED.name:
         return partial(_load_pack, flavor=flavor_written(flavor), read=LoadedMedia(source_root))
@@ -99,8 +96,8 @@ def _load_pack(parts: Parts, flavor: PackedFlavor, read: ReadMedia) -> dict[str,
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         from energon_pack.reading import FatalSampleError
 
-        said = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
-        raise FatalSampleError(said) from None
+        why = str(error) if isinstance(error, PackError) else f"{parts['__key__']}: {type(error).__name__}: {error}"
+        raise FatalSampleError(why) from None
 
 
 def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def load_multi_mix_qa(parts: Parts, settings: ReadSettings = _AUTO) -> dict[str,
     media = media_by_kind(parts, [(chosen[i].name, kinds[i]) for i in placed.order])
     return {
         "messages": placed.timed(arrays),
-        **media_fields({kind: own or None for kind, own in media.items()}, plural=False),
+        **media_fields({kind: values or None for kind, values in media.items()}, plural=False),
         "tools": record.tools,
         "video_frames": record.fields.get("video_frames"),
         "options": option_fields(placed.record.fields),
@@ -136,11 +133,7 @@ def _record(parts: Parts, settings: ReadSettings) -> Record:
 
 
 def cookers(**read: Any) -> list[Any]:
-    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`).
-
-    Args:
-        read: arguments of `make_sample_loader` for unpacked samples.
-    """
+    """Return cookers of all flavours, for the `cookers` of a task encoder that reads crude datasets (`crude.yaml`)."""
     from megatron.energon import Cooker
 
     return [
@@ -219,6 +212,6 @@ def _refuse_other_world(dataset: str | Path, worker: Any, ours: bool, goes_on: b
     ranks, workers = worker.world_size, max(1, worker.num_workers)
     if not planned.has_steps or ranks * workers == planned.row:
         return
-    found = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
+    planned_for = f"{dataset} is laid out for {planned.data_parallel} ranks × {planned.workers} workers ({planned.row})"
     fits = f"set num_workers={planned.row // ranks}, or " if planned.row % ranks == 0 else ""
-    raise ValueError(f"{found}, these are {ranks} × {workers}: {fits}{knob}")
+    raise ValueError(f"{planned_for}, these are {ranks} × {workers}: {fits}{knob}")

@@ -33,7 +33,7 @@ _ALIKE = ("fingerprint", "flavor")
 
 
 @dataclass(frozen=True)
-class Entry:
+class BlendEntry:
     """A packed dataset of the blend."""
 
     folder: DatasetFolder
@@ -48,11 +48,11 @@ class Entry:
         return float(self.counts[split][weight_by]) if self.given is None else self.given
 
 
-def read_entry(text: str) -> Entry:
+def read_entry(text: str) -> BlendEntry:
     """Read a `DIR` or `DIR=WEIGHT` of the command line; DIR is a folder or an address."""
-    path, equals, given = text.rpartition("=")
+    path, equals, weight_text = text.rpartition("=")
     if not equals or DatasetFolder(text).is_there:
-        path, given = text, ""
+        path, weight_text = text, ""
     folder = DatasetFolder(real_path(absolute(os.path.expanduser(path))))
     if is_file(folder.path):
         raise PackError(f"{path} is a file: name the packed datasets themselves, their folders")
@@ -64,12 +64,12 @@ def read_entry(text: str) -> Entry:
     except (OSError, ValueError, KeyError):
         raise PackError(f"{path} is not a dataset that energon_pack packed") from None
     try:
-        weight = float(given) if given else None
+        weight = float(weight_text) if weight_text else None
     except ValueError:
-        raise PackError(f"{text}: the weight {given!r} is no number") from None
+        raise PackError(f"{text}: the weight {weight_text!r} is no number") from None
     if weight is not None and not 0 < weight < float("inf"):
         raise PackError(f"{text}: the weight {weight:g} is not more than 0")
-    return Entry(folder, manifest, counts, weight)
+    return BlendEntry(folder, manifest, counts, weight)
 
 
 def read_subflavor(text: str) -> tuple[str, Any]:
@@ -82,15 +82,15 @@ def read_subflavor(text: str) -> tuple[str, Any]:
     if not key or not equals:
         raise PackError(f"--subflavors {text}: KEY=VALUE each")
     try:
-        found = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
+        read = json.loads(value.lower() if value.lower() in ("true", "false", "null") else value)
     except ValueError:
         return key, value
-    is_finite = not isinstance(found, float) or math.isfinite(found)
-    return key, found if is_finite and not isinstance(found, (list, dict)) else value
+    is_finite = not isinstance(read, float) or math.isfinite(read)
+    return key, read if is_finite and not isinstance(read, (list, dict)) else value
 
 
 def blend(
-    entries: list[Entry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
+    entries: list[BlendEntry], out: str, weight_by: str, subflavors: dict[str, Any], config: str | None, relative: bool
 ) -> Any:
     """Return the Metadataset of these datasets, as a value for YAML.
 
@@ -123,7 +123,7 @@ def blend(
     return {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits}
 
 
-def refuse_unlike(entries: list[Entry], weight_by: str) -> None:
+def refuse_unlike(entries: list[BlendEntry], weight_by: str) -> None:
     """Raise PackError for packs that no training job takes together, and for weights of different meanings."""
     first = entries[0]
     without = [entry.folder.path for entry in entries if entry.given is None]
@@ -180,7 +180,7 @@ class _Dumper(yaml.SafeDumper):
         return node
 
 
-def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
+def print_entries(entries: list[BlendEntry], weight_by: str, batch_size: int, num_steps: int | None) -> None:
     """Print a description of each dataset, how often training reads it, and the keys of its JSON."""
     columns = ["dataset", "split", "shards", "packs", "samples", "tokens", "max len", "fill", "weight", "share"]
     columns += ["steps an epoch", *(["epochs"] if num_steps else [])]
@@ -197,7 +197,9 @@ def print_entries(entries: list[Entry], weight_by: str, batch_size: int, num_ste
         say("packs differ in max_token_len: training needs room for the longest")
 
 
-def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None) -> list[str]:
+def _cells(
+    entry: BlendEntry, split: str, weight: float, in_all: float, batch_size: int, num_steps: int | None
+) -> list[str]:
     counts, max_token_len = entry.counts[split], entry.manifest["max_token_len"]
     packs, samples, tokens = (counts[name] for name in _COUNTS)
     share = weight / in_all
@@ -210,7 +212,7 @@ def _cells(entry: Entry, split: str, weight: float, in_all: float, batch_size: i
     )
 
 
-def _shards(entry: Entry, split: str) -> list[str]:
+def _shards(entry: BlendEntry, split: str) -> list[str]:
     parts = yaml_value(entry.folder.read(f"{META_FOLDER}/split.yaml"))["split_parts"]
     shards: list[str] = parts[split]
     return shards
@@ -246,17 +248,17 @@ def main(arguments: list[str] | None = None) -> int:
     written.add_argument("--config", help="which dataset config to use: crude.yaml, typed.yaml (dataset.yaml)")
     written.add_argument("--relative", action="store_true", help="paths relative to OUT.yaml's folder")
     written.add_argument("--overwrite", action="store_true", help="replace OUT.yaml")
-    given = tool.parse_args(arguments)
-    out: str = given.out
+    options = tool.parse_args(arguments)
+    out: str = options.out
     if not out.endswith(".yaml"):
         raise PackError(f"{out}: Energon knows a Metadataset by the name: it has to end in .yaml")
-    if is_file(out) and not given.overwrite:
+    if is_file(out) and not options.overwrite:
         raise PackError(f"{out} exists; --overwrite replaces it")
-    entries = [read_entry(text) for text in given.datasets]
-    subflavors = dict(map(read_subflavor, given.subflavors))
-    value = blend(entries, out, given.weight, subflavors, given.config, given.relative)
+    entries = [read_entry(text) for text in options.datasets]
+    subflavors = dict(map(read_subflavor, options.subflavors))
+    value = blend(entries, out, options.weight, subflavors, options.config, options.relative)
     _write(out, to_yaml(value))
-    print_entries(entries, given.weight, given.batch_size, given.steps)
+    print_entries(entries, options.weight, options.batch_size, options.steps)
     say(f"written: {out}")
     return 0
 

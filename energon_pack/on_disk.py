@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.manifest import PACKS, is_metadataset, read_as_packed
+from energon_pack.dataset.manifest import PACKS, PackSums, is_metadataset, read_as_packed
 from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.packs_table import PackSums
 from energon_pack.dataset.readable import refuse_lost
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
@@ -94,15 +93,15 @@ class PackedDataset(PacksByNumber):
         prepared = read_prepared(folder.path, split, "split")
         if prepared is None:
             raise PackError(f"{folder} has no split.yaml: python -m energon_pack.verify says what is wrong")
-        wanted = (prepared.shards or frozenset()) - prepared.excluded_shards
+        shard_names = (prepared.shards or frozenset()) - prepared.excluded_shards
         if ranks_here()[0] == 0:
-            refuse_lost(folder.path, manifest, sorted(wanted))
+            refuse_lost(folder.path, manifest, sorted(shard_names))
         shards = np.repeat([*self._files.counts], [*self._files.counts.values()])
         prefix, excluded = manifest.get("key_prefix"), prepared.excluded_keys
         taken = [
             number
             for number, shard in enumerate(shards.tolist())
-            if shard in wanted and f"{prefix}_{number:08d}" not in excluded.get(shard, ())
+            if shard in shard_names and f"{prefix}_{number:08d}" not in excluded.get(shard, ())
         ]
         return np.array(taken, np.int64)
 

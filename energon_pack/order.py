@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder, parts_of
-from energon_pack.dataset.ordered import Part, members_of_parts, write_ordered
+from energon_pack.dataset.ordered import OrderedDataset, members_of_parts, write_ordered
 from energon_pack.errors import PackError, amount
-from energon_pack.metadataset import Entry, read_entry, refuse_unlike, relative_path
-from energon_pack.plan.entry_shares import MANY_EPOCHS, EntryShare, shares_of
+from energon_pack.metadataset import BlendEntry, read_entry, refuse_unlike, relative_path
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import order_made, packs_of, passes
+from energon_pack.plan.mix import MANY_EPOCHS, EntryShare, shares_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
 from energon_pack.plan.report import STEP_COSTS
 from energon_pack.plan.settings import PackingConfig
@@ -38,14 +38,9 @@ _ALIKE = ("flavor", "layout", "mask", "pad_to_multiple_of")
 
 
 def order_packs(
-    entries: list[Entry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
+    entries: list[BlendEntry], out: str, topology: Topology, num_epochs: int = 1, seed: int = 0, relative: bool = False
 ) -> None:
-    """Write one order over the packs of these datasets, and print its figures.
-
-    Args:
-        entries: their weights are shares of the trained tokens; without weights, each pack comes once in an epoch.
-        relative: name the datasets relative to `out`.
-    """
+    """Write one order over the packs of these datasets, and print its figures."""
     _refuse_unlike(entries)
     parts = _parts(entries, out if relative else None)
     items, sizes, entry_of = members_of_parts(parts)
@@ -66,30 +61,32 @@ def order_packs(
     say(f"written: {out}, an order of {amount(len(order), 'pack')} of {amount(len(parts), 'dataset')}")
 
 
-def _refuse_unlike(entries: list[Entry]) -> None:
+def _refuse_unlike(entries: list[BlendEntry]) -> None:
     refuse_unlike(entries, "samples")
     if twice := next((path for path, times in Counter(e.folder.path for e in entries).items() if times > 1), None):
         raise PackError(f"{twice} is named twice: give it once, with a larger weight")
     manifests = [entry.manifest for entry in entries]
-    first, *others = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
-    for entry, theirs in zip(entries[1:], others, strict=True):
-        if name := next((name for name in first if first[name] != theirs[name]), None):
+    first, *further = ({**{name: m[name] for name in _ALIKE}, "labels": m["content"]["labels"]} for m in manifests)
+    for entry, settings in zip(entries[1:], further, strict=True):
+        if name := next((name for name in first if first[name] != settings[name]), None):
             raise PackError(
-                f"{entry.folder} was packed with {name}={theirs[name]}, {entries[0].folder} with {first[name]}:"
+                f"{entry.folder} was packed with {name}={settings[name]}, {entries[0].folder} with {first[name]}:"
                 " training reads packs of one order in one way"
             )
     if nested := next((entry.folder for entry in entries if entry.manifest.get("parts")), None):
         raise PackError(f"{nested} is an order itself: name the datasets that it is of")
 
 
-def _parts(entries: list[Entry], start: str | None) -> list[Part]:
+def _parts(entries: list[BlendEntry], start: str | None) -> list[OrderedDataset]:
     """Name the datasets: by their folders, with a number where two are called the same."""
     times = Counter(entry.folder.name for entry in entries)
     parts = []
     for number, entry in enumerate(entries, 1):
         name = entry.folder.name
         path = entry.folder.for_energon if start is None else relative_path(entry.folder, start)
-        parts.append(Part(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest))
+        parts.append(
+            OrderedDataset(name if times[name] == 1 else f"{name}-{number}", entry.folder, path, entry.manifest)
+        )
     return parts
 
 
@@ -105,9 +102,9 @@ def _say_steps(items: Items, packs: PackPlan, order: Ints, topology: Topology, c
     language, vision = costs_of_packs(items, packs, cost)
     costs = PackCosts(language, vision, packs.per_pack(items.num_supervised))
     read = order[stream(len(order), topology)]
-    found = figures(costs.take(read), topology.data_parallel, topology.micro_batches)
-    waits = ", ".join(f"{what} {found[name]['epoch']:.3f}" for name, what in STEP_COSTS.items())
-    say(f"steps: {found['steps']:,}; 1 is the time of an epoch without waiting: {waits}")
+    spread = figures(costs.take(read), topology.data_parallel, topology.micro_batches)
+    waits = ", ".join(f"{word} {spread[name]['epoch']:.3f}" for name, word in STEP_COSTS.items())
+    say(f"steps: {spread['steps']:,}; 1 is the time of an epoch without waiting: {waits}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,17 +132,17 @@ def main(arguments: list[str] | None = None) -> int:
     written = tool.add_argument_group("what is written")
     written.add_argument("--relative", action="store_true", help="paths of the datasets relative to OUT")
     written.add_argument("--overwrite", action="store_true", help="replace OUT, if it is an order")
-    given = tool.parse_args(arguments)
-    on_disk(given.out, ": an order is a folder of this machine; the datasets may be on object stores")
-    out = real_path(absolute(os.path.expanduser(given.out)))
+    options = tool.parse_args(arguments)
+    on_disk(options.out, ": an order is a folder of this machine; the datasets may be on object stores")
+    out = real_path(absolute(os.path.expanduser(options.out)))
     is_order = os.path.isdir(out) and bool(parts_of(DatasetFolder(out)))
-    if os.path.exists(out) and not (given.overwrite and is_order):
+    if os.path.exists(out) and not (options.overwrite and is_order):
         hint = "--overwrite replaces it" if is_order else "it is no order over datasets: choose another name"
-        raise PackError(f"{given.out} exists; {hint}")
-    topology = Topology(given.ranks, given.workers, given.micro_batches)
+        raise PackError(f"{options.out} exists; {hint}")
+    topology = Topology(options.ranks, options.workers, options.micro_batches)
     topology.check()
-    entries = [read_entry(text) for text in given.datasets]
-    order_packs(entries, out, topology, given.epochs, given.seed, given.relative)
+    entries = [read_entry(text) for text in options.datasets]
+    order_packs(entries, out, topology, options.epochs, options.seed, options.relative)
     return 0
 
 

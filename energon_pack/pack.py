@@ -15,8 +15,8 @@ from typing import Any
 
 from energon_pack.config import ExecutorKind, Format, PackConfig, Stage
 from energon_pack.config.output_dir import may_overwrite, page_of
-from energon_pack.dataset.check import claim_of, get_ready
 from energon_pack.dataset.destination import refuse_another
+from energon_pack.dataset.energon_check import claim_of, get_ready
 from energon_pack.dataset.files import LEDGER
 from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import ledger, write_ledger
@@ -29,8 +29,7 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.files import naming_place
 from energon_pack.run.part import Part
 from energon_pack.run.progress import Progress
-from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import format_of
+from energon_pack.sources.forms import format_of, read_as
 from energon_pack.stages import measuring, pages, planning, publishing, writing
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned
@@ -81,7 +80,7 @@ def _pack(run: PackRun, is_found: bool) -> dict[str, Any]:
     indexed = measuring.index_source(run)  # before the processor: a damaged tar stops the run at once
     if is_found:
         num_samples = sum(item.num_rows for item in indexed)
-        say(f"read as: {read_as(run.source, config.source.reading, num_samples)}")
+        say(f"read as: {read_as(run.source, num_samples)}")
     method = measuring.prepare_method(run)
     for line in method.lines(config.model.template):
         say(line)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from energon_pack.dataset.inputs import read_input_rules, refuse_other_ids
+from energon_pack.dataset.kept_inputs import read_input_rules, refuse_other_ids
 from energon_pack.dataset.manifest import processor_folder, read_manifest
 from energon_pack.errors import PackError
 from energon_pack.run.plain_data import node_of
@@ -64,4 +64,4 @@ def _built(settings: TemplateSettings) -> Template:
     except PackError:
         if settings.model.template not in ASKED:
             raise
-        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO[0])))
+        return load_model_template(replace(settings, model=replace(settings.model, template=AUTO)))

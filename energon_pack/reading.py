@@ -158,11 +158,7 @@ def positions_of(packs: Sequence[Any]) -> list[int]:
 
 
 def keep_unchosen(built: Any, choose: Callable[[list[Any], bool], list[list[Any]]]) -> None:
-    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack.
-
-    Args:
-        choose: takes samples, and whether they are the last; returns packs of them.
-    """
+    """Have Energon's packing inside a dataset keep samples in its buffer until they fill a pack."""
     while isinstance(built, BaseWrapperDataset):
         if isinstance(built, PackingDataset):
             built.pre_packer = partial(_choose_and_keep, built, choose)
@@ -225,12 +221,7 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
     def build_train_datasets(
         self, *, datasets: list[Any], worker_config: WorkerConfig, shuffle_buffer_size: int | None = None, **more: Any
     ) -> SavableDataset[Any]:
-        """Call Energon's own method with a dataset that is read in order.
-
-        Raises:
-            ValueError: as `steps.journal.resume` raises; or there are states, and the packs are not read in order; or
-                a shard is missing or cut.
-        """
+        """Call Energon's own method with a dataset that is read in order."""
         manifests = [_manifest(loaded.dataset) for loaded in datasets]
         for loaded, manifest in zip(datasets, manifests, strict=True):
             if worker_config.rank == 0 and isinstance(loaded.dataset, BaseWebdatasetFactory):
@@ -238,8 +229,10 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         if len(datasets) == 1 and _keeps_order(datasets[0].dataset, shuffle_buffer_size):
             stream = self._stream_of(datasets[0].dataset, manifests[0], worker_config)
             if self._states and worker_config.rank == 0 and not more.get("repeat", True) and stream.has_ended:
-                what = "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
-                _log.warning(what, datasets[0].dataset.path)
+                warning = (
+                    "%s: the states are of a finished epoch: repeat=False reads nothing, repeat=True the next epoch"
+                )
+                _log.warning(warning, datasets[0].dataset.path)
             loaded = copy.copy(datasets[0])
             loaded.dataset = _InOrder(loaded.dataset, stream)
             datasets = [loaded]
@@ -247,22 +240,16 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
             raise ValueError("states of packs in the order of one plan: these are shuffled, or a blend of datasets")
         elif worker_config.rank == 0:
             paths = ", ".join(str(path) for loaded in datasets for path in getattr(loaded.dataset, "paths", ()))
-            if any(topology_of(manifest).has_steps for manifest in manifests):
-                _log.warning(
-                    "%s: packs are shuffled or blended, so steps are not even as planned; they are with one dataset and"
-                    " loading.train_arguments",
-                    paths,
-                )
+            has_steps = any(topology_of(manifest).has_steps for manifest in manifests)
+            lost = ["steps are not even as planned; they are with one dataset and loading.train_arguments"] * has_steps
             if self._states:
-                _log.warning(
-                    "%s: of packs that are shuffled or blended, states only say how much was consumed; which come next,"
-                    " Energon's own restore_state_rank knows",
-                    paths,
-                )
-        found: SavableDataset[Any] = super().build_train_datasets(
+                lost += ["states only say how much was consumed; which come next, Energon's restore_state_rank knows"]
+            if lost:
+                _log.warning("%s: packs are shuffled or blended, so %s", paths, "; and ".join(lost))
+        built: SavableDataset[Any] = super().build_train_datasets(
             datasets=datasets, worker_config=worker_config, shuffle_buffer_size=shuffle_buffer_size, **more
         )
-        return found
+        return built
 
     def _stream_of(self, factory: BaseWebdatasetFactory[Any], manifest: Manifest, worker: WorkerConfig) -> PackStream:
         ranks, planned = worker.world_size, topology_of(manifest)
@@ -273,42 +260,44 @@ class PacksInOrder(TaskEncoder[Any, Any, Any, Any]):
         num = len(factory) if order is None else len(order)
         here = Position(f"{num} packs ({_fingerprint(factory, manifest)})", topology, ranks=ranks, rank=worker.rank)
         position = resume(self._states, here, num)
-        if worker.rank == 0 and planned.has_steps:
-            other = _other_steps(planned, ranks, self._micro_batches)
-            if lost := other or _left_out(factory, manifest) or _within_step(planned, position):
-                _log.warning("%s is laid out for %d ranks, %s", factory.path, planned.data_parallel, lost)
+        is_even = _has_even_steps(planned, position, self._micro_batches) and _has_all_packs(factory, manifest)
+        if worker.rank == 0 and planned.has_steps and not is_even:
+            warning = (
+                "%s: steps are not even as planned for %d ranks: here are %s%s, from pack %d on; they are with ranks"
+                " that divide %d, steps of %d packs of all ranks, from whole steps on, with no pack excluded"
+            )
+            with_packs = f" with {amount(self._micro_batches, 'pack')} each" if self._micro_batches else ""
+            read, all_packs = position.before.first + len(position.before.above), planned.unit
+            _log.warning(
+                warning,
+                factory.path,
+                planned.data_parallel,
+                amount(ranks, "rank"),
+                with_packs,
+                read,
+                planned.row,
+                all_packs,
+            )
         return PackStream(factory, position, worker, has_one_turn, order)
 
 
-def _other_steps(planned: Topology, ranks: int, micro_batches: int | None) -> str:
-    """Say which setting would make steps even; empty: steps may already be even."""
+def _has_even_steps(planned: Topology, position: Position, micro_batches: int | None) -> bool:
+    """Say whether ranks, their packs in a step, and where they begin keep the planned steps whole."""
+    ranks, before = position.ranks, position.before
     if planned.row % ranks:
-        return f"these are {ranks}: steps are not even; they are with ranks that divide {planned.row}"
-    of_each = planned.unit // ranks
-    is_other = ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0
-    if planned.rows_per_step == 1 or not is_other:
-        return ""
-    with_packs = "" if micro_batches is None else f" with {amount(micro_batches, 'pack')} each"
-    return f"these are {ranks}{with_packs}: steps are even with {amount(of_each, 'pack')} of each rank in a step"
-
-
-def _left_out(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> str:
-    """Warn that excluded packs make steps uneven, because all later packs move; empty: no pack is excluded."""
-    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
-    if not factory.sample_excludes and len(factory) in of_splits:
-        return ""
-    return "but split.yaml leaves out packs: steps are not even; they are where it has all packs, and no exclude"
-
-
-def _within_step(planned: Topology, position: Position) -> str:
-    """Say that the checkpoint lies inside a planned step, so each step mixes parts of two; empty: it lies between."""
-    before, size = position.before, position.ranks
+        return False
+    size, of_each = ranks, planned.unit // ranks
     if planned.rows_per_step > 1:
         size = planned.unit
-    read = before.first + len(before.above)
-    if read % size == 0:
-        return ""
-    return f"but {read} packs are read: steps are not even; they are from a checkpoint after a multiple of {size} packs"
+        if ranks != planned.data_parallel if micro_batches is None else micro_batches % of_each > 0:
+            return False
+    return (before.first + len(before.above)) % size == 0
+
+
+def _has_all_packs(factory: BaseWebdatasetFactory[Any], manifest: Manifest) -> bool:
+    """Say whether split.yaml leaves out no pack, after which all later packs would move."""
+    of_splits = [split["packs"] for split in manifest.get("splits", {}).values()]
+    return not factory.sample_excludes and len(factory) in of_splits
 
 
 def _keeps_order(factory: Any, shuffle_buffer_size: int | None) -> bool:

@@ -1,10 +1,14 @@
 """Copy recipes of trainings, and the tested versions of packages: `python -m energon_pack.recipes [FOLDER]`
 
+`recipes tiny PROCESSOR FOLDER` makes a tiny random model: it runs recipes/tiny_folder.py.
+
 wheel: energon_pack/shipped/   ┐
 checkout: recipes/             ┴─► FOLDER/recipes/*.py, FOLDER/constraints.txt
 """
 
 import ast
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,8 +57,12 @@ def _about(path: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["tiny"]:
+        runpy.run_path(str(shipped() / _RECIPES / "tiny_folder.py"))["main"](words[1:])
+        return 0
     what = "List the recipes (whole trainings to read and adapt), or copy them and constraints.txt into a folder."
-    tool = parser("recipes", "[FOLDER]", what, examples=("", "."))
+    tool = parser("recipes", "[FOLDER | tiny PROCESSOR FOLDER]", what, examples=("", ".", "tiny PROCESSOR FOLDER"))
     tool.add_argument("folder", nargs="?", metavar="FOLDER", help="where recipes/ and constraints.txt are to be")
     given = tool.parse_args(arguments)
     if given.folder is None:

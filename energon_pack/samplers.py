@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Sampler
 
-from energon_pack.online.length_groups import Groups, Limits, group
+from energon_pack.online.length_groups import Groups, group
 from energon_pack.plan.even_steps import lay_out
 from energon_pack.run.recent import Recent
 from energon_pack.run.seeded import Ints, seed_of
@@ -84,11 +84,7 @@ class _Dealer(Sampler[Item]):
             self._begin_at(self._start(epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of any rank, with any number of ranks: they share the rest.
-
-        Raises:
-            ValueError: the state is of other packs, samples or settings.
-        """
+        """Go on from the state of any rank, with any number of ranks: they share the rest."""
         self._go_on([state])
 
     def _state(self, num: int | None) -> dict[str, Any]:
@@ -100,8 +96,8 @@ class _Dealer(Sampler[Item]):
                     f"num_{self._items}={num}: {self._num_given} {self._items} were given out since it was made"
                 )
             position = self._begun
-            while num > (left := self._left(position)):
-                num, position = num - left, self._next(position)
+            while num > (num_left := self._left(position)):
+                num, position = num - num_left, self._next(position)
             position = position.after(num)
         return {"position": asdict(position)}
 
@@ -157,9 +153,6 @@ class PackSampler(_Dealer[tuple[int, int]]):
         micro_batches: packs of each rank in a step: gradient accumulation, or micro-batches of a pipeline; by default
             `packing.topology.micro_batches`.
         states: `state_dict` of every rank of a checkpoint, or of one, to go on from there with any number of ranks.
-
-    Raises:
-        ValueError: there are fewer packs than one step has; states are from other packs, or from different steps.
     """
 
     def __init__(
@@ -247,9 +240,6 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         rank, world_size: this data-parallel rank and their number; by default torch.distributed's, or torchrun's.
         seed: with the epoch it decides which samples share a batch, and the order.
         window: batches whose samples are sorted together: fewer mix samples better and pad more.
-
-    Raises:
-        ValueError: both limits or none are given; there are fewer samples than ranks.
     """
 
     _items = "batches"
@@ -267,25 +257,27 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         overlong: Literal["alone", "drop"] = "alone",
     ):
         rank, ranks = ranks_here(rank, world_size)
-        given, self._limits, self._seed = np.asarray(lens, np.int64), Limits(batch_size, max_batch_tokens), seed
-        self._limits.check()
+        limits = f"batch_size={batch_size}, max_batch_tokens={max_batch_tokens}"
+        if (batch_size is None) is (max_batch_tokens is None) or (batch_size or max_batch_tokens or 0) < 1:
+            raise ValueError(f"{limits}: give one of the two, at least 1")
+        all_lens, self._limits, self._seed = np.asarray(lens, np.int64), (batch_size, max_batch_tokens), seed
         if overlong not in _OVERLONG:
             raise ValueError(f"overlong={overlong!r}; there are: {', '.join(_OVERLONG)}")
         if window < 1:
             raise ValueError(f"window={window}: at least 1 batch")
-        are_overlong = np.greater(given, max_batch_tokens or np.inf)
-        self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(given))
-        self._lens = given[self._samples]
+        are_overlong = np.greater(all_lens, max_batch_tokens or np.inf)
+        self._samples = np.flatnonzero(~are_overlong) if overlong == "drop" else np.arange(len(all_lens))
+        self._lens = all_lens[self._samples]
         if len(self._samples) < ranks:
             raise ValueError(f"{len(self._samples)} samples for {ranks} ranks: fewer ranks, or more samples")
-        self._window = window * self._limits.samples(self._lens)
+        self._window = window * (batch_size or (max_batch_tokens or 1) / max(1.0, float(self._lens.mean())))
         self._kept: Recent[tuple[int, int], Groups] = Recent(2)
-        settings = f"{batch_size=}, {max_batch_tokens=}, {window=}, {seed=}, {overlong=}"
-        stream = f"{len(given)} samples ({zlib.crc32(given.tobytes()):08x}, {settings})"
+        settings = f"{limits}, {window=}, {seed=}, {overlong=}"
+        stream = f"{len(all_lens)} samples ({zlib.crc32(all_lens.tobytes()):08x}, {settings})"
         super().__init__(stream, Topology(ranks), rank)
         if rank == 0 and are_overlong.any():
-            num, longest = np.count_nonzero(are_overlong), given.max()
-            which = f"{num} of {len(given)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
+            num, longest = np.count_nonzero(are_overlong), all_lens.max()
+            which = f"{num} of {len(all_lens)} samples have more than max_batch_tokens={max_batch_tokens} tokens"
             _log.warning("%s, at most %d: %s (overlong=%r)", which, longest, _OVERLONG[overlong], overlong)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
@@ -302,7 +294,7 @@ class LengthGroupedSampler(_Dealer[list[int]]):
         groups = self._kept.get(key)
         if groups is None:
             seed = seed_of(self._seed, epoch)
-            groups = self._kept.put(key, group(self._lens, key[1], self._limits, self._window, seed))
+            groups = self._kept.put(key, group(self._lens, key[1], *self._limits, self._window, seed))
         return groups
 
     def _size(self, epoch: int, topology: Topology) -> int:

@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from energon_pack.config import PackConfig
 from energon_pack.errors import PackError, check_buffer_size
 from energon_pack.online.begin import SourceOf, begin
-from energon_pack.online.packs import Counted, Draws, OnlinePacks
-from energon_pack.pooling.measuring import Measuring
+from energon_pack.online.stream_packs import Draws, OnlinePacks, StreamCounters
 from energon_pack.pooling.pool import Pool, Waiting, waiting_in
+from energon_pack.pooling.sample_measures import Measuring
 from energon_pack.steps.position import Position, reading, taken_by
 from energon_pack.steps.topology import ranks_here
 from energon_pack.trainers.doors import ForTrainers, import_rows
@@ -89,7 +89,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
             "seed": self.config.seed if seed is None else seed,
             "fingerprint": begun.fingerprint,
         }
-        self._counted = Counted()
+        self._counted = StreamCounters()
         self._packs: OnlinePacks | None = None
         self._epoch = 0
         #: states from which the next iteration goes on: of this worker, or of all
@@ -110,9 +110,6 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         """Return a `datasets.IterableDataset` of this rank's packs; `collator` reads its rows.
 
         Set `accelerator_config={"dispatch_batches": False}` (TRL does), so that each rank reads its own packs.
-
-        Raises:
-            PackError: `datasets` is not installed.
         """
         return import_rows().StreamRows(self, *self.place)
 
@@ -131,11 +128,7 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         return {**self._given, **packs.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a `state_dict` of the same worker of the same rank.
-
-        Raises:
-            ValueError: the state is from another rank, worker or settings.
-        """
+        """Let the next iteration go on from a `state_dict` of the same worker of the same rank."""
         self._go_on([state])
 
     def _go_on(self, lanes: Sequence[Mapping[str, Any]]) -> None:
@@ -162,31 +155,35 @@ class StreamingPackedDataset(ForTrainers, IterableDataset[Pack]):
         It begins with the epoch; or where this worker stopped; or, if there were other workers, with a share of what
         all of them left.
         """
-        given, (rank, ranks) = self._given, self._place
+        settings, (rank, ranks) = self._given, self._place
         here = Position(
-            given["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
+            settings["fingerprint"], epoch=self._epoch, ranks=ranks * num_workers, rank=rank * num_workers + worker
         )
-        positions, own, waiting = [here for _ in self._datasets], None, list[Waiting]()
+        positions, lane, waiting = [here for _ in self._datasets], None, list[Waiting]()
         if self._lanes:
             of_lanes = [self._positions_in(lane) for lane in self._lanes]
             places = [(each.ranks, each.rank) for each, *_ in of_lanes]
             if (here.ranks, here.rank) in places:
                 number = places.index((here.ranks, here.rank))
-                positions, own = of_lanes[number], self._lanes[number]
+                positions, lane = of_lanes[number], self._lanes[number]
             else:
                 taken = [taken_by(of_dataset, "worker") for of_dataset in zip(*of_lanes, strict=True)]
                 positions = [replace(here, before=before) for before in taken]
                 waiting = waiting_in(lane["pool"] for lane in self._lanes)[here.rank :: here.ranks]
         draws = Draws(
-            given["num_samples"], positions, given["weights"], replacement=given["replacement"], seed=given["seed"]
+            settings["num_samples"],
+            positions,
+            settings["weights"],
+            replacement=settings["replacement"],
+            seed=settings["seed"],
         )
-        pool = Pool(self._measuring.packing, given["buffer_size"], given["seed"])
+        pool = Pool(self._measuring.packing, settings["buffer_size"], settings["seed"])
         for sample in waiting:
             pool.add(sample.name, sample.costs, sample.group, sample.since)
         name, row = f"{self._epoch}/{here.rank}", self._counted.row(worker)
         packs = OnlinePacks(name, self._datasets, draws, self._measuring, pool, self.encoder, row)
-        if own is not None:
-            packs.load(own)
+        if lane is not None:
+            packs.load(lane)
         return packs
 
 

@@ -29,13 +29,11 @@ from energon_pack.reading import FatalSampleError, PacksInOrder, keep_unchosen, 
 from energon_pack.samples.flavors import UNPACKED, flavor_of_sample, inputs_of_sample
 from energon_pack.samples.member import MemberInput
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_encoder import BadPack, Pack
 
 if TYPE_CHECKING:
-    from energon_pack.pooling.measuring import Measuring
-    from energon_pack.training.probe import ProbeTree
-    from energon_pack.training.tower import Tower
+    from energon_pack.pooling.sample_measures import Measuring
 
 __all__ = ["EncodedPack", "PackedTaskEncoder"]
 
@@ -58,7 +56,7 @@ class MeasuredSample(Sample):
     """An unpacked sample that waits for its pack."""
 
     member: MemberInput
-    measured: Any  # pooling.measuring.Measured
+    measured: Any  # pooling.sample_measures.SampleMeasures
     #: samples that its worker encoded before
     number: int
 
@@ -74,10 +72,6 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
             gives Energon the same number.
         options: `layout`, `pad_to`, `pad_segments`, `labels`, `loss_weight`, `attention_mask`, `pad_to_multiple_of`,
             `rope_rows`, `on_bad_member`, `dummy_image`, `tokens_per_second`: see `training.pack_encoder.PackEncoder`.
-
-    Raises:
-        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing.
-        MixingError: a hybrid model whose kernels are missing.
     """
 
     decoder = None  # images stay undecoded until a member needs them
@@ -93,9 +87,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
     ):
         super().__init__()
         self.encoder = pack_encoder(path, processor, trust_remote_code, **options)
-        #: `guard` uses these
         self.rules, self.members = self.encoder.rules, self.encoder.members
-        self.mask, self.max_token_len = self.encoder.mask, self.encoder.max_token_len
         manifest = self.encoder.made
         content = manifest["content"]
         read = content["source"]
@@ -108,7 +100,7 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         self._measuring: Measuring | None = None
         if packing_buffer_size is not None:
             from energon_pack.packed_with import load_template
-            from energon_pack.pooling.measuring import measuring_of
+            from energon_pack.pooling.sample_measures import measuring_of
 
             template = load_template(path, processor, trust_remote_code)
             self._measuring = measuring_of(content, template, options.get("on_bad_member") == "drop")
@@ -168,16 +160,12 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
         return [[samples[i] for i in pack] for pack in packs]
 
     def build_batch(self, dataset: Any, **settings: Any) -> Any:
-        """Call Energon's own method, but keep samples that fill no pack yet in its buffer.
-
-        Raises:
-            ValueError: only one of Energon and this encoder has a `packing_buffer_size`.
-        """
-        given = settings.get("packing_buffer_size")
-        if (given is None) is not (self._measuring is None):
+        """Call Energon's own method, but keep samples that fill no pack yet in its buffer."""
+        buffer_size = settings.get("packing_buffer_size")
+        if (buffer_size is None) is not (self._measuring is None):
             raise ValueError(
-                f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given {given}:"
-                " loading.train_arguments gives it the same"
+                f"PackedTaskEncoder(packing_buffer_size={self.packing_buffer_size}), and Energon was given"
+                f" {buffer_size}: loading.train_arguments gives it the same"
             )
         built = super().build_batch(dataset, **settings)
         if self._measuring is not None:
@@ -186,13 +174,9 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[MeasuredSample]) -> EncodedPack:
-        """Encode the members of a pack, with their media.
-
-        Raises:
-            FatalSampleError, SkipSample: see `encode_sample`.
-        """
-        others = f"+{len(samples) - 1}" if len(samples) > 1 else ""
-        return self._encoded(samples[0], samples[0].__key__ + others, (sample.member for sample in samples))
+        """Encode the members of a pack, with their media."""
+        more = f"+{len(samples) - 1}" if len(samples) > 1 else ""
+        return self._encoded(samples[0], samples[0].__key__ + more, (sample.member for sample in samples))
 
     def _encoded(self, first: Any, key: str, members: Iterable[MemberInput]) -> EncodedPack:
         """Encode a pack, with Energon's keys and sources of its first sample."""
@@ -208,38 +192,19 @@ class PackedTaskEncoder(PacksInOrder, DefaultTaskEncoder[Any, EncodedPack, Packe
 
     @stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: list[EncodedPack]) -> PackedBatch:
-        """Lay packs out.
-
-        Raises:
-            FatalSampleError: as `PackEncoder.batch`.
-        """
+        """Lay packs out."""
         try:
-            batch = self.encoder.batch([Pack(of.__key__, of.members, of.media, of.dropped) for of in samples])
+            batch = self.encoder.batch(
+                [Pack(sample.__key__, sample.members, sample.media, sample.dropped) for sample in samples]
+            )
         except BadPack as error:
             raise FatalSampleError(str(error)) from None
         batch |= {"positions": positions_of(samples), "__restore_key__": ()}  # Energon fills in the key
         return batch
 
-    def use_tower(self, tower: "Tower | None") -> None:
-        """Make the values for a model's vision tower with each batch: see `guard`."""
-        self.encoder.use_tower(tower)
-
-    def probe_members(self) -> list[Encoded]:
-        """Return members to try a model with: see `guard`."""
-        return self.encoder.probe_members()
-
-    def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
-        """Return trees of such members to try a model with; None: the dataset has none. See `guard`."""
-        return self.encoder.probe_tree(members)
-
 
 def inputs_of(sample: Any) -> Iterator[MemberInput]:
-    """Yield the members of a sample of any flavour.
-
-    Raises:
-        FatalSampleError: the sample has no known flavour.
-        Skip: the conversation of a member can't be recognised.
-    """
+    """Yield the members of a sample of any flavour."""
     flavor = flavor_of_sample(sample)
     if flavor is None:
         raise FatalSampleError(f"{type(sample).__name__} is no flavour of energon_pack")

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 from energon_pack.dataset.contents import Pack
 from energon_pack.dataset.files import PLAN, PlanFile, PlanRow, PlanRows, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import lies_in
@@ -35,9 +35,10 @@ from energon_pack.samples.flavors import packed_flavor, why_unknown
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.single import single
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.shard import Shard, shard_of
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute, real_path
 from energon_pack.verify import packs as checks
 from energon_pack.verify.shard import packs_of
@@ -45,7 +46,6 @@ from energon_pack.verify.source import read_settings
 
 _ROWS = 50_000  # rows that are sorted at once
 _PACKS = 256  # packs whose rows of the plan are held at once
-_AT_ONCE, _BYTES = 16, 16 << 20  # most samples, and bytes, whose media are read together
 _VERIFY = "python -m energon_pack.verify says more"
 #: a member: `order`, the place of its JSON in the source; `key`; `part`, None for a whole sample; `offset` and `size`
 #: of its JSON in the spill file; `packed`, the packed shard that has its media; of each of its `media` name, offset,
@@ -64,7 +64,7 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
         raise PackError(f"{out} lies in the packed dataset {folder}: choose another folder")
     plan.check()
     progress = Progress()
-    with InFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
+    with DatasetInFolder(out).staging("unpack") as staging, tempfile.TemporaryFile(dir=staging) as file:
         spill = _Spill(file)
         with progress.stage("read", plan.num_members(), "samples") as advance:
             for name in folder.shards:
@@ -84,10 +84,10 @@ def unpack(dataset: str | Path, out: Path, max_shard_samples: int = 10_000) -> i
                 rows = spill.rows_of(shard)
                 names = _tar_names(shard, -(-len(rows) // max_shard_samples), taken)
                 for number, name in enumerate(names):
-                    some = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
-                    _write_tar(tars / name, some, packed, reader, media, spill)
-                    progress.add(len(some))
-                    advance(len(some))
+                    chunk = rows[number * max_shard_samples : (number + 1) * max_shard_samples]
+                    _write_tar(tars / name, chunk, packed, reader, media, spill)
+                    progress.add(len(chunk))
+                    advance(len(chunk))
         sync_file_system(staging)
         os.rename(tars, out)  # `out` may be an empty folder, which is replaced
     return spill.num_rows
@@ -116,9 +116,9 @@ def _packs(
     folder: DatasetFolder, name: str, flavor: PackedFlavor, plan: PlanFile
 ) -> Iterator[tuple[Pack, list[PlanRow]]]:
     packs, plan_rows = packs_of(folder, name, flavor), PlanRows(plan)
-    while some := list(islice(packs, _PACKS)):
-        rows = plan_rows.members({pack.files.key for _, pack, _ in some})
-        for _, pack, defects in some:
+    while group := list(islice(packs, _PACKS)):
+        rows = plan_rows.members({pack.files.key for _, pack, _ in group})
+        for _, pack, defects in group:
             members = rows.get(pack.files.key)
             for defect in chain(defects, checks.parts(pack), checks.placeholders(pack), checks.plan(pack, members)):
                 raise PackError(f"{folder.path_of(name)}: {pack.files.key}: {defect}; {_VERIFY}")
@@ -222,41 +222,18 @@ def _write_tar(
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb", buffering=0) as file:
         tar = TarWriter(file.fileno())
-        for some in _together(rows):
-            _read_ahead(some, packed, reader)
-            named = (part["reference"] for row in some for part in row["media"])
+        for row in rows:
+            named = (part["reference"] for part in row["media"])
             referred = iter(media.read([Reference(*values) for values in named if values is not None]))
-            for row in some:
-                tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
-                for part in row["media"]:
-                    name = f"{row['key']}.{part['name']}"
-                    if part["reference"] is not None:
-                        tar.add(name, next(referred))
-                        continue
-                    source = reader.shard_file(packed[row["packed"]])
-                    tar.copy(name, source, part["offset"], part["size"])
+            tar.add(f"{row['key']}.json", spill.read(row["offset"], row["size"]))
+            for part in row["media"]:
+                name = f"{row['key']}.{part['name']}"
+                if part["reference"] is not None:
+                    tar.add(name, next(referred))
+                    continue
+                source = reader.shard_file(packed[row["packed"]])
+                tar.copy(name, source, part["offset"], part["size"])
         tar.end()
-
-
-def _together(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Group samples so that the media of a group fit into memory."""
-    start, num_bytes = 0, 0
-    for number, row in enumerate(rows):
-        size = sum(part["size"] for part in row["media"])
-        if number > start and (number - start == _AT_ONCE or num_bytes + size > _BYTES):
-            yield rows[start:number]
-            start, num_bytes = number, 0
-        num_bytes += size
-    yield rows[start:]
-
-
-def _read_ahead(rows: list[_Row], packed: dict[str, Shard], reader: Reader) -> None:
-    """Read the media of samples at once, if their packs lie on an object store."""
-    wanted: dict[str, list[tuple[int, int]]] = {}
-    for row in rows:
-        places = [(part["offset"], part["size"]) for part in row["media"] if part["reference"] is None]
-        wanted.setdefault(row["packed"], []).extend(places)
-    reader.read_ahead([(packed[name], ranges) for name, ranges in wanted.items()])
 
 
 def main() -> int:

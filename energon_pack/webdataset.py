@@ -21,7 +21,7 @@ from webdataset.utils import pytorch_worker_info
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.pack_files import members_in
 from energon_pack.dataset.readable import refuse_lost, unread
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset_encoder import pack_encoder
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
@@ -40,10 +40,6 @@ def shard_urls(path: str | Path, split: str = "train") -> list[str]:
     Args:
         path: folder of the packed dataset.
         split: a part of its split.yaml; shards that it excludes are left out.
-
-    Raises:
-        PackError: there is no such part, or all its shards are excluded; the folder has no split.yaml; a Metadataset;
-            a shard is missing or cut.
     """
     prepared = _prepared(path, split)
     if prepared is None:
@@ -70,10 +66,6 @@ def packs(
         processor: folder or hub id, in place of the files in the dataset; a class with code of its own needs one.
         trust_remote_code: run the processor's own code.
         options: `layout`, `pad_to`, `labels` …: see `training.pack_encoder.PackEncoder`.
-
-    Raises:
-        ValueError: as PackEncoder; a processor with another tokenizer than that of the packing; a Metadataset.
-        MixingError: a hybrid model whose kernels are missing.
     """
     prepared = _prepared(path)
     encoder = pack_encoder(path, processor, trust_remote_code, **options)
@@ -98,10 +90,6 @@ class Packs:
         """Encode each pack; packs that split.yaml excludes, and packs that lost all members, are left out.
 
         After the last pack a warning names shards that lacked some of their packs.
-
-        Raises:
-            BadPack: see `PackEncoder.encode`; the pipeline's handlers do not catch it. Or a pack's JSON can't be read.
-            PackError: this worker has no shard, and webdataset's `empty_check` is on.
         """
         seen: Counter[str] = Counter()
         for parts in self._some(samples):
@@ -114,8 +102,8 @@ class Packs:
                 yield pack
         for shard, count in seen.items():
             if count % self._counts.get(shard, 1):  # `resampled` reads some again
-                what = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
-                _log.warning(what, self._dataset, count, shard, self._counts[shard])
+                warning = "%s: %d packs of %s came, which has %d: a stage before left some out, or the tar was cut"
+                _log.warning(warning, self._dataset, count, shard, self._counts[shard])
 
     def collate(self, packs: Sequence[Pack]) -> PackedBatch:
         """Lay packs out: `collate_fn` of a DataLoader, `collation_fn` of `batched`; errors: see `PackEncoder.batch`."""

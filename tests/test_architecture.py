@@ -50,8 +50,8 @@ templates.folder templates.full
 #: Reading: from packs to batches. Energon fills sample classes of all flavours, with messages.
 READING = """
 on_disk webdataset dataset_encoder training trainers.doors
-dataset.folder dataset.inputs dataset.manifest dataset.pack_files dataset.pack_parts
-dataset.packs_table dataset.readable dataset.referenced
+dataset.folder dataset.kept_inputs dataset.manifest dataset.pack_files dataset.pack_parts
+dataset.readable dataset.source_media
 """
 ENERGON = "task_encoder loading reading flavors samples"
 #: Where reading asks more of the package, because a run asks for it: the file, what it imports there, and when.
@@ -59,21 +59,21 @@ ASKED_FOR = {
     ("dataset.manifest", "samples.flavors"): "the flavour is another package's",
     ("dataset.pack_files", "samples.flavors"): "the flavour is another package's, or another tool packed",
     ("dataset_encoder", "packed_with"): "another tool packed; or a sample is in no pack",
-    ("dataset.referenced", "sources.referenced"): "media lie in the source",
+    ("dataset.source_media", "sources.referenced"): "media lie in the source",
     ("task_encoder", "packed_with"): "Energon packs while it reads",
-    ("task_encoder", "pooling.measuring"): "Energon packs while it reads",
+    ("task_encoder", "pooling.sample_measures"): "Energon packs while it reads",
     ("on_disk", "plan.settings"): "a sampler makes steps even",
     ("trainers.doors", "samplers"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.collator"): "a trainer takes the packs as rows",
     ("trainers.doors", "trainers.loss"): "a trainer takes the packs as rows",
-    ("trainers.doors", "trainers.rows"): "a trainer takes the packs as rows",
+    ("trainers.doors", "trainers.numbered_rows"): "a trainer takes the packs as rows",
 }
 #: Guard: proves a model. Of reading it imports what a batch is.
 GUARD = "errors version run training"
 #: Modules of training that turn packs into batches: guard has none of them.
-ENCODERS = {f"training.{name}" for name in ("calls", "found_rope", "members", "own_rope", "pack_encoder", "pixels")}
+ENCODERS = {f"training.{name}" for name in ("calls", "member_encoder", "own_rope", "pack_encoder", "pixels")}
 #: The most modules and lines of this package that a door imports, by what `benchmarks/imports.py` measures.
-MOST = {"a batch of images": (82, 8_200), "guard": (20, 3_500)}
+MOST = {"a batch of images": (82, 8_200), "guard": (19, 3_200)}
 
 
 def name_of(path: Path) -> str:

@@ -61,15 +61,3 @@ def test_tars_with_other_names(demo: tuple[Path, Path], tmp_path: Path) -> None:
     assert unpacked.returncode == 0, unpacked.stderr
     [parts] = samples(tmp_path / "single").values()
     assert [turn["role"] for turn in json.loads(parts["json"])["messages"]] == ["user", "assistant"]
-
-
-def test_names_that_contradict_each_other_are_one_line(demo: tuple[Path, Path], tmp_path: Path) -> None:
-    own = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", "source=jsonl", "source.path=."]
-    for more, said in (
-        (["source.columns.mesages=x"], "unknown key source.columns.mesages; did you mean source.columns.messages?"),
-        (["source.messages_key=x", "source.columns.messages=y"], "each says where the conversation is; set one"),
-    ):
-        result = command_here("energon_pack", *own, *more, cwd=tmp_path)
-        assert result.returncode
-        assert said in result.stderr
-        assert len(result.stderr.splitlines()) == 1

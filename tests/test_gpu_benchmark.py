@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.training import layout, probe
+from energon_pack.training import layout, probe_batches
 from support.running import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,7 +46,7 @@ def run(
         return page.read_text(), list(csv.DictReader(file))
 
 
-def one_text(rows: Any, form: layout.Form) -> layout.Batch:
+def one_text(rows: Any, form: layout.RowForm) -> layout.Batch:
     """The layout with a seeded fault: where a row has several members, they are one text."""
     batch = layout_as_it_is(rows, form)
     if max(map(len, rows)) > 1:
@@ -82,7 +82,7 @@ def test_the_page_of_a_cpu_holds_and_each_step_is_in_the_csv(
 def test_members_that_see_each_other_are_seen_on_the_page(
     gpu: ModuleType, packs: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (layout, probe):
+    for module in (layout, probe_batches):
         monkeypatch.setattr(module, "neat", one_text)
     page, _ = run(gpu, packs, tmp_path / "page.md", monkeypatch)
     assert re.findall(r"(\w+, \w+) .*≤ 0\.\d+ NO", page) == ["eager, fp32", "sdpa, fp32", "sdpa, bf16"]

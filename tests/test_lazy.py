@@ -176,14 +176,6 @@ def test_what_a_worker_is_given_does_not_grow(packs: LazyPackedDataset, config: 
     assert abs(sizes[1] - sizes[0]) < 64
 
 
-@pytest.mark.slow
-def test_workers_may_be_spawned(config: Config) -> None:
-    """Python 3.14 does so by itself: what a worker is given has to travel."""
-    few = LazyPackedDataset(config(source__limit=40))
-    loader = DataLoader(few, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert ids(list(islice(loader, 2))) == ids([few[0], few[1]])
-
-
 def test_max_packs_are_a_fair_share(config: Config) -> None:
     """The first ones by size or by media would be no sample of the data (Automodel: the texts alone)."""
     whole, some = LazyPackedDataset(config()), LazyPackedDataset(config(), max_packs=20)

@@ -28,7 +28,6 @@ from energon_pack.loading import cookers
 from energon_pack.metadataset import main, read_subflavor, to_yaml
 from energon_pack.pack import pack
 from support.packed import demo_config
-from support.running import command_here
 from support.samples import chat, write_tar
 
 ODD_NAME = "a: #1 é {x}"
@@ -237,13 +236,3 @@ def test_every_split_is_blended(folders: list[str], tmp_path: Path) -> None:
         (figures["train"]["samples"], "train"),
     ]
     assert [r["weight"] for r in splits["val"]["blend"]] == [figures["val"]["samples"]]
-
-
-def test_it_is_a_module_with_a_version(tmp_path: Path) -> None:
-    assert command_here("energon_pack.metadataset", "--version", cwd=tmp_path).stdout.startswith("energon-pack ")
-
-
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = command_here("energon_pack.metadataset", "blend.yaml", "nowhere", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == ["energon_pack.metadataset: nowhere is not a dataset that energon_pack packed"]

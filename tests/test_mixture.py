@@ -18,7 +18,7 @@ from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.errors import PackError
 from energon_pack.lazy import LazyPackedDataset
 from energon_pack.pack import pack
-from energon_pack.plan.entry_shares import draws, shares_of
+from energon_pack.plan.mix import draws, shares_of
 from energon_pack.sources.forms import find_source
 from energon_pack.sources.mixture import Entry
 from energon_pack.sources.settings import SourceConfig
@@ -201,7 +201,7 @@ def test_an_entry_without_anything_to_train_is_named(config: Make, sets: Path) -
         pack(config(str(path), source__format="auto"))
 
 
-# ------------------------------------------------------------------------------------- phases, config, metadatasets
+# --------------------------------------------------------------------------------------------------- phases, config
 
 
 def entries_of_packs(folder: Path) -> list[set[str]]:
@@ -261,57 +261,6 @@ def test_a_mixture_of_the_config_is_composed_and_swept_over(demo: tuple[Path, Pa
     assert asked == {1 / 3, 6 / 8}
 
 
-def test_a_metadataset_of_energon_is_a_mixture(config: Make, sets: Path) -> None:
-    """Its weights are shares of the samples, also through another that it names."""
-    write_set(sets, "more", 40, 10)
-    (sets / "inner.yaml").write_text(json.dumps(
-        {"__module__": "megatron.energon", "__class__": "MetadatasetV2",
-         "splits": {"train": {"blend": [{"path": "./maths.jsonl", "weight": 3}, {"path": "more.jsonl"}]}}}
-    ))  # fmt: skip
-    outer = sets / "outer.yaml"
-    outer.write_text(json.dumps(
-        {"__module__": "megatron.energon", "__class__": "Metadataset",
-         "splits": {"train": {"datasets": [{"path": "charts.jsonl", "weight": 6, "subflavors": {"a": 1}},
-                                           {"path": "inner.yaml", "weight": 4}]}}}
-    ))  # fmt: skip
-    report = pack(config(str(outer), source__format="auto", packing__max_token_len=512))
-    asked = {item["name"]: round(item["asked"], 9) for item in report["mixture"]}
-    assert asked == {"charts": 0.6, "maths": 0.3, "more": 0.1}
-    assert all(abs(item["share"] - item["asked"]) < 0.005 for item in report["mixture"])
-    assert {item["share_of"] for item in report["mixture"]} == {"samples"}
-
-
-def test_a_metadataset_that_counts_epochs(config: Make, sets: Path) -> None:
-    path = sets / "epochs.yaml"
-    path.write_text(json.dumps(
-        {"__module__": "megatron.energon", "__class__": "MetadatasetV2",
-         "splits": {"train": {"blend_epochized": [{"path": "maths.jsonl", "repetitions": 3}, {"path": "chat.jsonl"}]}}}
-    ))  # fmt: skip
-    report = pack(config(str(path), source__format="auto", packing__max_token_len=512))
-    assert [item["samples"] for item in report["mixture"]] == [180, 200]
-
-
-@pytest.mark.parametrize(
-    ("splits", "said"),
-    [
-        ({"val": {"path": "chat.jsonl"}}, "no split train with datasets; there are: val"),
-        (
-            {"train": {"join": [{"path": "chat.jsonl"}]}},
-            "splits.train has join: blend, blend_epochized and path are read",
-        ),
-        ({"train": {"path": "chat.jsonl", "subset": {"range": [0, 5]}}}, "chat.jsonl: subset is not read"),
-        ({"train": {"path": "me.yaml"}}, "metadatasets name each other"),
-        ({"train": {"blend": [{"path": "chat.jsonl", "weight": 0}]}}, "all weights are 0"),
-        ({"train": {"blend": [{"path": "chat.jsonl", "weight": "1"}]}}, "weight is '1', not a number from 0"),
-        ({"train": {"blend": {"path": "chat.jsonl"}}}, "splits.train.blend is no list of datasets"),
-    ],
-)
-def test_what_a_mixture_can_not_say_is_refused(sets: Path, splits: dict[str, Any], said: str) -> None:
-    (sets / "me.yaml").write_text(json.dumps({"__module__": "megatron.energon", "splits": splits}))
-    with pytest.raises(PackError, match=said):
-        find_source(SourceConfig(), str(sets / "me.yaml"))
-
-
 def test_weights_by_the_root_of_the_length_are_those_of_internvl(config: Make, sets: Path) -> None:
     """Its `use_data_resampling` draws a set by the root of its number of samples."""
     roots = {name: num**0.5 for name, num in zip(NAMES, (300, 200, 60), strict=True)}
@@ -321,17 +270,3 @@ def test_weights_by_the_root_of_the_length_are_those_of_internvl(config: Make, s
     report = pack(config(str(path), source__format="auto"))
     for item in report["mixture"]:
         assert abs(item["share"] - roots[item["name"]] / sum(roots.values())) < 1 / 560
-
-
-def test_entries_of_a_metadataset_are_called_by_what_tells_them_apart(sets: Path) -> None:
-    """Blends of LLaVA-OneVision-2 name folders that are all called webdataset."""
-    paths = []
-    for name in ("part0", "part1"):
-        (sets / name / "webdataset").mkdir(parents=True)
-        paths.append(write_set(sets / name / "webdataset", "a", 3, 4).parent)
-    blend = {"__module__": "megatron.energon", "__class__": "Metadataset",
-             "splits": {"train": {"datasets": [{"weight": 3000, "path": str(path)} for path in paths]}}}  # fmt: skip
-    (sets / "blend.yaml").write_text(json.dumps(blend))
-    source = find_source(SourceConfig(), str(sets / "blend.yaml"))
-    assert source.mixture is not None
-    assert [entry.name for entry in source.mixture.entries] == ["part0", "part1"]

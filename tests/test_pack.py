@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from energon_pack.config import OnDamaged, Overlong, PackConfig, Stage
-from energon_pack.dataset import check as checking
+from energon_pack.dataset import energon_check as checking
 from energon_pack.dataset import shards
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError, SamplesLost
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
@@ -303,7 +303,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(config: Make) -> None:
     staging = output(run).parent / ".staging" / "packed"
     staging.mkdir(parents=True)
     os.rename(output(run), staging / "killed.old")
-    with InFolder(output(run)).staging("identity"):
+    with DatasetInFolder(output(run)).staging("identity"):
         assert files(output(run)) == before
     assert not staging.parent.exists()
 

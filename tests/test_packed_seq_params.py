@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import Form, Member, thd
-from energon_pack.training.shapes import packed_seq_params
+from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.layout import Member, RowForm, thd
 from support.gpt import cpu_for_cuda, tiny_gpt
 
 
@@ -46,7 +46,7 @@ def members() -> list[Member]:
 
 
 def test_each_version_gets_the_fields_it_has() -> None:
-    plain, gaps = thd(members(), Form()), thd(members(), Form(multiple=4))
+    plain, gaps = thd(members(), RowForm()), thd(members(), RowForm(multiple=4))
     old = packed_seq_params(plain, Old)
     assert (old.qkv_format, old.max_seqlen_q, old.cu_seqlens_kv.tolist()) == ("thd", 14, [0, 9, 14, 28, 29])
     new = packed_seq_params(gaps, New)
@@ -57,12 +57,12 @@ def test_each_version_gets_the_fields_it_has() -> None:
 
 
 def test_physical_boundaries_have_no_gaps_between_them() -> None:
-    gaps = thd(members(), Form(multiple=4))
+    gaps = thd(members(), RowForm(multiple=4))
     new, old = (packed_seq_params(gaps, make, physical=True) for make in (New, Old))
     assert new.cu_seqlens_q.tolist() == new.cu_seqlens_kv_padded.tolist() == old.cu_seqlens_kv.tolist()
     assert old.cu_seqlens_q.tolist() == [0, 12, 20, 36, 40]
     assert new.pad_between_seqs is False
-    plain = thd(members(), Form())
+    plain = thd(members(), RowForm())
     assert packed_seq_params(plain, New, physical=True) == packed_seq_params(plain, New)
 
 
@@ -82,8 +82,8 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Any:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("form", [Form(), Form(multiple=4), Form(multiple=8, width=64)])
-def test_packed_is_alone_in_megatron(gpt: Any, form: Form) -> None:
+@pytest.mark.parametrize("form", [RowForm(), RowForm(multiple=4), RowForm(multiple=8, width=64)])
+def test_packed_is_alone_in_megatron(gpt: Any, form: RowForm) -> None:
     def run(batch: dict[str, Any]) -> Tensor:
         with torch.no_grad(), cpu_for_cuda():
             out: Tensor = gpt(
@@ -95,7 +95,7 @@ def test_packed_is_alone_in_megatron(gpt: Any, form: Form) -> None:
     batch = thd(members(), form)
     bounds: Tensor = batch["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in batch else "cu_seqlens_q"]
     differences = [
-        float((logits[start : start + len(one)] - run(thd([one], Form()))).abs().max())
+        float((logits[start : start + len(one)] - run(thd([one], RowForm()))).abs().max())
         for start, one in zip(bounds.tolist(), members(), strict=False)
     ]
     print(f"megatron-core thd multiple={form.multiple}: logits {max(differences):.1e}")

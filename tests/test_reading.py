@@ -329,7 +329,7 @@ def test_states_that_this_dataset_can_not_go_on_from(
         begun(folder, encoder, (0, 1, 0), [journal.state()])
     assert "restore_state_rank" not in caplog.text
     begun(blend, encoder, (0, 1, 0), [journal.state()])  # from the beginning: that is not to happen in silence
-    assert "states only say how much was consumed; which come next, Energon's own restore_state_rank" in caplog.text
+    assert "states only say how much was consumed; which come next, Energon's restore_state_rank" in caplog.text
 
 
 def test_a_run_that_would_lose_the_even_steps_is_told(
@@ -342,8 +342,9 @@ def test_a_run_that_would_lose_the_even_steps_is_told(
         begun(folder, encoder, (0, ranks, 0))
     assert caplog.messages == []
     begun(folder, encoder, (0, 3, 0))
-    assert caplog.messages[-1].endswith(
-        "is laid out for 4 ranks, these are 3: steps are not even; they are with ranks that divide 8"
+    assert (
+        "not even as planned for 4 ranks: here are 3 ranks, from pack 0 on; they are with ranks that divide 8"
+        in caplog.messages[-1]
     )
     blend = tmp_path / "blend.yaml"
     metadataset.main([str(blend), f"{folder}=1", f"{folder}=2"])
@@ -356,7 +357,7 @@ def test_a_run_that_would_lose_the_even_steps_is_told(
     content = yaml.safe_load(split.read_text())
     split.write_text(yaml.safe_dump({**content, "exclude": [f"{content['split_parts']['train'][0]}/x"]}))
     begun(excluding, encoder, (0, 4, 2))
-    assert [message.endswith("where it has all packs, and no exclude") for message in caplog.messages[2:]] == [True] * 2
+    assert [message.endswith("with no pack excluded") for message in caplog.messages[2:]] == [True] * 2
 
 
 def test_steps_of_other_numbers_of_packs_are_told(
@@ -371,18 +372,19 @@ def test_steps_of_other_numbers_of_packs_are_told(
     for ranks, num in ((4, 1), (2, 4), (2, None)):
         worker = WorkerConfig(rank=0, world_size=ranks, num_workers=0)
         get_train_dataset(folder, **train_arguments(folder, encoder, worker, micro_batches=num))
-    assert [message.partition("for 4 ranks, ")[2] for message in caplog.messages] == [
-        "these are 4 with 1 pack each: steps are even with 4 packs of each rank in a step",
-        "these are 2 with 4 packs each: steps are even with 8 packs of each rank in a step",
-        "these are 2: steps are even with 8 packs of each rank in a step",
+    assert [message.partition("here are ")[2].partition("; they are with ")[0] for message in caplog.messages] == [
+        "4 ranks with 1 pack each, from pack 0 on",
+        "2 ranks with 4 packs each, from pack 0 on",
+        "2 ranks, from pack 0 on",
     ]
+    assert all("steps of 16 packs of all ranks" in message for message in caplog.messages)
 
 
 def test_going_on_within_a_step_is_told(laid_out: tuple[Path, Any, Any], caplog: pytest.LogCaptureFixture) -> None:
     """4 ranks, 3, and 4 again: from there on each step had parts of two that are even, and nothing said so."""
     folder, encoder = laid_out[0], without_skipping(laid_out[1])
     of_four = run(folder, encoder, (4, 0), (), 1)[1]
-    for num, said in ((4, []), (2, ["but 10 packs are read: steps are not even; they are from a checkpoint after a"])):
+    for num, said in ((4, []), (2, ["4 ranks, from pack 10 on; they are with"])):
         of_three = run(folder, encoder, (3, 0), of_four, num)[1]
         caplog.clear()
         for rank in range(4):

@@ -31,7 +31,7 @@ from megatron.energon import WorkerConfig
 from megatron.energon.errors import FatalSampleError
 from megatron_lm import one_token_per_image
 
-from energon_pack import metadataset
+from energon_pack import PackedDataset, guard, metadataset, recipes
 from energon_pack.config import ModelConfig, PackConfig, Rope
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.pack import pack
@@ -737,3 +737,14 @@ def test_images_without_tiles_end_the_training_of_llava(megatron: Any) -> None:
     train, _, _ = megatron_lm.train_valid_test_dataloaders_provider([100, 20, 0])
     with pytest.raises(FatalSampleError, match="not for LLaVAModel"):
         list(islice(train, 20))
+
+
+def test_a_tiny_folder_is_a_model_for_its_processor(packed: Path, demo: tuple[Path, Path], tmp_path: Path) -> None:
+    """A newcomer's first step needed a model of some gigabytes, or a script that knows one class."""
+    assert recipes.main(["tiny", str(demo[1]), str(tmp_path / "tiny")]) == 0
+    model = importlib.import_module("transformers").AutoModelForImageTextToText.from_pretrained(tmp_path / "tiny")
+    packs = PackedDataset(packed, str(tmp_path / "tiny"))
+    guard(model.train(), packs.encoder)
+    batch = packs.collator(model)([packs[0]])
+    assert model(**batch).loss.isfinite()
+    assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000

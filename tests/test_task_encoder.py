@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.energon import SkipSample, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+from megatron.energon import SkipSample, WorkerConfig, get_savable_loader, get_train_dataset
 from megatron.energon.errors import FatalSampleError
 
 from energon_pack import metadataset
@@ -21,7 +21,7 @@ from energon_pack.flavors import MultiMixQASample, PackedCaptioningSample
 from energon_pack.packed_with import load_template
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder
-from energon_pack.training import members, pack_encoder
+from energon_pack.training import member_encoder, pack_encoder
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import JoinError
@@ -80,7 +80,7 @@ def model(encoder: PackedTaskEncoder) -> Any:
 
 def test_the_longest_pack_is_as_long_as_the_hard_limit(packed: Path, encoder: PackedTaskEncoder) -> None:
     """With `own_pack` some packs are longer than `guard` was told, and it would refuse them."""
-    assert encoder.max_token_len == 1600
+    assert encoder.encoder.max_token_len == 1600
     made = copy.deepcopy(read_manifest(packed))
     made["content"]["packing"] |= {"overlong": "own_pack", "hard_limit": 5000}
     longer = pack_encoder.PackEncoder(made, encoder.encoder.rules, pad_to="max_token_len", tokens_per_second=2)
@@ -140,17 +140,7 @@ def test_media_that_no_rule_joins_are_refused_when_the_encoder_is_built(
         encoder.encode_sample(next(sample for sample in samples if any(sample.images)))
     asked = replace(encoder.rules, is_asked=True)
     with pytest.raises(ValueError, match="SomeProcessor gives maps"):
-        members.MemberEncoder(asked).check()
-
-
-def test_two_packs_a_batch_and_a_fixed_width(packed: Path, demo: tuple[Path, Path]) -> None:
-    encoder = PackedTaskEncoder(packed, str(demo[1]), pad_to="max_token_len", loss_weight="sqrt")
-    batch = next(iter(loader(packed, encoder, batch_size=2)))
-    assert batch["input_ids"].shape == (2, 1600)
-    assert batch["position_ids"].shape == (4, 2, 1600)
-    assert batch["loss_weight"].shape == (2, 1600)
-    assert int(batch["cu_seq_lens_q"][-1]) == 3200
-    assert batch["n_images_per_sample"].shape == (2,)
+        member_encoder.MemberEncoder(asked).check()
 
 
 @pytest.mark.parametrize("pad_to", [512, [700, 2000]])
@@ -452,12 +442,3 @@ def test_packs_of_prompts_and_captions(encoder: PackedTaskEncoder) -> None:
     batch = one(encoder, captions)
     assert batch["sample_ids"] == [["k#0", "k#1"]]
     assert int(batch["n_images_per_sample"]) == 1
-
-
-def test_workers_of_a_plain_loader_get_the_same(packed: Path, encoder: PackedTaskEncoder) -> None:
-    worker = WorkerConfig(rank=1, world_size=2, num_workers=0)
-    dataset = get_train_dataset(
-        packed, worker_config=worker, batch_size=1, task_encoder=encoder, repeat=False,
-        shuffle_buffer_size=None, max_samples_per_sequence=None,
-    )  # fmt: skip
-    assert 0 < len(ids(iter(get_loader(dataset)))) < 60

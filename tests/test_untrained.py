@@ -19,7 +19,7 @@ from energon_pack.plan.made import plan_of_epoch
 from energon_pack.plan.packs import LEFT_OUT
 from energon_pack.plan.plan import plan_packs
 from energon_pack.plan.settings import Overlong, PackingConfig, Share
-from energon_pack.pooling.measuring import Measured, Measuring
+from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.samples.member import SampleOptions
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import Reason, Skip
@@ -89,7 +89,7 @@ def test_what_is_measured_as_it_comes_is_left_out_for_the_same(template: Templat
     document = [{"role": "document", "content": "a b"}]
     whole, part = (Sample(document, [], None, SampleOptions(token_range=tokens)) for tokens in (None, (1, 2)))
     measured, skip = measuring.measure([whole, part])
-    assert isinstance(measured, Measured)
+    assert isinstance(measured, SampleMeasures)
     assert isinstance(skip, Skip)
     assert str(skip) == "nothing_trained: none of its tokens is trained"
 

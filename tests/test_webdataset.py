@@ -134,12 +134,6 @@ def test_packs_can_be_pickled(packed: Path, encoded: Packs) -> None:
     assert same(by_key(read(packed, again)), by_key(read(packed, encoded)))
 
 
-@pytest.mark.slow
-def test_workers_may_be_spawned(packed: Path, encoded: Packs) -> None:
-    spawned = read(packed, encoded, num_workers=1, multiprocessing_context="spawn")
-    assert same(by_key(spawned), by_key(read(packed, encoded)))
-
-
 # ---------------------------------------------------------------------------------------------------- other tools
 
 

@@ -4,11 +4,10 @@ import hashlib
 from pathlib import Path
 
 from energon_pack.config import PackConfig, Stage
-from energon_pack.dataset.destination import Destination
 from energon_pack.dataset.files import PAGE
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.in_folder import InFolder
-from energon_pack.dataset.in_store import InStore
+from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.dataset.lost_samples import page_beside
 from energon_pack.errors import PackError
 from energon_pack.run.address import is_address, parent, tidy
@@ -16,18 +15,18 @@ from energon_pack.run.user_cache import user_folder
 from energon_pack.sources.storage import path_in
 
 
-def destination_of(config: PackConfig) -> Destination:
+def destination_of(config: PackConfig) -> DatasetInFolder:
     """Return where the dataset of a run will be."""
     output = config.output
     if output.name is None:
         raise PackError("output.name must be set")
     dataset = DatasetFolder(path_in(output.dir, output.name))
     if not dataset.is_stored:
-        return InFolder(Path(output.dir).expanduser() / output.name)
+        return DatasetInFolder(Path(output.dir).expanduser() / output.name)
     if output.sqlite:
         raise PackError(f"output.sqlite=true: of a dataset on an object store no index is written ({output.dir})")
     here = cache_folder(config.cache_dir, output.dir) / "outputs" / short_hash(parent(dataset.path))
-    return InStore(dataset.path, here / output.name)
+    return DatasetInStore(dataset.path, here / output.name)
 
 
 def page_of(config: PackConfig) -> Path:

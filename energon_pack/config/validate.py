@@ -19,9 +19,14 @@ from energon_pack.templates.settings import Expand, Mask, MediaConfig, Think, Tr
 
 #: Removed settings, and what to use instead.
 _GONE = {
-    "executor.num_nodes": "it is executor.num_tasks now, of which several run on a node",
+    "executor.num_nodes": "executor.num_tasks counts tasks, of which several run on a node",
     "executor.lost_after": "Slurm itself starts the task of a lost node again",
     "executor.launch": "start stages with part=NUMBER/PARTS instead",
+    "packing.share_max_branches": "packing.max_members limits what a pack holds",
+    "packing.step_weights": "all terms of a step's cost count alike",
+    "source.boxes": "source.map writes the text of boxes",
+    "source.classes": "lines of JSON name the files of folders of classes",
+    "source.compressed": "unpack the file by the command that the run shows",
     "source.mixture": "source.path has the entries of a mixture, by name, or names its file",
     "source.slice": "stage=lengths, plan, write and publish with part=NUMBER/PARTS: several machines, one dataset",
 }
@@ -66,8 +71,8 @@ def _add_model(composed: DictConfig) -> None:
 def nearest_key(key: str) -> str:
     """Suggest what a user may have meant by a key that does not exist."""
     node, _, name = key.rpartition(".")
-    if key in _GONE:
-        return _GONE[key]
+    if gone := next((gone for gone in _GONE if f"{key}.".startswith(f"{gone}.")), None):
+        return f"{gone} is gone: {_GONE[gone]}"
     of_that_name = [ours for ours in keys_of(PackConfig) if ours.rpartition(".")[2] == name]
     schema: Any = PackConfig
     steps = node.split(".") if node else []
@@ -86,12 +91,30 @@ def nearest_key(key: str) -> str:
     dot = f"{node}." if node else ""
     deeper = {key.rpartition(".")[2]: key for key in keys_of(schema)}
     for keys in ({key: key for key in names}, deeper):
-        if near := difflib.get_close_matches(name, keys, n=1):
-            return f"did you mean {dot}{keys[near[0]]}?"
+        close = difflib.get_close_matches(name, keys, n=_GUESSES)
+        if near := next((one for one in close if _means(name, one)), None):
+            return f"did you mean {dot}{keys[near]}?"
     if len(names) > _GUESSES and node:
         near = difflib.get_close_matches(name, names, n=_GUESSES, cutoff=0.0)
         return f"near it: {', '.join(dot + one for one in near)}; all of them: energon-pack --help {node}"
     return f"there are: {', '.join(dot + name for name in names)}"
+
+
+def _means(name: str, known: str) -> bool:
+    """Say whether a key is another spelling of a known one, word by word: `max_tokens` of `max_token_len`.
+
+    What is spelled alike may mean another thing: `max_packed_tokens` and `max_dropped_tokens`.
+    """
+    sides = name.lower().split("_"), known.split("_")
+    return any(
+        all(any(_is_like(word, other) for other in others) for word in words)
+        for words, others in (sides, sides[::-1])
+        if words is sides[0] or len(words) > 1
+    )
+
+
+def _is_like(word: str, other: str) -> bool:
+    return word.startswith(other) or bool(difflib.get_close_matches(word, [other], 1, 0.75))
 
 
 def nearest_name(name: str, names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from energon_pack.dataset.pack_files import PackFiles
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import short
 from energon_pack.samples.bytes import Bytes
 from energon_pack.samples.flavors import DEFAULT
@@ -87,8 +87,8 @@ class Pack:
     @cached_property
     def ids(self) -> list[str]:
         """Return the sample id of each member; [] where they can't be told."""
-        found: list[str] = self.meta.get("sample_ids", [])
-        return found
+        ids: list[str] = self.meta.get("sample_ids", [])
+        return ids
 
     @property
     def media_type(self) -> str:
@@ -104,11 +104,7 @@ def with_media(file: Bytes, pack: Pack, media: DatasetMedia) -> Bytes:
 
 
 def written_tokens(file: Bytes, pack: Pack) -> list[MemberTokens]:
-    """Return what a model is fed of each member of a pack.
-
-    Raises:
-        TokensDamaged: they are missing, cut or contradict each other.
-    """
+    """Return what a model is fed of each member of a pack."""
     part = pack.parts.get(TOKENS)
     if part is None or part.size < 0:
         raise TokensDamaged("it has no tokens")
@@ -128,11 +124,7 @@ def _positions(file: Bytes, pack: Pack, image: str) -> Any:
 
 
 def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pack, list[str]]:
-    """Return a pack, and the defects of its JSON.
-
-    Args:
-        raw: the bytes of its JSON; None: it has no JSON.
-    """
+    """Return a pack, and the defects of its JSON."""
     parts = {part.name: part for part in files.parts}
     unread = Pack(files, parts, flavor=flavor)
     if raw is None:
@@ -156,7 +148,7 @@ def parse(files: PackFiles, raw: bytes | None, flavor: PackedFlavor) -> tuple[Pa
     fields, good_meta = _good(value, flavor.schema), _good(meta, flavor.meta) if isinstance(meta, dict) else {}
     pack = Pack(files, parts, fields, good_meta, flavor, references)
     absent = set(flavor.optional) - value.keys()
-    wrong = list(wrong_fields(value, "", {name: what for name, what in flavor.schema.items() if name not in absent}))
+    wrong = list(wrong_fields(value, "", {name: form for name, form in flavor.schema.items() if name not in absent}))
     wrong += wrong_fields(meta, "_meta.", flavor.meta)
     return pack, [*wrong, *_unequal(pack), *flavor.defects(fields)]
 
@@ -176,9 +168,9 @@ def _unequal(pack: Pack) -> Iterator[str]:
         yield f"_meta.pack_id is {short(pack.meta['pack_id'])}"
     if 0 in pack.meta.get("token_lens", ()):
         yield "_meta.token_lens has a 0"
-    for member, (ours, theirs) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
-        if len(ours) != len(theirs):
-            yield f"member {member} has {len(ours)} media and {len(theirs)} _meta.source_parts"
+    for member, (ours, in_source) in enumerate(zip(pack.names, pack.meta.get("source_parts", ()), strict=False)):
+        if len(ours) != len(in_source):
+            yield f"member {member} has {len(ours)} media and {len(in_source)} _meta.source_parts"
 
 
 class Beside:

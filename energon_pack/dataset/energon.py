@@ -56,13 +56,14 @@ def write_metadata(
 
 
 def manifest_of(
-    lengths: Lengths, plan: PackPlan, template: Identity, cost: CostModel, content: Mapping[str, Mapping[str, Any]]
+    lengths: Lengths,
+    plan: PackPlan,
+    template: Identity,
+    cost: CostModel,
+    content: Mapping[str, Mapping[str, Any]],
+    mixture: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the content of energon_pack.json, except its format.
-
-    Args:
-        content: the settings that the bytes of the dataset depend on.
-    """
+    """Return the content of energon_pack.json, except its format; `mixture` has the figures of each entry."""
     return {
         "flavor": lengths.flavor.name,
         "fingerprint": template.fingerprint,
@@ -72,7 +73,7 @@ def manifest_of(
         "num_samples": len(plan.items),
         "num_tokens": int(lengths.items.lens[plan.items].sum()),
         "splits": split_counts(lengths.items, plan),
-        **({"entries": [share.name for share in shares]} if len(shares := lengths.shares_of_entries) > 1 else {}),
+        **({"entries": [entry["name"] for entry in mixture]} if mixture and len(mixture) > 1 else {}),
         **({} if lengths.items.turn is None else {"turns": len(turn_counts(lengths.items, plan) or ())}),
         "cost": cost.to_json(),
     }
@@ -143,15 +144,15 @@ def dataset_yamls(flavor: Flavor, dataset_yaml: str, sample_type: str | None = N
     return {"dataset.yaml": crude, TYPED: typed}
 
 
-def changed_keys(found: Any, wanted: Mapping[str, Any]) -> Iterator[str]:
+def changed_keys(content: Any, written: Mapping[str, Any]) -> Iterator[str]:
     """Yield the changed keys of one of `dataset_yamls`; a user may add subflavors, and set `source_root`."""
-    there = found if isinstance(found, dict) else {}
-    for key in sorted(wanted):
-        value = there.get(key)
+    present = content if isinstance(content, dict) else {}
+    for key in sorted(written):
+        value = present.get(key)
         if isinstance(value, dict):
-            added = value.keys() - wanted[key].keys() if key == "subflavors" else {"source_root"}
+            added = value.keys() - written[key].keys() if key == "subflavors" else {"source_root"}
             value = {name: item for name, item in value.items() if name not in added}
-        if key not in there or value != wanted[key]:
+        if key not in present or value != written[key]:
             yield key
 
 

@@ -110,8 +110,8 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        what = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
-        raise PackError(f"{PLAN} can't be read: {what}") from None
+        why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())[:200]
+        raise PackError(f"{PLAN} can't be read: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -146,11 +146,7 @@ class PlanFile:
 
     @contextmanager
     def opened(self, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        """Open the file.
-
-        Args:
-            metadata: of the file, as read before; None: read them.
-        """
+        """Open the file."""
         with _readable(), self.folder.open(PLAN) as file, pq.ParquetFile(as_file(file), metadata=metadata) as parquet:
             yield parquet
 

@@ -25,11 +25,7 @@ _PIECE = 8 << 20
 
 
 class DatasetFolder:
-    """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`.
-
-    Args:
-        listed: the files in it, as `files_in` returns them; None: they are listed here.
-    """
+    """The files of a packed dataset, with its metadata, by their names in the folder: `.nv-meta/split.yaml`."""
 
     def __init__(self, place: str | os.PathLike[str], listed: Mapping[str, State | None] | None = None):
         self.path = tidy(str(place)) if is_address(place) else str(Path(place))
@@ -109,12 +105,7 @@ class DatasetFolder:
             return file.read(0, file.size)
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that holds an object.
-
-        Raises:
-            OSError: it can't be read.
-            ValueError: it is not JSON, or no object.
-        """
+        """Read a JSON file that holds an object."""
         value = json_value(self.read(name))
         if not isinstance(value, dict):
             raise ValueError(f"a {type(value).__name__}, not an object")

@@ -22,15 +22,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from energon_pack.dataset.destination import Destination, PlanMissing, another_run
+from energon_pack.dataset.destination import PlanMissing, another_run, refuse_unwritable_folder
 from energon_pack.dataset.files import PAGE, PLAN
 from energon_pack.dataset.lost_samples import kept_ledger, page_beside
+from energon_pack.dataset.manifest import MANIFEST
 from energon_pack.dataset.shards import DONE, ShardJob, WrittenShard, is_done, parts_folder, write_shard
 from energon_pack.errors import PackError, sized
 from energon_pack.run.address import on_this_machine
-from energon_pack.run.files import sync_file_system, write_whole
+from energon_pack.run.files import META_FOLDER, sync_file_system, write_whole
+from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 
 #: folder of a staging folder with what `stage=write` reads beside the plan, and its file that is written last
 JOBS, ABOUT = ".jobs", "about.json"
@@ -39,34 +41,68 @@ _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}  # errors of a rename to a name that ex
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of cluster file systems without locks
 
 
-class InFolder(Destination):
-    """A folder of this machine, or of a file system that several machines share."""
+class DatasetInFolder:
+    """A dataset in a folder, and the staging folder in which a run makes it; it appears at the end, complete.
+
+    Args:
+        final: the folder; of a dataset on an object store, a folder of this machine in its place. Pages and ledgers of
+            runs that publish nothing lie beside it.
+    """
+
+    #: its shards are written to an object store
+    is_stored = False
 
     def __init__(self, final: Path):
         self.final = final
+        #: the dataset as the user named it: a folder, or an address
         self.named = str(final)
-        self.is_stored = False
-        self.write_shard = write_shard
+        #: the job that writes a shard
+        self.write_shard: Callable[[ShardJob], WrittenShard] = write_shard
         self._folder = final.parent / ".staging" / final.name
         self._replaced: int | None = None  # the inode of the dataset that was there when the run began
 
     def refuse_source(self, source: Source) -> None:
+        """Raise PackError if the source lies in the dataset: a run must not read its own output."""
         media = {Path(root).resolve() for root in on_this_machine(shard.media_root for shard in source.shards)}
         final = self.final.resolve()
         if around := next((folder for folder in sorted(source.beside | media) if folder.is_relative_to(final)), None):
             raise PackError(f"the source {around} lies in {self.final}: choose another output.dir or output.name")
 
     def refuse_unwritable(self) -> None:
+        """Try to write, now and not after hours of measuring."""
         refuse_unwritable_folder("output.dir", self.final.parent)
 
     def is_free(self) -> bool:
+        """Say whether a run would overwrite nothing."""
         return not self.final.exists() or (self.final.is_dir() and not any(self.final.iterdir()))
 
     def has(self, name: str) -> bool:
         return (self.final / name).exists()
 
+    def refuse_existing(self, overwrite: bool) -> None:
+        """Refuse to replace an existing dataset."""
+        if self.is_free():
+            return
+        if not overwrite:
+            raise PackError(
+                f"{self.named} exists; output.overwrite=true replaces it, output.name=NAME writes beside it"
+            )
+        if not self.has(f"{META_FOLDER}/{MANIFEST}"):
+            raise PackError(
+                f"{self.named} is not a packed dataset, output.overwrite does not replace it: choose another name"
+            )
+
     @contextmanager
     def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+        """Open a folder for only this run, with the finished shards of an earlier run of the same identity.
+
+        It is removed once the dataset is published, or when nothing in it is useful. After a kill or an error it stays,
+        for the next run of the same command.
+
+        Args:
+            identity: a hash of everything that the bytes of the shards depend on.
+            check: raises an error if a plan that is there may not be removed; no other run makes one meanwhile.
+        """
         try:
             with self._locked(fcntl.LOCK_EX):
                 check()
@@ -82,10 +118,10 @@ class InFolder(Destination):
         staging = self._folder / f"{identity}.{uuid.uuid4().hex[:8]}"
         try:
             self._put_back()
-            for left in sorted(self._folder.glob(f"{identity}.*")):
-                if _identity_of(left) == identity and not staging.exists():
+            for earlier in sorted(self._folder.glob(f"{identity}.*")):
+                if _identity_of(earlier) == identity and not staging.exists():
                     with suppress(FileNotFoundError):  # another run was faster
-                        os.rename(left, staging)
+                        os.rename(earlier, staging)
             if _identity_of(staging) != identity:  # no run left one, or it was about to be published
                 _remove(staging)
             _keep_shards(staging, identity)
@@ -106,11 +142,13 @@ class InFolder(Destination):
                 (self._folder / _LOCK).unlink(missing_ok=True)
 
     def plan(self) -> Path | None:
+        """Return the staging folder with the whole plan that `stage=plan` left; None: there is none."""
         plans = (about.parents[1] for about in self._folder.glob(f"*/{JOBS}/{ABOUT}"))
         return next((staging for staging in plans if _identity_of(staging) == staging.stem), None)
 
     @contextmanager
     def planned(self) -> Iterator[Path]:
+        """Open the folder that `plan` returns, for one of several processes that write its shards."""
         missing = PlanMissing(f"no plan for {self.named}: stage=plan with the same settings makes it")
         if self.plan() is None:
             raise missing
@@ -120,23 +158,38 @@ class InFolder(Destination):
             yield staging
 
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
-        there = sum(path.stat().st_size for path in staging.glob("*.tar"))
+        """Make room for the shards, about `num_bytes` (0: not known)."""
+        num_written = sum(path.stat().st_size for path in staging.glob("*.tar"))
         free = shutil.disk_usage(staging).free
-        if num_bytes - there > free:
+        if num_bytes - num_written > free:
             raise PackError(
-                f"output.dir: the shards take about {sized(num_bytes - there)}, and {sized(free)} are free"
+                f"output.dir: the shards take about {sized(num_bytes - num_written)}, and {sized(free)} are free"
                 f" beside {staging}: nothing is written"
             )
 
     def has_shard(self, job: ShardJob) -> bool:
+        """Say whether a process of the same run has finished a shard; its bytes are not read."""
         return is_done(job.path, job.identity)
 
-    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path:
+    def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> Path | str:
+        """Return the place from which Energon reads the dataset before it is published."""
         return staging
 
     def discard(self, staging: Path, identity: str) -> None:
+        """Remove all shards, so that no run goes on from them."""
         for index in staging.glob("*.tar.idx"):
             index.unlink()
+
+    @contextmanager
+    def discarding(self, staging: Path, identity: str) -> Iterator[None]:
+        """Discard the shards if an error means that they are wrong; a store that does not answer is no such error."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception:
+            self.discard(staging, identity)
+            raise
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
         self.refuse_existing(overwrite)
@@ -166,13 +219,13 @@ class InFolder(Destination):
 
     def _move_away(self, old: Path) -> None:
         """Move the old dataset away; raises PackError if it is not the one that was there when the run began."""
-        there = _inode(self.final)
-        if there is None:
+        inode = _inode(self.final)
+        if inode is None:
             return
-        if there == self._replaced:
+        if inode == self._replaced:
             with suppress(FileNotFoundError):
                 os.rename(self.final, old)
-            if _inode(old) in (there, None):
+            if _inode(old) in (inode, None):
                 return
             self._put_back()
         raise another_run(self.named)
@@ -223,28 +276,17 @@ class InFolder(Destination):
 
         It is compared with a file of this process, because a file system may know no modes, or call root nobody.
         """
-        there = self._folder.stat()
+        folder = self._folder.stat()
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                mine = os.fstat(file.fileno())
+                own_file = os.fstat(file.fileno())
         except PermissionError:
-            mine = None
-        if mine is None or there.st_uid != mine.st_uid or there.st_mode & ~mine.st_mode & 0o022:
+            own_file = None
+        if own_file is None or folder.st_uid != own_file.st_uid or folder.st_mode & ~own_file.st_mode & 0o022:
             raise PackError(
                 f"{self._folder} is of another user, or others can write into it: output.name=NAME writes elsewhere;"
                 " if all in it is yours, remove it, or chmod 700 it to go on from it"
             )
-
-
-def refuse_unwritable_folder(knob: str, folder: Path) -> None:
-    """Write a file without a name into a folder, or into the first existing folder above it."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
-    try:
-        with tempfile.TemporaryFile(dir=there) as file:
-            file.write(b"energon_pack")
-            file.flush()
-    except OSError as error:
-        raise PackError(f"{knob}={folder}: {there} can't be written: {error.strerror}; choose another {knob}") from None
 
 
 def _remove(path: Path) -> None:

@@ -9,47 +9,50 @@ A run removes, discards and publishes only while the marker is its own (`marker.
 continues from the shards that are there; a run of another identity needs output.overwrite=true if there are shards.
 """
 
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from energon_pack.dataset.destination import Destination
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from energon_pack.dataset.energon import write_energon
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.manifest import MANIFEST
-from energon_pack.dataset.marker import Marker, Note, State
-from energon_pack.dataset.put_shard import is_put, put_shard
-from energon_pack.dataset.shards import ShardJob, WrittenShard
+from energon_pack.dataset.marker import Marker, Note, RunState
+from energon_pack.dataset.shards import ShardJob, WrittenShard, write_packs, written_shard
+from energon_pack.dataset.tar_writer import TarWriter
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.address import lies_in, parent
 from energon_pack.run.files import META_FOLDER
 from energon_pack.run.stores.requests import StoreError
 from energon_pack.samples.flavors.base import Flavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
+from energon_pack.sources.tar import tar_len
 
 #: the files that make it a dataset: removed first and written last
 _DATASET, _MANIFEST = f"{META_FOLDER}/dataset.yaml", f"{META_FOLDER}/{MANIFEST}"
 
 
-class InStore(Destination):
+class DatasetInStore(DatasetInFolder):
     """A prefix of a bucket.
 
     Args:
         final: a folder of this machine in its place: its staging folder holds everything but the shards.
     """
 
+    is_stored = True
     _note: Note  # the last note that this run wrote; set by `begin`
 
     def __init__(self, address: str, final: Path):
-        self.final = final
+        super().__init__(final)
         self.named = address
-        self.is_stored = True
         self.write_shard = partial(put_shard, address, None)
-        self._here = InFolder(final)
         self._marker = Marker(address)
 
     def refuse_source(self, source: Source) -> None:
@@ -66,29 +69,22 @@ class InStore(Destination):
     def has(self, name: str) -> bool:
         return name in self._names()
 
-    def staging(self, identity: str, check: Callable[[], None] = lambda: None) -> AbstractContextManager[Path]:
-        return self._here.staging(identity, check)
-
-    def plan(self) -> Path | None:
-        return self._here.plan()
-
-    def planned(self) -> AbstractContextManager[Path]:
-        return self._here.planned()
-
     def begin(self, staging: Path, identity: str, num_bytes: int, overwrite: bool) -> None:
         note, version = self._marker.read()
         self.refuse_existing(overwrite)
         is_continued = note is not None and note.trusts(identity) and not self.has(_DATASET)
-        if note is not None and not (is_continued or overwrite) and note.state is not State.discarded:
+        if note is not None and not (is_continued or overwrite) and note.state is not RunState.discarded:
             self._refuse_shards()
-        mine = self._marker.win(Note.new(identity, State.writing if is_continued else State.discarded), version)
+        note_of_run = self._marker.win(
+            Note.new(identity, RunState.writing if is_continued else RunState.discarded), version
+        )
         if not overwrite and self.has(_DATASET):  # another run published it before this run won the marker
-            self._marker.leave(mine)
+            self._marker.leave(note_of_run)
             self.refuse_existing(overwrite)
         if not is_continued:  # a dataset to be replaced is removed now
-            self._clear(mine)
-            mine = self._marker.move(mine, State.writing)
-        self._note = mine
+            self._clear(note_of_run)
+            note_of_run = self._marker.move(note_of_run, RunState.writing)
+        self._note = note_of_run
         self.write_shard = partial(put_shard, self.named, identity)
 
     def _refuse_shards(self) -> None:
@@ -104,7 +100,7 @@ class InStore(Destination):
 
     def for_check(self, staging: Path, shards: Sequence[WrittenShard], flavor: Flavor) -> str:
         where = f"../../{self.named.rpartition('/')[2]}"
-        with tempfile.TemporaryDirectory() as temporary:
+        with TemporaryDirectory() as temporary:
             named = [replace(shard, name=f"{where}/{shard.name}") for shard in shards]
             write_energon(Path(temporary), named, flavor, "typed")
             for path in sorted(Path(temporary, META_FOLDER).iterdir()):
@@ -113,28 +109,28 @@ class InStore(Destination):
         return self._marker.folder
 
     def discard(self, staging: Path, identity: str) -> None:
-        self._note = self._marker.move(self._note, State.discarded)  # the next run removes them
+        self._note = self._marker.move(self._note, RunState.discarded)  # the next run removes them
 
     def publish(self, staging: Path, identity: str, overwrite: bool) -> None:
-        mine = self._marker.move(self._note, State.publishing)
+        note_of_run = self._marker.move(self._note, RunState.publishing)
         files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
         last = (_MANIFEST, _DATASET)
         for name in sorted(
             files, key=lambda name: (name in last, name == last[-1], name.startswith(META_FOLDER), name)
         ):
             if name.rpartition("/")[2] != ".identity":
-                self._marker.refuse_lost(mine)
+                self._marker.refuse_lost(note_of_run)
                 stores.put_file(f"{self.named}/{name}", files[name])
-        self._marker.leave(mine)
+        self._marker.leave(note_of_run)
 
-    def _clear(self, mine: Note) -> None:
+    def _clear(self, note_of_run: Note) -> None:
         """Remove everything, first the files that make it a dataset: nobody may read half of one."""
         names = self._names()
         first = [name for name in (_DATASET, _MANIFEST) if name in names]
         rest = [name for name in names if name not in first]
-        for some in [*([name] for name in first), rest]:
-            self._marker.refuse_lost(mine)
-            stores.delete(f"{self.named}/{name}" for name in some)
+        for names_at_once in [*([name] for name in first), rest]:
+            self._marker.refuse_lost(note_of_run)
+            stores.delete(f"{self.named}/{name}" for name in names_at_once)
 
     def _names(self) -> list[str]:
         return [name[len(self.named) + 1 :] for name in stores.entries(self.named)]
@@ -148,3 +144,52 @@ def refuse_unwritable_address(knob: str, address: str) -> None:
         stores.delete([probe])
     except (StoreError, FileNotFoundError) as error:  # no such bucket
         raise PackError(f"{knob}={address} can't be written: {error}; choose another {knob}") from None
+
+
+def put_shard(folder: str, identity: str | None, job: ShardJob) -> WrittenShard:
+    """Do the same as `write_shard` on an object store: upload the shard in parts, then its index.
+
+    The marker is read before each of the two. A process that is paused between reading it and the end of its request
+    may still upload that one object when it resumes, over another run's.
+    """
+    marker = Marker(folder)
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    address = f"{folder}/{job.path.name}"
+    num_packs = _num_packs(table)
+    marker.refuse_other(identity or job.identity)
+    size = _size_there(address, num_packs)
+    if size is not None:
+        return written_shard(job, table, num_packs, size, was_there=True)
+    with TemporaryDirectory(prefix="energon_pack-") as temporary:
+        path = Path(temporary, job.path.name)
+        with open(path, "wb", buffering=0) as file:
+            starts = write_packs(TarWriter(file.fileno()), job, table)
+        marker.refuse_other(identity or job.identity)
+        stores.put_file(address, path)
+        size = path.stat().st_size
+    marker.refuse_other(identity or job.identity)
+    stores.put(f"{address}.idx", starts)
+    return written_shard(job, table, num_packs, size, was_there=False)
+
+
+def is_put(folder: str, job: ShardJob) -> bool:
+    """Say whether `put_shard` has uploaded this shard, so that a run of the same identity may trust it."""
+    note, _ = Marker(folder).read()
+    if note is None or job.identity is None or not note.trusts(job.identity):
+        return False
+    table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
+    return _size_there(f"{folder}/{job.path.name}", _num_packs(table)) is not None
+
+
+def _num_packs(table: pa.Table) -> int:
+    return int(pc.count_distinct(table["pack"]).as_py())
+
+
+def _size_there(address: str, num_packs: int) -> int | None:
+    """Return the size of a shard that an earlier run uploaded; a store has an object whole or not at all."""
+    try:
+        ends, size = stores.read_whole(f"{address}.idx"), stores.find(address).size
+    except FileNotFoundError:
+        return None
+    is_whole = len(ends) == 8 * (num_packs + 1) and size == tar_len(int(np.frombuffer(ends, "<u8")[-1]))
+    return size if is_whole else None

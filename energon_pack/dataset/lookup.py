@@ -22,7 +22,7 @@ _KEY = re.compile(r"[0-9a-f]{8}_(\d{8,})")  # a key of this package's packs, wit
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedPack:
     """A pack, and its place."""
 
     number: int  # its place in the order of the plan
@@ -32,7 +32,7 @@ class Found:
     defects: list[str]  # of the pack's JSON
 
 
-class Packs(PackParts):
+class PackLookup(PackParts):
     """The packs of a dataset in the order of its plan, whichever tool wrote it."""
 
     def __init__(self, folder: DatasetFolder, flavor: PackedFlavor, shards: DatasetFolder | None = None):
@@ -51,17 +51,17 @@ class Packs(PackParts):
         if number < len(self) and self[number].pack.files.key == key:  # else the key is another dataset's
             return number
         keys = (files.key for name in self.counts for files in packs_in(TarScan(self._file(name))))
-        return next((place for place, found in enumerate(keys) if found == key), None)
+        return next((place for place, own_key in enumerate(keys) if own_key == key), None)
 
-    def __getitem__(self, number: int) -> Found:
+    def __getitem__(self, number: int) -> LocatedPack:
         """Read a pack."""
         name, file, files = self._found(number)
         part = next((part for part in files.parts if part.name == "json" and part.size >= 0), None)
         raw = None if part is None else file.read(part.offset, part.size)
         pack, defects = parse(files, raw, self._flavor)
-        return Found(number, name, with_media(file, pack, self.media), pack, defects)
+        return LocatedPack(number, name, with_media(file, pack, self.media), pack, defects)
 
-    def all(self) -> Iterator[Found]:
+    def all(self) -> Iterator[LocatedPack]:
         """Yield every pack, in order; skip shards that can't be read."""
         number = 0
         for count in self.counts.values():

@@ -24,12 +24,12 @@ def lost_too_much(report: Report, max_skipped: float) -> str | None:
     """Say why a dataset with these figures is not published; None: it is published."""
     if not report.samples_in:
         left_out = report.samples_excluded
-        others = (
+        why_none = (
             f"the settings leave out {amount(left_out, 'sample')}, which is every one"
             if left_out
             else "no file of source.path holds one"
         )
-        return f"the source has no samples: {others}"
+        return f"the source has no samples: {why_none}"
     if why := bad_data(report, max_skipped):
         return why
     if report.lost_modalities:
@@ -64,21 +64,13 @@ def keeps_more(overlong: Overlong) -> str:
 
 
 def foresee(why: str | None, page: Path, figures: Report | Choices | None = None) -> None:
-    """End a run that writes no dataset in the same way as one that lost too much.
-
-    Raises:
-        SamplesLost: `lost_too_much` or `bad_data` gave a reason.
-    """
+    """End a run that writes no dataset in the same way as one that lost too much."""
     if why is not None:
         raise SamplesLost(f"{why}: stage=all would publish nothing", str(page), figures.to_json() if figures else None)
 
 
 def refuse_losses(why: str, skipped: Path, final: Path, report: Report) -> NoReturn:
-    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be.
-
-    Raises:
-        SamplesLost: always; its line names the ledger and the page.
-    """
+    """Publish nothing, because too much was lost; keep the ledger next to where the dataset would be."""
     kept, page = kept_ledger(final), page_beside(final, PAGE)
     shutil.move(skipped, kept)
     text = f"{why}: nothing is published; {kept} names each with its reason, {page} shows what there is"

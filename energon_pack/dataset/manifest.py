@@ -4,11 +4,15 @@ A dataset is a folder, or its address on an object store; the YAML of a Metadata
 """
 
 import hashlib
+import io
 import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from energon_pack.run.address import is_address, joined, parent
 from energon_pack.run.files import META_FOLDER
@@ -18,9 +22,9 @@ from energon_pack.samples.pack_reader import NAMES, why_other_format
 
 MANIFEST = "energon_pack.json"
 REPORT = "report.json"
-#: the folder with the processor's files: see `dataset.inputs`
+#: the folder with the processor's files: see `dataset.kept_inputs`
 PROCESSOR = "processor"
-#: sums over the members of each pack: see `dataset.packs_table`
+#: sums over the members of each pack: see `PackSums`
 PACKS = "packs.npy"
 #: files whose hashes energon_pack.json holds; that of the processor's files are in inputs.json
 HASHED = (INPUTS, TRIAL, PACKS)
@@ -50,16 +54,16 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         if why := _why_unknown(manifest):
             raise ValueError(f"{path}: {why}")
         return manifest
-    found = {folder: read_manifest(folder) for folder in packed_datasets(path)}
-    if not found:
+    manifests = {folder: read_manifest(folder) for folder in packed_datasets(path)}
+    if not manifests:
         raise ValueError(f"{path} names no dataset that energon_pack packed")
-    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in found.items()}
+    by_fingerprint = {manifest["fingerprint"]: folder for folder, manifest in manifests.items()}
     if len(by_fingerprint) > 1:
         raise ValueError(
             f"{path}: {' and '.join(map(str, by_fingerprint.values()))} were packed with different settings;"
             " packs of one training are for one model"
         )
-    return max(found.values(), key=lambda manifest: int(manifest["max_token_len"]))
+    return max(manifests.values(), key=lambda manifest: int(manifest["max_token_len"]))
 
 
 def _why_unknown(manifest: Mapping[str, Any]) -> str | None:
@@ -135,21 +139,14 @@ def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def read_as_packed(dataset: str | Path, name: str, wanted: str | None = None) -> bytes:
-    """Read a file of a dataset's metadata.
-
-    Args:
-        wanted: its hash when it was packed; None: energon_pack.json has it.
-
-    Raises:
-        ValueError: it is missing, or not as it was packed.
-    """
+def read_as_packed(dataset: str | Path, name: str, written_hash: str | None = None) -> bytes:
+    """Read a file of a dataset's metadata; raises ValueError if it is missing, or not as it was packed."""
     data = read_meta(dataset, name)
     if data is None:
         raise ValueError(f"{dataset} has no {META_FOLDER}/{name}: get the dataset again, or pack again")
-    if wanted is None:
-        wanted = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
-    if hash_of(data) != wanted:
+    if written_hash is None:
+        written_hash = json_value(read_meta(dataset, MANIFEST) or b"{}").get("hashes", {}).get(name)
+    if hash_of(data) != written_hash:
         raise ValueError(f"{dataset}: {META_FOLDER}/{name} is not as it was packed: get the dataset again")
     return data
 
@@ -174,3 +171,26 @@ def _joined(folder: str | Path, name: str) -> str | Path:
     if is_address(folder) or is_address(name):
         return joined(str(folder), name)
     return Path(folder) / name
+
+
+class PackSums(NamedTuple):
+    """Sums over the members of each pack, in the order of the plan, by which training deals packs without it.
+
+    The file has them as float64[num_packs, 4].
+    """
+
+    lm: npt.NDArray[Any]  # cost in the language model
+    vision: npt.NDArray[Any]  # in the vision encoder
+    tokens: npt.NDArray[Any]
+    trained: npt.NDArray[Any]  # of the tokens
+
+    @classmethod
+    def read(cls, data: bytes) -> "PackSums":
+        """Read the file; raises ValueError if it is damaged."""
+        return cls(*np.load(io.BytesIO(data), allow_pickle=False).T)
+
+    def to_bytes(self) -> bytes:
+        """Return the file."""
+        file = io.BytesIO()
+        np.save(file, np.stack(self, axis=1), allow_pickle=False)
+        return file.getvalue()

@@ -17,7 +17,7 @@ from energon_pack.run import stores
 from energon_pack.run.address import parent
 
 
-class State(str, Enum):
+class RunState(str, Enum):
     """How far a run has come."""
 
     writing = "writing"
@@ -32,16 +32,16 @@ class Note:
 
     identity: str  # hash of everything that the bytes of the shards depend on
     run: str
-    state: State
+    state: RunState
 
     @classmethod
-    def new(cls, identity: str, state: State) -> "Note":
+    def new(cls, identity: str, state: RunState) -> "Note":
         """Make the first note of a run."""
         return cls(identity, uuid.uuid4().hex, state)
 
     def trusts(self, identity: str) -> bool:
         """Say whether the existing shards are from a run of this identity."""
-        return self.identity == identity and self.state is not State.discarded
+        return self.identity == identity and self.state is not RunState.discarded
 
 
 class Marker:
@@ -60,9 +60,9 @@ class Marker:
             return None, None
         try:
             fields = json.loads(data)
-            return Note(fields["identity"], fields["run"], State(fields["state"])), version
+            return Note(fields["identity"], fields["run"], RunState(fields["state"])), version
         except (ValueError, KeyError, TypeError):  # written by another version of this package
-            return Note("", "", State.discarded), version
+            return Note("", "", RunState.discarded), version
 
     def win(self, note: Note, version: str | None) -> Note:
         """Replace the note that was read by this one; raises PackError if another run was faster."""
@@ -70,7 +70,7 @@ class Marker:
             raise another_run(self._dataset)
         return note
 
-    def move(self, note: Note, state: State) -> Note:
+    def move(self, note: Note, state: RunState) -> Note:
         """Win the next state of a run; raises PackError if another run took over."""
         now, version = self.read()
         if now != note:

@@ -36,7 +36,7 @@ from energon_pack.samples.flavors import flavor_written
 
 
 @dataclass(frozen=True)
-class Part:
+class OrderedDataset:
     """A packed dataset of an order."""
 
     name: str
@@ -53,16 +53,12 @@ class Part:
 
     def shard_counts(self) -> dict[str, int]:
         """Return the number of packs in each tar."""
-        found: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
-        return found
+        counts: dict[str, int] = self.folder.read_object(f"{META_FOLDER}/.info.json")["shard_counts"]
+        return counts
 
 
-def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
-    """Read the members of all packs of the train splits.
-
-    Returns:
-        The members of all packs, the number of members of each pack, and the part of each pack.
-    """
+def members_of_parts(parts: Sequence[OrderedDataset]) -> tuple[Items, Ints, Ints]:
+    """Read the members of all packs of the train splits."""
     tables, sizes, of_pack, of_member = [], list[Ints](), list[Ints](), list[Ints]()
     for number, part in enumerate(parts):
         plan = PlanFile(part.folder)
@@ -87,12 +83,10 @@ def members_of_parts(parts: Sequence[Part]) -> tuple[Items, Ints, Ints]:
     return items, np.concatenate(sizes), np.concatenate(of_pack)
 
 
-def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
-    """Write the folder completely, or not at all.
-
-    Args:
-        order: int64[num] numbers of the packs of all train splits, in the order of `members_of_parts`.
-    """
+def write_ordered(
+    out: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
+    """Write the folder completely, or not at all."""
     staging = out.with_name(f".{out.name}.partial-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
@@ -104,7 +98,9 @@ def write_ordered(out: Path, parts: Sequence[Part], order: Ints, topology: Mappi
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[str, int], num_turns: int) -> None:
+def _write(
+    folder: Path, parts: Sequence[OrderedDataset], order: Ints, topology: Mapping[str, int], num_turns: int
+) -> None:
     shards = [
         WrittenShard(f"{part.path}/{name}", counts[name], 0, 0, 0, split)
         for split in SPLITS
@@ -131,12 +127,12 @@ def _write(folder: Path, parts: Sequence[Part], order: Ints, topology: Mapping[s
     write_whole(folder / META_FOLDER / MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
 
 
-def _splits(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+def _splits(parts: Sequence[OrderedDataset]) -> dict[str, dict[str, int]]:
     """Add up the packs of the datasets in each split."""
-    found: dict[str, dict[str, int]] = {}
+    sums: dict[str, dict[str, int]] = {}
     for part in parts:
         for split, counts in part.manifest["splits"].items():
-            of_split = found.setdefault(split, dict.fromkeys(counts, 0))
+            of_split = sums.setdefault(split, dict.fromkeys(counts, 0))
             for name, number in counts.items():
                 of_split[name] += number
-    return found
+    return sums

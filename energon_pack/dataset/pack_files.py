@@ -38,22 +38,13 @@ def packs_in(scan: TarScan) -> Iterator[PackFiles]:
 
 
 def first_json(file: File) -> Any:
-    """Return the JSON of a shard's first pack, which comes before the pack's other files.
-
-    Raises:
-        StopIteration: the shard is empty.
-        ValueError: it is no JSON.
-    """
+    """Return the JSON of a shard's first pack, which comes before the pack's other files."""
     _, offset, size = next(iter(TarScan(file)))
     return json_value(file.read(offset, size))
 
 
 def members_in(parts: Parts, flavor: str, read: ReadMedia) -> Iterator[MemberInput]:
-    """Yield the members of a pack from its parts, without a sample class.
-
-    Raises:
-        UnknownFormat, TokensDamaged, KeyError, TypeError, ValueError: as `pack_members`.
-    """
+    """Yield the members of a pack from its parts, without a sample class."""
     if flavor in NAMES:
         yield from pack_members(parts, json_of(parts["json"]), read)
         return

@@ -12,7 +12,7 @@ import numpy as np
 
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError
 from energon_pack.run.files import META_FOLDER
 from energon_pack.samples.bytes import Bytes, Range
@@ -49,11 +49,7 @@ class PackParts:
         return self._ends[-1] if self._ends else 0
 
     def parts(self, number: int) -> dict[str, Any]:
-        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`.
-
-        Raises:
-            PackError: there are fewer packs, or the shard can't be read.
-        """
+        """Read the files of a pack as a sample loader gets them: each part by its name, and `__key__`."""
         name, file, files = self._found(number)
         try:
             parts = {part.name: file.read(part.offset, part.size) for part in files.parts if part.size >= 0}
@@ -84,9 +80,9 @@ class PackParts:
             if len(ends) == 2 and ends[0] < ends[1] <= file.size:
                 its_bytes = Range(file, int(ends[0]), int(ends[1] - ends[0]))
                 read_ahead([(file, [(int(ends[0]), its_bytes.size)])])  # of an object, read only these bytes
-                found = list(packs_in(TarScan(its_bytes)))
-                if len(found) == 1 and found[0].end == its_bytes.size:
-                    return its_bytes, found[0]
+                packs = list(packs_in(TarScan(its_bytes)))
+                if len(packs) == 1 and packs[0].end == its_bytes.size:
+                    return its_bytes, packs[0]
         for number, files in enumerate(packs_in(TarScan(file))):
             if number == place:
                 return file, files

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from energon_pack.dataset.files import OPTIONAL, PlanFile
-from energon_pack.dataset.packs_table import PackSums
+from energon_pack.dataset.manifest import PackSums
 from energon_pack.plan.items import Items
 from energon_pack.plan.made import packs_of
 from energon_pack.plan.packs import PackPlan, costs_of_packs
@@ -70,4 +70,4 @@ def items_of(table: pa.Table) -> Items:
         return items
     shared = {"token_len": "shared_len", "num_images": "num_shared_images"}
     shared |= {"num_visual_tokens": "num_shared_visual_tokens"}
-    return with_own_counts(items, {name: column(of) for name, of in shared.items()})
+    return with_own_counts(items, {name: column(shared_column) for name, shared_column in shared.items()})

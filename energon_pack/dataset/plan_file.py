@@ -4,10 +4,8 @@ Rows are sorted from the files of lengths into the output shards through one fil
 source shards or one output shard at a time, however many samples there are.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,14 +18,14 @@ import pyarrow.parquet as pq
 from energon_pack.dataset.files import COLUMNS, SHARED_SCHEMA, SOUNDS_SCHEMA, WRITTEN_SCHEMA
 from energon_pack.errors import amount
 from energon_pack.plan import caps
-from energon_pack.plan.items import AnyInts, Lengths
-from energon_pack.plan.packs import LEFT_OUT, PackPlan, split_of_packs
+from energon_pack.plan.items import Lengths
+from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.settings import Overlong, PackingConfig
+from energon_pack.plan.shard_plan import ShardPlan
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import with_cuts
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason
-from energon_pack.sources.tar import BLOCK
 
 _ROWS = 200_000  # rows to sort at a time
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")  # for the file of sorted rows; without it, a row has 145 bytes
@@ -60,8 +58,8 @@ def ledger(lengths: Lengths, plan: PackPlan, packing: PackingConfig) -> Iterator
                 detail = detail or NOTHING_TRAINED
             elif reason == Reason.NOT_IN_FLAVOR:
                 flavor = lengths.flavor
-                what = detail if item in refused else flavor.unfit(row["does_not_fit"])
-                detail = f"{flavor.holder} has no place for it: {what}"
+                misfit = detail if item in refused else flavor.unfit(row["does_not_fit"])
+                detail = f"{flavor.holder} has no place for it: {misfit}"
             elif reason is None:
                 is_cut = lengths.is_cut[item]
                 counts = {name: int(values[place]) for name, values in most.items()} if is_cut else row
@@ -110,76 +108,6 @@ def _policy(row: dict[str, Any], reason: Reason | None, packing: PackingConfig) 
     return reason.value, f"{token_len} tokens{rounded}, packing.{name}={limit}"
 
 
-@dataclass(frozen=True)
-class ShardPlan:
-    """The packs of each output shard, and the prefix of pack keys: `<key_prefix>_<number of the pack>`."""
-
-    bounds: Ints  # the first pack of each shard, and the end of the last one
-    splits: AnyInts  # of each shard, as an index into SPLITS
-    key_prefix: str
-    sizes: Ints  # bytes of each shard, approximately
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all shards, approximately."""
-        return int(self.sizes.sum())
-
-
-def plan_shards(
-    lengths: Lengths, plan: PackPlan, max_packs: int, max_bytes: float, identity: Sequence[Any]
-) -> ShardPlan:
-    """Divide the packs of a plan into shards.
-
-    Args:
-        max_packs, max_bytes: limits of a shard.
-    """
-    sizes, split = pack_bytes(lengths, plan), split_of_packs(lengths.items, plan)
-    bounds = shard_bounds(sizes, split, max_packs, max_bytes)
-    shard_sizes = np.add.reduceat(sizes, bounds[:-1]) if len(sizes) else sizes
-    return ShardPlan(bounds, split[bounds[:-1]], key_prefix(lengths, plan, identity), shard_sizes)
-
-
-def shard_bounds(pack_bytes: Ints, split: AnyInts, max_packs: int, max_bytes: float) -> Ints:
-    """Return the first pack of each output shard, and the end: as few shards as the limits allow, of about equal size.
-
-    Args:
-        pack_bytes: int64[num_packs].
-        split: the split of each pack; ascending. A shard holds packs of one split.
-
-    Returns:
-        int64[num_shards + 1]. A pack larger than `max_bytes` has a shard of its own.
-    """
-    edges = [0, *(np.flatnonzero(np.diff(split)) + 1), len(pack_bytes)]
-    bounds = [start + _bounds(pack_bytes[start:end], max_packs, max_bytes)[1:] for start, end in pairwise(edges)]
-    return np.concatenate(([0], *bounds))
-
-
-def _bounds(pack_bytes: Ints, max_packs: int, max_bytes: float) -> Ints:
-    if not len(pack_bytes):
-        return np.zeros(1, np.int64)
-    upto = np.concatenate(([0], np.cumsum(pack_bytes)))
-    bounds, most = [0], int(min(max_bytes, upto[-1]))  # a float would turn all of `upto` into floats, each time
-    while bounds[-1] < len(pack_bytes):
-        within = int(np.searchsorted(upto, upto[bounds[-1]] + most, side="right")) - 1
-        bounds.append(min(max(within, bounds[-1] + 1), bounds[-1] + max_packs, len(pack_bytes)))
-    even = np.arange(len(bounds)) * len(pack_bytes) // (len(bounds) - 1)
-    return even if np.diff(upto[even]).max() <= max_bytes else np.array(bounds)
-
-
-def pack_bytes(lengths: Lengths, plan: PackPlan) -> Ints:
-    """Estimate the bytes that each pack takes in a tar."""
-    return plan.per_pack(lengths.num_bytes) + 2 * BLOCK
-
-
-def key_prefix(lengths: Lengths, plan: PackPlan, identity: Sequence[Any]) -> str:
-    """Return the beginning of this dataset's pack keys: equal for equal datasets, different for others."""
-    digest = hashlib.sha256(json.dumps([identity, lengths.shard_names]).encode())
-    for array in (lengths.items.lens, plan.starts, plan.items):
-        for block in blocks(len(array)):
-            digest.update(array[block].astype("<i8").tobytes())
-    return digest.hexdigest()[:8]
-
-
 def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, names: Sequence[str]) -> None:
     """Write pack_plan.parquet: a row for each member in the order of writing, a row group for each output shard."""
     temporary, schema = path.with_suffix(".tmp"), with_cuts(WRITTEN_SCHEMA, lengths.cut_type)
@@ -193,8 +121,8 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
             pq.ParquetWriter(path, schema, compression="zstd") as writer,
         ):
             chunks = _deal(file, lengths, plan, plan.starts[shards.bounds])
-            for (first, end), mine, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
-                table = pa.concat_tables([_read_chunk(file, *place) for place in mine])
+            for (first, end), pieces, name in zip(pairwise(shards.bounds), chunks, names, strict=True):
+                table = pa.concat_tables([_read_chunk(file, *place) for place in pieces])
                 table = table.take(pc.sort_indices(table["place"])).combine_chunks()
                 sizes = np.diff(plan.starts[first : end + 1])
                 keys = pa.array([f"{shards.key_prefix}_{pack:08d}" for pack in range(first, end)])
@@ -209,11 +137,7 @@ def write_plan(path: Path, lengths: Lengths, plan: PackPlan, shards: ShardPlan, 
 
 
 def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list[list[tuple[int, int]]]:
-    """Write the rows of all members to a file, in large pieces that are sorted by output shard.
-
-    Returns:
-        The offset and bytes of the pieces of each output shard.
-    """
+    """Write the rows of all members to a file, in large pieces that are sorted by output shard."""
     place = lengths.scratch.zeros(len(lengths.items), np.int64)  # index + 1 of each member in the plan; 0: in no pack
     for block in blocks(len(plan.items)):
         place[plan.items[block]] = np.arange(block.start, block.stop) + 1
@@ -234,14 +158,14 @@ def _deal(file: BinaryIO, lengths: Lengths, plan: PackPlan, edges: Ints) -> list
 
     names = pa.array(lengths.shard_names, pa.string())
     for start, numbers, table in lengths.tables((*COLUMNS, *SOUNDS_SCHEMA.names)):
-        mine = place[start : start + table.num_rows] - 1
+        places = place[start : start + table.num_rows] - 1
         table = table.add_column(0, "shard", names.take(pa.array(numbers)))
         if lengths.shared is not None:
             here = slice(start, start + table.num_rows)
             for name in SHARED_SCHEMA.names:
                 of_items = lengths.shared["token_len" if name == "shared_len" else name.replace("shared_", "")]
                 table = table.append_column(name, pa.array(of_items[here]))
-        table = table.append_column("place", pa.array(mine)).filter(pa.array(mine >= 0))
+        table = table.append_column("place", pa.array(places)).filter(pa.array(places >= 0))
         waiting.append(table)
         if sum(table.num_rows for table in waiting) >= _ROWS:
             deal()

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from energon_pack.dataset.pack_files import first_json
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import bucket_of
 from energon_pack.samples.parts import has_references, references_of

@@ -47,12 +47,7 @@ Taken = dict[str, bool]  # field → whether the class requires it
 
 
 def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] | None = None) -> PackedFlavor:
-    """Return a flavour in the form that a sample class accepts.
-
-    Args:
-        sample_type: `module:Class` of another stack; None: this package's own class.
-        sample_fields: the fields of that class; None: the class is asked.
-    """
+    """Return a flavour in the form that a sample class accepts."""
     forms = [stack for stack in STACKS if stack.name == name]
     if sample_type is None or not forms:
         flavor = packed_flavor(name)
@@ -64,14 +59,14 @@ def flavor_for(name: str, sample_type: str | None, sample_fields: Sequence[str] 
     taken = _fields_of(sample_type, forms) if sample_fields is None else dict.fromkeys(sample_fields, False)
     if fitting := _taken_by(taken, forms):
         return fitting
-    given = ", or ".join(", ".join(form.gives) for form in forms)
+    fields_given = ", or ".join(", ".join(form.gives) for form in forms)
     if other := _taken_by(taken, STACKS):
-        given += f"; output.flavor={other.name} gives what it takes"
+        fields_given += f"; output.flavor={other.name} gives what it takes"
     elif "messages" in taken:
-        given += "; a class with one list of messages is one conversation, in which members would see each other"
+        fields_given += "; a class with one list of messages is one conversation, in which members would see each other"
     whose = "output.sample_fields" if sample_fields is not None else f"output.sample_type={sample_type}"
     listed = ", ".join(f"{field} (needed)" if is_needed else field for field, is_needed in taken.items())
-    raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {given}")
+    raise PackError(f"{whose}: it takes {listed or 'no field'}; packs of output.flavor={name} give {fields_given}")
 
 
 def _taken_by(taken: Taken, forms: Iterable[PackedFlavor]) -> PackedFlavor | None:

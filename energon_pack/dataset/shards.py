@@ -24,8 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.dataset.files import PlanRow
-from energon_pack.dataset.pack_tokens import tokens_of
-from energon_pack.dataset.sources import Members, Sources
+from energon_pack.dataset.sources import Members, Sources, tokens_of
 from energon_pack.dataset.tar_writer import TarComparer, TarDiffers, TarWriter
 from energon_pack.run.files import write_whole
 from energon_pack.samples.flavors.base import Conversation, Fields, PackedFlavor
@@ -90,12 +89,7 @@ class WrittenShard:
 
 
 def write_shard(job: ShardJob) -> WrittenShard:
-    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept.
-
-    Raises:
-        PackError: a source shard changed since it was measured.
-        LengthsWrong: a sample has not so many tokens as were measured.
-    """
+    """Write one shard, then its `.tar.idx`; if the index is there, a killed run finished the shard, and it is kept."""
     table = pq.ParquetFile(job.plan).read_row_group(job.row_group)
     index = job.path.with_suffix(".tar.idx")
     was_there = is_done(job.path, job.identity) or _is_finished(job, table, index)
@@ -137,11 +131,7 @@ def _put_in_place(temporary: Path, path: Path, is_synced: bool) -> None:
 
 
 def is_done(shard: Path, identity: str | None) -> bool:
-    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read.
-
-    Args:
-        identity: the identity of the run; None: its shards are compared with their sources.
-    """
+    """Say whether a process of the same run has written and synced a shard: it is trusted, and not read."""
     try:
         return identity is not None and _done_file(shard).read_bytes() == _done(shard, identity)
     except FileNotFoundError:
@@ -203,7 +193,7 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
             each = zip(members, samples, tokens, strict=True)
             whole = (_Member(row, checksum, sample, its) for (row, checksum), sample, its in each)
             packs = groupby(whole, key=lambda member: member.row.pack)
-            for pack in [_content(key, list(own), job) for key, own in packs]:
+            for pack in [_content(key, list(rows), job) for key, rows in packs]:
                 starts.append(tar.position)
                 for member, ends in zip(pack.members, put(tar, pack, sources, job.root), strict=True):
                     row = member.row
@@ -215,17 +205,17 @@ def write_packs(tar: TarWriter, job: ShardJob, table: pa.Table) -> bytes:
 
 def _by_packs(rows: Iterable[tuple[PlanRow, int]]) -> Iterator[Members]:
     """Yield the members of whole packs, some packs at once: a tokenizer is faster with many texts."""
-    some: Members = []
+    together: Members = []
     bytes_left = _BYTES_AT_ONCE
     for _, pack in groupby(rows, key=lambda row: row[0].pack):
         members = list(pack)
         num_bytes = sum(row.record_size + sum(part.size for part in row.parts) for row, _ in members)
-        if some and (len(some) >= _AT_ONCE or num_bytes > bytes_left):
-            yield some
-            some, bytes_left = [], _BYTES_AT_ONCE
-        some, bytes_left = some + members, bytes_left - num_bytes
-    if some:
-        yield some
+        if together and (len(together) >= _AT_ONCE or num_bytes > bytes_left):
+            yield together
+            together, bytes_left = [], _BYTES_AT_ONCE
+        together, bytes_left = together + members, bytes_left - num_bytes
+    if together:
+        yield together
 
 
 # ------------------------------------------------------------------------------------------------------- a pack
@@ -296,14 +286,14 @@ def _copied(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) 
 
 def _referred(tar: TarWriter, pack: _Content, sources: Sources, root: str | None) -> list[list[bytes]]:
     """Write a pack that says where its media lie; return the bytes at the ends of the media."""
-    found = [
+    references = [
         [(name, *sources.refer(name, member.row, part, root or "")) for name, part in its]
         for member, its in zip(pack.members, pack.parts, strict=True)
     ]
-    first = {name: reference for its in reversed(found) for name, reference, _ in its}  # members may share media
-    members = [[first[name] for name, _, _ in its] for its in found]
+    first = {name: reference for its in reversed(references) for name, reference, _ in its}  # members may share media
+    members = [[first[name] for name, _, _ in its] for its in references]
     _add_texts(tar, pack, with_references(pack.value, pack.flavor, members))
-    return [[ends.first + ends.last for _, _, ends in its] for its in found]
+    return [[ends.first + ends.last for _, _, ends in its] for its in references]
 
 
 def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
@@ -312,11 +302,7 @@ def _add_texts(tar: TarWriter, pack: _Content, value: Fields) -> None:
 
 
 def conversation(sample: ReadSample, flavor: PackedFlavor, num_shared: int = 0) -> Conversation:
-    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made.
-
-    Args:
-        num_shared: how many of its first media it shares with the member before it in the pack.
-    """
+    """Return the conversation of a sample, or of a part of one, from which the JSON of its pack is made."""
     messages = sample.timed if flavor.times_in_text else sample.messages
     media = [(part.kind, part.extension) for part in sample.parts]
     has_positions = [] if flavor.times_in_text else [part is not None for part in sample.positions]

@@ -1,21 +1,27 @@
 """Read the source of the shards that a job writes: samples and parts by the plan's rows, checked to be as measured."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from energon_pack.dataset.files import PlanRow
 from energon_pack.dataset.tar_writer import TarWriter
+from energon_pack.lengths.measure import LengthsWrong
 from energon_pack.samples.member import MemberInput
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.sample import AnyPart
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.samples.tokens import MemberTokens
 from energon_pack.sources.reader import Reader, SourceChanged, whole
 from energon_pack.sources.referenced import END, Ends, ends_of, ends_within
 from energon_pack.sources.sample import ReadSample, read_but_media, with_headers
 from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tar import is_header_of
+from energon_pack.templates.processor import load_saved
+from energon_pack.templates.sample import Sample
+from energon_pack.templates.template import Template
 
 #: The rows of one or more packs, each with the checksum of its sample as measured.
 Members = list[tuple[PlanRow, int]]
@@ -29,11 +35,7 @@ class Sources:
         self._reader = Reader()
 
     def ahead(self, packs: Iterable[Members], are_copied: bool) -> Iterator[Members]:
-        """Yield the same packs, while reading ahead as `Reader.ahead` does.
-
-        Args:
-            are_copied: read media in full; if False, only their ends.
-        """
+        """Yield the same packs, while reading ahead as `Reader.ahead` does."""
 
         def samples(pack: Members) -> Iterator[tuple[Shard, PlanRow]]:
             return ((self._shards[row.shard], row) for row, _ in pack)
@@ -108,15 +110,11 @@ class Sources:
             raise self.changed(row)
 
     def refuse_changed(self, row: PlanRow, sample: ReadSample, ends: Iterable[bytes], checksum: int) -> None:
-        """Raise SourceChanged if a sample is not what was measured.
-
-        Args:
-            ends: for each of its parts, the bytes at both ends.
-        """
-        found = crc32(sample.raw)
+        """Raise SourceChanged if a sample is not what was measured."""
+        sum_here = crc32(sample.raw)
         for end in ends:
-            found = crc32(end, found)  # see `Reader.checksum`
-        if found != checksum:
+            sum_here = crc32(end, sum_here)  # see `Reader.checksum`
+        if sum_here != checksum:
             raise self.changed(row)
 
     def changed(self, row: PlanRow) -> SourceChanged:
@@ -127,3 +125,40 @@ class Sources:
 
     def __exit__(self, *_: object) -> None:
         self._reader.__exit__()
+
+
+def tokens_of(
+    members: Members, samples: Sequence[ReadSample], sources: Sources, template_folder: str, engine: str
+) -> list[MemberTokens]:
+    """Return the tokens of members of packs."""
+    template = load_saved(template_folder)
+    as_seen = [Sample(sample.timed, sample.media, sample.tools, sample.options) for sample in samples]
+    try:
+        tokens = template.member_tokens(as_seen, engine)
+    except Skip:  # each alone, to name the one
+        tokens = []
+    for number, (member, checksum) in enumerate(members):
+        if tokens and (len(tokens[number]), tokens[number].num_supervised) == (member.token_len, member.num_supervised):
+            continue
+        ids = _counted(tokens[number]) if tokens else _alone(template, as_seen[number], engine)
+        if ids != f"{member.token_len} tokens, {member.num_supervised} of them trained":
+            sample = samples[number]
+            sources.refuse_changed(member, sample, (sources.ends(member, part) for part in sample.parts), checksum)
+            raise LengthsWrong(
+                f"{member.sample_id} has {ids} when it is written, and {member.token_len} and {member.num_supervised}"
+                f" as measured with measure.engine={engine}, or by other versions: nothing is published; the same"
+                " command measures anew, by the tokenizer alone"
+            )
+    each = zip(tokens, members, strict=True)
+    return [replace(its, shared_len=row.shared_len) if row.shared_len else its for its, (row, _) in each]
+
+
+def _alone(template: Template, sample: Sample, engine: str) -> str:
+    try:
+        return _counted(template.member_tokens([sample], engine)[0])
+    except Skip as skip:
+        return f"no tokens ({skip})"
+
+
+def _counted(tokens: MemberTokens) -> str:
+    return f"{len(tokens)} tokens, {tokens.num_supervised} of them trained"

@@ -41,12 +41,6 @@ class TarWriter:
         Args:
             lead: bytes before `offset` to read with them, at most a tar header: one call reads both.
             end: how many of its first bytes, and of its last, to return.
-
-        Returns:
-            The `lead` bytes, and the first and last bytes.
-
-        Raises:
-            PackError: the file ends early.
         """
         header = tar_header(name, size)
         padding = bytes(-size % BLOCK)
@@ -108,15 +102,15 @@ class TarComparer(TarWriter):
     """Writes nothing: raises TarDiffers where the existing tar has other bytes."""
 
     def _write(self, view: memoryview) -> None:
-        there = memoryview(bytearray(len(view)))
-        num_read = os.preadv(self._fd, [there], self._num_written) if view else 0
-        if there[:num_read] != view:
+        present = memoryview(bytearray(len(view)))
+        num_read = os.preadv(self._fd, [present], self._num_written) if view else 0
+        if present[:num_read] != view:
             raise TarDiffers
 
     def _copy(self, source: File, offset: int, size: int, name: str) -> None:
-        wanted = memoryview(bytearray(_CHUNK))
+        buffer = memoryview(bytearray(_CHUNK))
         for start in range(0, size, _CHUNK):
-            piece = wanted[: min(_CHUNK, size - start)]
+            piece = buffer[: min(_CHUNK, size - start)]
             _read_into(source, offset + start, piece, name)
             if os.pread(self._fd, len(piece), self._num_written + start) != piece:
                 raise TarDiffers

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at
 from energon_pack.dataset.folder import DatasetFolder, opened
-from energon_pack.dataset.lookup import Found, Packs
+from energon_pack.dataset.lookup import LocatedPack, PackLookup
 from energon_pack.dataset.manifest import MANIFEST, REPORT, is_packed_here
 from energon_pack.errors import PackError, amount
 from energon_pack.report.views.packed import Place, pack_view
@@ -40,7 +40,7 @@ class Opened:
     folder: DatasetFolder
     manifest: dict[str, Any]
     report: dict[str, Any]
-    packs: Packs
+    packs: PackLookup
     notes: list[str] = field(default_factory=list)  # what can't be read in it
 
     @property
@@ -61,7 +61,7 @@ class Opened:
             raise PackError(f"pack {named} of {self.folder}: no such key; --search {shlex.quote(named)} looks in ids")
         return found
 
-    def view(self, found: Found, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
+    def view(self, found: LocatedPack, vocabulary: "Vocabulary | None" = None, max_thumbnails: int = 0) -> PackView:
         """Build the view of a pack, as far as it can be read."""
         notes, rows = list(found.defects), None
         key = found.pack.files.key
@@ -87,7 +87,7 @@ def open_dataset(dataset: str | Path) -> Opened:
     notes: list[str] = []
     manifest = _read(folder, f"{META_FOLDER}/{MANIFEST}", notes)
     report = _read(folder, REPORT, notes)
-    packs = Packs(folder, flavor_written(manifest.get("flavor")))
+    packs = PackLookup(folder, flavor_written(manifest.get("flavor")))
     if not folder.shards:
         below = list(islice(filter(is_packed_here, map(folder.path_of, folder.folders)), 4))
         beside = f"; packed datasets in it: {', '.join(below)}" if below else ""

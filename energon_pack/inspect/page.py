@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_pack.dataset.lookup import Found
+from energon_pack.dataset.lookup import LocatedPack
 from energon_pack.errors import PackError, one_line
 from energon_pack.inspect.dataset import Opened, about
 from energon_pack.report.pages.html import Html, page, section, tag
@@ -21,7 +21,7 @@ _TITLE = "What training gets"
 _SAYS = "The batch of this pack alone, made by the encoder that training uses, in either layout."
 
 
-def pack_page(opened: Opened, found: Found, view: PackView, processor: str | None, how: Mapping[str, Any]) -> str:
+def pack_page(opened: Opened, found: LocatedPack, view: PackView, processor: str | None, how: Mapping[str, Any]) -> str:
     """Build the page of a pack."""
     return page(
         f"Pack {view.number:,} of {opened.folder.name}",
@@ -34,7 +34,9 @@ def pack_page(opened: Opened, found: Found, view: PackView, processor: str | Non
     )
 
 
-def training_sections(opened: Opened, found: Found, processor: str | None, how: Mapping[str, Any]) -> Iterator[Html]:
+def training_sections(
+    opened: Opened, found: LocatedPack, processor: str | None, how: Mapping[str, Any]
+) -> Iterator[Html]:
     """Yield a section for each layout; where no batch can be made, it says why."""
     from energon_pack.inspect.batches import batch_section
 
@@ -48,12 +50,14 @@ def training_sections(opened: Opened, found: Found, processor: str | None, how: 
             yield section(title, tag("p", f"No batch: {one_line(error)}", class_="bad"))
 
 
-def _layouts_of(found: Found) -> Sequence[str]:
+def _layouts_of(found: LocatedPack) -> Sequence[str]:
     """Return the layouts that a pack has: members that share their beginnings lie in a row of `neat` alone."""
     return _LAYOUTS[:1] if any(found.pack.shared_lens) else _LAYOUTS
 
 
-def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, how: Mapping[str, Any]) -> "PackedBatch":
+def batch_of(
+    opened: Opened, found: LocatedPack, layout: str, processor: str | None, how: Mapping[str, Any]
+) -> "PackedBatch":
     """Make the batch of one pack; raises as `dataset_encoder.pack_encoder` and `PackEncoder`."""
     from energon_pack.dataset_encoder import pack_encoder
     from energon_pack.templates.full import errors_only
@@ -65,7 +69,7 @@ def batch_of(opened: Opened, found: Found, layout: str, processor: str | None, h
         return encoder.batch([pack])
 
 
-def inputs_of(opened: Opened, found: Found) -> Iterator[MemberInput]:
+def inputs_of(opened: Opened, found: LocatedPack) -> Iterator[MemberInput]:
     """Yield the members of a pack as training gets them."""
     parts: dict[str, Any] = {
         part.name: found.file.read(part.offset, part.size) for part in found.pack.files.parts if part.size >= 0

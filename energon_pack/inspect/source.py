@@ -31,12 +31,12 @@ from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.sample import MediaPart, media_type
 from energon_pack.samples.settings import ControlTokens
 from energon_pack.samples.skip import NOTHING_TRAINED, Reason, Skip
-from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import find_source
+from energon_pack.sources.find import Source
+from energon_pack.sources.forms import find_source, read_as
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again, read_sample
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.wds import about_of, damage_of, dotted_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
@@ -74,7 +74,7 @@ def show_sample(given: argparse.Namespace) -> int:
     num_files = len(source.shards)
     where = f"sample {place:,} of {shard.name}" + f", a file of {num_files:,} in the source" * (num_files > 1)
     remarks = [*indexed.damage, *looked.remarks]
-    say(f"read as: {read_as(source, config.source.reading)}")
+    say(f"read as: {read_as(source)}")
     remarks += [missing] if missing else []
     if given.html:  # written before anything is printed, because `| head` ends the process
         write_page(given.html, sample_page(looked.view, where, looked.raw, remarks))

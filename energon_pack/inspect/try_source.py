@@ -44,7 +44,7 @@ from energon_pack.run.context import executor_of
 from energon_pack.run.progress import Progress
 from energon_pack.run.user_cache import user_folder
 from energon_pack.samples.media.kinds import MEDIA_TYPES
-from energon_pack.sources.described import read_as
+from energon_pack.sources.forms import read_as
 from energon_pack.sources.mixture import stem_of
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import rows_of
@@ -132,7 +132,7 @@ def _measured(run: PackRun, given: argparse.Namespace, is_first: bool = False) -
     indexed = measuring.index_source(run, shards)
     num_rows = sum(item.num_rows for item in indexed)
     if is_first:
-        say(f"read as: {read_as(source, config.source.reading, num_rows if shards == [*source.shards] else None)}")
+        say(f"read as: {read_as(source, num_rows if shards == [*source.shards] else None)}")
     if not num_rows:
         raise PackError(f"{given.path}: no sample in {amount(len(shards), 'file')}")
     step = math.ceil(num_rows / given.num_samples)

@@ -177,7 +177,7 @@ def finish(auditing: Auditing, run: Run) -> Audit:
         template = load_saved(auditing.method.template_folder)
         raise LengthsWrong(
             f"measure.verify: {result.difference}, by model.template={template.spec.family} with"
-            f" {template.rules.settings}; nothing is published, +model=hf asks the processor itself"
+            f" {template.rules.settings}; nothing is published, +model=auto asks the processor itself"
         )
     if not result.num_undecodable:
         write_whole(auditing.kept, json.dumps(asdict(result)).encode())

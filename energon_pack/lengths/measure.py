@@ -36,7 +36,7 @@ from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import counted
 from energon_pack.templates.families import ASKED
 from energon_pack.templates.processor import load_saved
-from energon_pack.templates.tokens.counter import CountingError
+from energon_pack.templates.tokens.engine import EngineError
 
 _SLICE = 2000  # samples per job: so few that one shard keeps all cores busy
 _LITTLE = 10_000_000  # a cost (`_cost`) so small that one process finishes before others have started
@@ -120,8 +120,8 @@ def _measure(
         todo = {number: rows for number in todo if len(rows := np.intersect1d(todo[number], wanted[number]))}
     if todo and method.engine != "auto":
         try:
-            load_saved(method.template_folder).counter(method.engine)
-        except CountingError as error:
+            load_saved(method.template_folder).engine(method.engine)
+        except EngineError as error:
             raise PackError(str(error)) from None
 
     slices: list[tuple[Ints, Ints]] = []  # running jobs: for each sample, its shard's number and its row there

@@ -14,7 +14,7 @@ from energon_pack.errors import PackError
 from energon_pack.lengths.index import first_samples
 from energon_pack.online.given import Given, MapStyle
 from energon_pack.online.prepare import in_memory
-from energon_pack.online.samples import IndexedInFiles, IndexedRow, Rows, Samples, write_index
+from energon_pack.online.samples import IndexedInFiles, IndexedRow, Samples, StoredRows, write_index
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.files import make_once, one_of_machine
 from energon_pack.run.progress import Progress
@@ -49,9 +49,9 @@ class Begun:
         return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
+def begin(settings: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None) -> Begun:
     """Index each source that is not in the cache, and load the template."""
-    config = config_of(given)
+    config = config_of(settings)
     if isinstance(sources, str):
         raise PackError(f"sources={sources!r}: give a list of sources")
     if isinstance(config.source.path, Mapping):
@@ -72,17 +72,17 @@ def begin(given: PackConfig | Sequence[str], sources: Sequence[SourceOf] | None)
         sources = path if isinstance(path, list) else [path]
     if not sources:
         raise PackError("sources=[]: give at least one")
-    each = [(_config_of(source, config, given), source) for source in sources]
+    each = [(_config_of(source, config, settings), source) for source in sources]
     return _begin(each)
 
 
-def _config_of(source: Any, config: PackConfig, given: PackConfig | Sequence[str]) -> PackConfig:
+def _config_of(source: Any, config: PackConfig, settings: PackConfig | Sequence[str]) -> PackConfig:
     if isinstance(source, Sized) and not len(source):
         raise PackError(f"sources has {source!r}, which has no samples")
     if _is_overrides(source):
-        if isinstance(given, PackConfig):
+        if isinstance(settings, PackConfig):
             raise PackError(f"sources={source}: overrides for a source need a config that is itself given as overrides")
-        config = compose_config([*given, *source])
+        config = compose_config([*settings, *source])
         if config.source.path is None:
             raise PackError(f"sources has {source}, which names no source.path")
     elif source is None or isinstance(source, str):
@@ -94,7 +94,10 @@ def _begin(each: Sequence[tuple[PackConfig, Any]]) -> Begun:
     config = each[0][0]
     executor = LocalExecutor(config.executor.num_workers, runs_script=False)
     runs = [
-        begin_run(of, executor, Progress()) if _is_in_files(source) else in_memory(of, executor) for of, source in each
+        begin_run(config_of_source, executor, Progress())
+        if _is_in_files(source)
+        else in_memory(config_of_source, executor)
+        for config_of_source, source in each
     ]
     cache = runs[0].cache_dir
     runs = [replace(run, cache_dir=cache, mirror=None) for run in runs]
@@ -132,5 +135,7 @@ def _indexed(run: PackRun) -> Samples:
     depends = [[item.key, *item.how_drawn, item.num_samples] for item in indexed]
     identity = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     folder = run.cache("stream", identity) / "once"
-    make_once(folder, lambda made: write_index(made / _ROWS, indexed))
-    return IndexedInFiles([item.shard for item in indexed], config.source.reading, Rows(folder / _ROWS, IndexedRow))
+    make_once(folder, lambda part: write_index(part / _ROWS, indexed))
+    return IndexedInFiles(
+        [item.shard for item in indexed], config.source.reading, StoredRows(folder / _ROWS, IndexedRow)
+    )

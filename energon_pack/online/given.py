@@ -96,14 +96,14 @@ class Given:
             record, media = self._record(item)
             record = with_hearing(record, self._settings)
             opened = [self._open(medium) for medium in media]
-            found = [_probe(medium) for _, medium in opened]
-            placed = place(record, [medium.kind for medium in found])
+            media_found = [_probe(medium) for _, medium in opened]
+            placed = place(record, [medium.kind for medium in media_found])
             fields = placed.record.fields
             if self._settings.media is None:
                 refuse_unread(placed.record, [name for name, _ in opened], bool(opened), self._kind_of)
             data = [opened[i][1] for i in placed.order]
-            found = as_asked(
-                [found[i] for i in placed.order],
+            media_found = as_asked(
+                [media_found[i] for i in placed.order],
                 fields.get("video_frames"),
                 options_of(fields),
                 lambda index: io.BytesIO(data[index]),  # type: ignore[arg-type]  # a video is bytes
@@ -113,10 +113,13 @@ class Given:
             named.media_type = skip.media_type or _seems(item)
             raise named from None
         names = [opened[i][0] for i in placed.order]
-        parts = [MediaPart(name, 0, 0, of.kind, of.extension) for name, of in zip(names, found, strict=True)]
+        parts = [
+            MediaPart(name, 0, 0, medium.kind, medium.extension)
+            for name, medium in zip(names, media_found, strict=True)
+        ]
         timed, marks = placed.timed([]), placed.marks([])
         read = ReadSample(
-            b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, found,
+            b"", placed.messages, timed, record.tools, fields, parts, [], marks, timed != placed.messages, media_found,
             placed.were_put_in, tuple(record.unknown), record.leaves_out_tools, record.drops_nulls,
         )  # fmt: skip
         return read, data
@@ -126,9 +129,9 @@ class Given:
         held: list[Any] = []
         if isinstance(item, Mapping):
             item = {
-                key: own
-                for key, own in item.items()
-                if own is not None and (key not in MEDIA_KEYS or _holds_media(own))
+                key: value
+                for key, value in item.items()
+                if value is not None and (key not in MEDIA_KEYS or _holds_media(value))
             }
         record = parse_line(_named_record(item, held, self._settings), Lines(self.root), self._settings)
         texts = [{**message, "content": _texts(message["content"])} for message in record.messages]

@@ -30,28 +30,9 @@ class Groups(NamedTuple):
         return samples
 
 
-class Limits(NamedTuple):
-    """How large a batch may be; exactly one of the two limits is set."""
-
-    #: samples
-    batch_size: int | None = None
-    #: samples × tokens of the longest; a single longer sample is a batch of its own
-    max_batch_tokens: int | None = None
-
-    def check(self) -> None:
-        """Raise ValueError unless exactly one limit is set."""
-        given = f"batch_size={self.batch_size}, max_batch_tokens={self.max_batch_tokens}"
-        if (self.batch_size is None) is (self.max_batch_tokens is None):
-            raise ValueError(f"{given}: give one of the two")
-        if (self.batch_size or self.max_batch_tokens or 0) < 1:
-            raise ValueError(f"{given}: at least 1")
-
-    def samples(self, lens: Ints) -> float:
-        """Estimate how many samples a batch has."""
-        return self.batch_size or (self.max_batch_tokens or 1) / max(1.0, float(lens.mean()))
-
-
-def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) -> Groups:
+def group(
+    lens: Ints, num_ranks: int, batch_size: int | None, max_batch_tokens: int | None, window: float, seed: int
+) -> Groups:
     """Group samples of like lengths into batches, as many for each rank, in an order independent of length.
 
     Each sample is in one batch. If the batches do not make whole steps, they are a sample smaller, or some are halved.
@@ -59,21 +40,22 @@ def group(lens: Ints, num_ranks: int, limits: Limits, window: float, seed: int) 
 
     Args:
         lens: int64[num] tokens; a sample longer than a batch may be is a batch of its own.
+        batch_size, max_batch_tokens: samples, or samples × tokens of the longest; one of the two is None.
         window: samples that are sorted together; a smaller window mixes samples better and pads more.
     """
     order = _by_windows(lens, window, seed)
     num = len(order)
-    if limits.max_batch_tokens is not None:
-        starts = _cut(lens[order], limits.max_batch_tokens)
+    if max_batch_tokens is not None:
+        starts = _cut(lens[order], max_batch_tokens)
     else:
-        starts = _evenly(num, -(-num // (limits.batch_size or 1)))
-    wanted = -(-(len(starts) - 1) // num_ranks) * num_ranks
-    if wanted > num:  # even batches of one sample do not make whole steps
+        starts = _evenly(num, -(-num // (batch_size or 1)))
+    num_batches = -(-(len(starts) - 1) // num_ranks) * num_ranks
+    if num_batches > num:  # even batches of one sample do not make whole steps
         starts = np.arange(num + 1)
-    elif limits.max_batch_tokens is not None:
-        starts = _halved(starts, wanted)
+    elif max_batch_tokens is not None:
+        starts = _halved(starts, num_batches)
     else:
-        starts = _evenly(num, wanted)
+        starts = _evenly(num, num_batches)
     by_chance, whole = np.argsort(random_keys(len(starts) - 1, seed, 31)), (len(starts) - 1) // num_ranks * num_ranks
     steps = np.sort(by_chance[:whole]).reshape(-1, num_ranks)
     whose = np.argsort(random_keys(steps.size, seed, 32).reshape(steps.shape), axis=1)
@@ -85,9 +67,9 @@ def _by_windows(lens: Ints, window: float, seed: int) -> Ints:
     """Order the samples: windows of random samples, each sorted, so that neighbours have like lengths."""
     num = len(lens)
     shuffled = np.argsort(random_keys(num, seed, 30))
-    of = np.arange(num) * max(1, round(num / window)) // max(1, num)
-    up_and_down: npt.NDArray[np.int64] = np.where(of % 2, -lens[shuffled], lens[shuffled])
-    return shuffled[np.lexsort((up_and_down, of))]
+    window_of = np.arange(num) * max(1, round(num / window)) // max(1, num)
+    up_and_down: npt.NDArray[np.int64] = np.where(window_of % 2, -lens[shuffled], lens[shuffled])
+    return shuffled[np.lexsort((up_and_down, window_of))]
 
 
 def _evenly(num: int, num_batches: int) -> Ints:

@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from energon_pack.config import PackConfig, Stage, plain
 from energon_pack.config.compose import config_of
 from energon_pack.config.output_dir import cache_folder
+from energon_pack.dataset.destination import refuse_unwritable_folder
 from energon_pack.dataset.energon import manifest_of
 from energon_pack.dataset.files import LEDGER
-from energon_pack.dataset.in_folder import InFolder, refuse_unwritable_folder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
 from energon_pack.dataset.plan_file import write_ledger
 from energon_pack.errors import PackError, SamplesLost
@@ -34,7 +35,14 @@ from energon_pack.lengths.method import Method
 from energon_pack.lengths.table_cache import key_of
 from energon_pack.lengths.worker import LengthsRow, leave_out, lengths_table, measured, note
 from energon_pack.online.given import NAME, Given, MapStyle
-from energon_pack.online.samples import MeasuredGiven, MeasuredInFiles, MeasuredItem, Members, Rows, write_measured
+from energon_pack.online.samples import (
+    MeasuredGiven,
+    MeasuredInFiles,
+    MeasuredItem,
+    Members,
+    StoredRows,
+    write_measured,
+)
 from energon_pack.plan.items import Lengths
 from energon_pack.plan.settings import CUTTING
 from energon_pack.plan.splits import split_shares
@@ -46,8 +54,9 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.sample import media_type
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import Source
 from energon_pack.sources.sample import ReadSample
-from energon_pack.sources.shard import Source, TarShard
+from energon_pack.sources.shard import TarShard
 from energon_pack.stages.measuring import Measured, index_source, measure_source, prepare_method
 from energon_pack.stages.pack_run import PackRun, begin_run
 from energon_pack.stages.planning import Planned, plan_source
@@ -60,26 +69,23 @@ _SLICE = 500  # samples a job
 _VERSION = 3  # raised when `Given.read` gives other conversations
 
 
-def measure_given(given: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None) -> MeasuredShard:
-    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all.
-
-    Args:
-        fingerprint: identifies the dataset; a changed dataset needs another one.
-        num_workers: processes; None: all cores. They receive the dataset as workers of any DataLoader do.
-    """
-    cache, num = lengths_cache(method, run), len(given)
+def measure_given(
+    conversations: Given, fingerprint: str, method: Method, run: Run, num_workers: int | None
+) -> MeasuredShard:
+    """Measure samples that are not in the cache yet, or whose media files changed; return the lengths of all."""
+    cache, num = lengths_cache(method, run), len(conversations)
     key = key_of(NAME, fingerprint, num, _VERSION)
-    files = _Conversations(NAME, NAME, num, fingerprint, given.root)
+    files = _Conversations(NAME, NAME, num, fingerprint, conversations.root)
     kept, missing = cache.find(key, num)
-    there = np.delete(np.arange(num), missing).tolist()
-    found = stale_rows([files], [kept], run.executor).get(0, {})
-    stale: Stale = {0: {there[row]: said for row, said in found.items()}}
+    cached = np.delete(np.arange(num), missing).tolist()
+    changed = stale_rows([files], [kept], run.executor).get(0, {})
+    stale: Stale = {0: {cached[row]: why for row, why in changed.items()}}
     todo = np.union1d(missing, np.array([*stale[0]], np.int64))
     slices = [todo[start : start + _SLICE] for start in range(0, len(todo), _SLICE)]
     workers = min(num_workers or len(os.sched_getaffinity(0)), len(slices))
     # With its own generator on the host, this loader changes no random numbers of the training.
     loader = DataLoader(
-        _Slices(given, slices, method),
+        _Slices(conversations, slices, method),
         batch_size=None,
         num_workers=workers if workers > 1 else 0,
         generator=torch.Generator(device="cpu"),
@@ -112,8 +118,8 @@ class _Conversations(TarShard):
 class _Slices(Dataset[pa.Table]):
     """Each item measures a slice of the samples."""
 
-    def __init__(self, given: Given, slices: Sequence[Ints], method: Method):
-        self._given, self._slices, self._method = given, slices, method
+    def __init__(self, conversations: Given, slices: Sequence[Ints], method: Method):
+        self._given, self._slices, self._method = conversations, slices, method
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -141,7 +147,7 @@ _ROWS = "rows.arrow"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPacks:
     """A plan, and the folder from which a loader's workers read its items."""
 
     config: PackConfig
@@ -154,7 +160,8 @@ class Prepared:
     def made(self) -> dict[str, Any]:
         """The content that energon_pack.json would have."""
         planned = self.planned
-        return manifest_of(planned.lengths, planned.plan, planned.method.identity, planned.cost, planned.content)
+        identity, mixture = planned.method.identity, planned.report.mixture
+        return manifest_of(planned.lengths, planned.plan, identity, planned.cost, planned.content, mixture)
 
     @property
     def template(self) -> Template:
@@ -162,14 +169,12 @@ class Prepared:
         return load_saved(self.planned.method.template_folder)
 
 
-def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None) -> Prepared:
+def prepare(
+    settings: PackConfig | Sequence[str], conversations: MapStyle | None, fingerprint: str | None
+) -> PreparedPacks:
     """Index, measure and plan whatever is not in the cache yet.
 
     If several processes of a machine call this, one of them works and the others wait for its result.
-
-    Args:
-        conversations: a dataset in place of `source.path`.
-        fingerprint: identifies `conversations`; None: Hugging Face's own fingerprint, else nothing is kept.
     """
     config = config_of(settings)
     source, packing = config.source, config.packing
@@ -192,28 +197,34 @@ def prepare(settings: PackConfig | Sequence[str], conversations: MapStyle | None
     else:
         run = in_memory(config, executor)
         run = run if known else replace(run, cache_dir=_for_this_process())
-    given = None if conversations is None else Given(conversations, source.reading, source.media_root, source.limit)
+    samples_given = (
+        None if conversations is None else Given(conversations, source.reading, source.media_root, source.limit)
+    )
     with one_of_machine(run.cache()), executor:
         indexed = index_source(run)
         method = prepare_method(run)
-        if given is None:
+        if samples_given is None:
             measured = measure_source(run, indexed, method)
         else:
             with run.timed("lengths"):
                 num_workers = config.executor.num_workers
-                shard = measure_given(given, known or "once", method, run, num_workers)
+                shard = measure_given(samples_given, known or "once", method, run, num_workers)
                 flavor, shares = config.output.packed_flavor(), split_shares(plain(config.output.splits))
                 lengths = Lengths([shard], flavor, shares, config.seed, untrained=config.labels.untrained)
-            measured = Measured(lengths, method, given.num_found, 0)
+            measured = Measured(lengths, method, samples_given.num_found, 0)
         planned = plan_source(run, measured)
         folder = run.cache("lazy", planned.identity[:24])
         with run.timed("rows"):
-            make_once(folder / "once", lambda made: _write(made, planned, config))
+            make_once(folder / "once", lambda part: _write(part, planned, config))
     if why := lost_too_much(planned.report, config.max_skipped) or dropped(planned.report, packing):
-        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, given is not None, known)}")
-    shards, rows = [item.shard for item in indexed], Rows(folder / "once" / _ROWS, MeasuredItem)
-    samples = MeasuredInFiles(shards, planned.method.read, rows) if given is None else MeasuredGiven(given, rows)
-    return Prepared(config, planned, samples, folder, packing.topology.micro_batches)
+        raise SamplesLost(f"{why}; {_where(folder / 'once' / LEDGER, samples_given is not None, known)}")
+    shards, rows = [item.shard for item in indexed], StoredRows(folder / "once" / _ROWS, MeasuredItem)
+    samples = (
+        MeasuredInFiles(shards, planned.method.read, rows)
+        if samples_given is None
+        else MeasuredGiven(samples_given, rows)
+    )
+    return PreparedPacks(config, planned, samples, folder, packing.topology.micro_batches)
 
 
 def _where(skipped: Path, is_given: bool, known: str | None) -> str:
@@ -240,7 +251,7 @@ def in_memory(config: PackConfig, executor: Executor) -> PackRun:
         config=config,
         source=Source([], frozenset()),
         processor=config.model.named_processor(),
-        destination=InFolder(cache),
+        destination=DatasetInFolder(cache),
     )
 
 

@@ -96,16 +96,16 @@ def _write(path: Path, tables: Iterator[pa.Table], schema: pa.Schema) -> None:
 
 def _batches(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches of `_BATCH` rows, the last one smaller, so that a row's number gives its batch."""
-    left = schema.empty_table()
+    rest = schema.empty_table()
     for table in tables:
-        whole = pa.concat_tables([left, table])
+        whole = pa.concat_tables([rest, table])
         num = whole.num_rows // _BATCH * _BATCH
         yield from whole.slice(0, num).combine_chunks().to_batches(_BATCH)
-        left = whole.slice(num)
-    yield from left.combine_chunks().to_batches(_BATCH)
+        rest = whole.slice(num)
+    yield from rest.combine_chunks().to_batches(_BATCH)
 
 
-class Rows(Generic[Row]):
+class StoredRows(Generic[Row]):
     """The rows of a file, each read on access; every process opens the file itself."""
 
     def __init__(self, path: Path, form: type[Row]):
@@ -125,7 +125,7 @@ class Rows(Generic[Row]):
         return pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def __reduce__(self) -> Any:
-        return Rows, (self._path, self._form)
+        return StoredRows, (self._path, self._form)
 
 
 class Members(Protocol):
@@ -150,7 +150,7 @@ class Samples(Members, Protocol):
 class InFiles(Generic[Row]):
     """Samples in the files of a source; each process opens its own files."""
 
-    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: Rows[Row]):
+    def __init__(self, shards: Sequence[Shard], settings: ReadSettings, rows: StoredRows[Row]):
         self._shards, self._settings, self._rows = list(shards), settings, rows
 
     def __len__(self) -> int:
@@ -208,8 +208,8 @@ class MeasuredInFiles(InFiles[MeasuredItem]):
 class MeasuredGiven:
     """Measured samples of a user's dataset; a row's key is the number of its item."""
 
-    def __init__(self, given: Given, rows: Rows[MeasuredItem]):
-        self._given, self._rows = given, rows
+    def __init__(self, conversations: Given, rows: StoredRows[MeasuredItem]):
+        self._given, self._rows = conversations, rows
 
     def sample_id(self, number: int) -> str:
         return self._given.sample_id(int(self._rows[number].key))

@@ -6,8 +6,8 @@ at a time.
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,44 +17,23 @@ import pyarrow.compute as pc
 
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.table_cache import Chunk, in_chunks
-from energon_pack.plan import caps
-from energon_pack.plan.cached_rows import CachedRows
-from energon_pack.plan.entry_shares import EntryShare
+from energon_pack.plan import caps, noted
+from energon_pack.plan.noted import Noted
 from energon_pack.plan.splits import split_numbers
-from energon_pack.run.scratch import Column, Scratch, blocks
+from energon_pack.run.scratch import Scratch
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.cut import CUT_TYPE, widened
 from energon_pack.samples.flavors import DEFAULT
 from energon_pack.samples.flavors.base import PackedFlavor
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
-from energon_pack.sources.copies import copy_numbers
+from energon_pack.sources.copies import drawn_keys
 from energon_pack.templates.settings import Untrained
 
-#: Columns that the report counts, over all measured samples.
-NOTES = (
-    "control_tokens",
-    "placeholders_put_in",
-    "placeholders_as_text",
-    "assistant_first",
-    "tools_left_out",
-    "weights",
-    "reasoning_left_out",
-    "nulls_dropped",
-)
-#: notes whose column is a number of tokens: a sample is counted if it is above 0
-_COUNTED = {"control_tokens": "num_control_tokens", "weights": "num_weighted"}
-_NOTED = {note: _COUNTED.get(note, note) for note in NOTES}
-
 _NUMBERS = ("num_supervised", "num_bytes", "checksum")
-_COLUMNS = ("media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *_NOTED.values())
-
-_REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
-
-#: columns with a list of names, which are counted
-LISTED = ("unknown_keys", "image_modes")
-_MOST_KEYS = 1000  # unknown keys that are counted: if names of people are keys, each sample has others
-
+_COLUMNS = {"media_type", *caps.COLUMNS, *_NUMBERS, "reason", "does_not_fit", *noted.COLUMNS}
+#: samples that are left out because their parts can't be packed
+REFUSED = pa.schema([("sample", pa.int64()), ("reason", pa.string()), ("detail", pa.large_string())])
 #: The numbers kept for each item; 4 bytes each unless noted.
 _HELD = ("turn", "media", "shard", "dataset", "split", *caps.COLUMNS, *_NUMBERS)
 _TYPES = {"turn": np.int32, "media": np.int8, "split": np.int8, "num_bytes": np.int64, "checksum": np.uint32}
@@ -98,13 +77,40 @@ class Items:
     def take(self, numbers: Ints | slice) -> "Items":
         """Return the items with these numbers."""
         counts = {name: values[numbers] for name, values in self.counts.items()}
-        others = (self.media, self.shard, self.dataset, self.split, self.num_supervised)
-        optional = (self.entry, self.turn, self.shared, self.whole)
-        media, shard, dataset, split, num_supervised = (values[numbers] for values in others)
-        return Items(
-            counts, media, shard, dataset, split, num_supervised,
-            *(None if values is None else values[numbers] for values in optional),
-        )  # fmt: skip
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "counts"}
+        return Items(counts, **{name: None if values is None else values[numbers] for name, values in columns.items()})
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Rows of lengths that are read together, and a choice among them."""
+
+    chunk: Chunk
+    rows: Ints | None  # None: all
+    start: int  # number of the first row among the items
+    num: int
+    copies: Ints | None = None  # for each row: how often it came before; -1: it is not drawn. None: all come once
+
+    @property
+    def items(self) -> slice:
+        """The numbers of the items."""
+        return slice(self.start, self.start + self.num)
+
+    def read(self, columns: Sequence[str] | None) -> tuple[Ints, pa.Table]:
+        """Return the shard and the columns of the chosen rows; copies have names of their own."""
+        table, numbers = self.chunk.read(columns), self.chunk.numbers_of_rows
+        if self.rows is not None:
+            table, numbers = table.take(pa.array(self.rows)), numbers[self.rows]
+        if self.copies is None:
+            return numbers, table
+        names = table.column_names
+        if "key" in names:
+            keys = drawn_keys(table["key"].to_pylist(), np.arange(self.num), self.copies.clip(0))
+            table = table.set_column(names.index("key"), "key", pa.array(keys, pa.string()))
+        if "reason" in names:
+            reasons = pc.if_else(pa.array(self.copies < 0), Reason.NOT_DRAWN.value, table["reason"])
+            table = table.set_column(names.index("reason"), "reason", reasons.cast(pa.string()))
+        return numbers, table
 
 
 class Lengths:
@@ -137,35 +143,25 @@ class Lengths:
         self.shard_names = [item.shard.name for item in measured]
         #: number of samples that can't be packed, by reason
         self.reasons: Counter[str] = Counter()
-        #: number of samples with each of `NOTES`
-        self.notes: Counter[str] = Counter()
-        #: for each of `LISTED`: number of samples by name, and the id of one such sample
-        self.listed: dict[str, Counter[str]] = {column: Counter() for column in LISTED}
-        self.examples: dict[tuple[str, str], str] = {}
-        #: trained tokens of all samples, cut or not, and how many of them have another weight than 1 in the loss
-        self.num_supervised = self.num_weighted = 0
+        #: counts over the samples that may be packed
+        self.noted = Noted()
         folders = [name.rpartition("/")[0] for name in self.shard_names]
-        number_of = {folder: number for number, folder in enumerate(sorted(set(folders)))}
-        self._datasets = np.array([number_of[folder] for folder in folders], np.int32)
-        self.flavor, self.seed, self._shares = flavor, seed, shares
-        #: one for each entry of a mixture, in its order; empty: there is no mixture
-        self.shares_of_entries: list[EntryShare] = []
-        self._entry_of_shard: Ints | None = None
-        self._num_turns = 1
-        #: the type of the column `cut`
-        self.cut_type = CUT_TYPE
+        self._datasets = np.unique(np.array(folders, object), return_inverse=True)[1].astype(np.int32)
+        self.flavor, self.seed, self.scratch, self._shares = flavor, seed, scratch, shares
         self._drops_untrained = untrained is Untrained.drop
         self._is_split, self._by_medium = max(shares) < 1, split_by_medium and max(shares) < 1
-        self._rows: list[CachedRows] = []
-        self._num_items = 0
-        self.scratch = scratch
-        self._columns = self._new_columns()
+        #: the entry of each file in a mixture, if there are several
+        self.entry_of_shard: Ints | None = None
+        self.num_turns = 1
+        #: the type of the column `cut`
+        self.cut_type = CUT_TYPE
+        self._begin()
         for chunk in in_chunks(enumerate(item.pieces for item in measured)):
-            self._add(chunk, None, self._read(chunk, self._is_split), is_sample=True)
-        self.num_samples = self._num_items
+            self.add(chunk, None, is_sample=True)
+        self.num_samples = self.num_items
         #: whether each sample is packed as its parts
         self.is_cut = scratch.zeros(self.num_samples, np.bool_)
-        self._join()
+        self.join()
         #: tokens of each sample, whether it was cut or not
         self.sample_lens = self.items.lens
         #: tokens of each sample that none of its parts has
@@ -175,134 +171,7 @@ class Lengths:
         #: what each item shares with the item before it in its pack (`trees.Trees.shared`); None: nothing is shared
         self.shared: Mapping[str, AnyInts] | None = None
         #: samples that are left out because their parts can't be packed: number, reason and detail
-        self.refused = _REFUSED.empty_table()
-
-    def with_parts(self, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> "Lengths":
-        """Return these lengths with parts in place of some samples that have none yet.
-
-        If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
-        part: it has the number of tokens that no part has.
-
-        Args:
-            parts: chunks with parts, the rows to take from each, and the sample of each row.
-        """
-        cut = copy.copy(self)
-        cut._rows, cut._columns = [*self._rows], self._new_columns()
-        cut.is_cut, is_out = (self.scratch.zeros(self.num_samples, np.bool_) for _ in range(2))
-        cut.cut_off = self.scratch.zeros(self.num_samples, np.int32)
-        for block in blocks(self.num_samples):
-            cut.is_cut[block], cut.cut_off[block] = self.is_cut[block], self.cut_off[block]
-        added = []
-        for chunk, rows, whole in parts:
-            table = chunk.read([*self.reads, "detail", "token_len", "cut"]).take(pa.array(rows))
-            cut.cut_type = max(cut.cut_type, table["cut"].type, key=len)
-            is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
-            cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
-            table, rows, whole = table.filter(pa.array(~is_off)), rows[~is_off], whole[~is_off]
-            found = self._refused(table, whole)
-            is_out[found["sample"].to_numpy()] = True
-            cut.refused = pa.concat_tables([cut.refused, found])
-            cut.reasons = cut.reasons + Counter(found["reason"].to_pylist())
-            is_in = ~is_out[whole]
-            cut.is_cut[whole[is_in]] = True
-            added.append((chunk, rows[is_in], whole[is_in]))
-        for block in blocks(len(self.items)):
-            here = max(0, min(block.stop, self.num_samples) - block.start)  # then come parts
-            for name, values in self._arrays.items():
-                some = values[block]
-                if name == "token_len":
-                    some = np.concatenate((np.where(cut.is_cut[block] | is_out[block], 0, some[:here]), some[here:]))
-                cut._append(name, some)
-        for chunk, rows, _ in added:
-            cut._add(chunk, rows, cut._read(chunk, cut._is_split))
-        cut.whole_of_part = np.concatenate([self.whole_of_part, *(whole for *_, whole in added)])
-        cut._join()
-        return cut
-
-    def _refused(self, table: pa.Table, whole: Ints) -> pa.Table:
-        """Return the samples that rows of their parts leave out: for each the first row with a reason."""
-        reasons = self.reason(table).combine_chunks()
-        rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
-        samples, first = np.unique(whole[rows], return_index=True)
-        taken = pa.array(rows[first])
-        details = pc.coalesce(table["detail"], self._unfit(table)).take(taken).combine_chunks()
-        return pa.table([pa.array(samples), reasons.take(taken), details], schema=_REFUSED)
-
-    def drawn(
-        self,
-        counts: Ints,
-        shares: Sequence[EntryShare] = (),
-        entry_of_shard: Ints | None = None,
-        phase_of_shard: Ints | None = None,
-    ) -> "Lengths":
-        """Return these lengths with each sample as often as `counts` says; a sample that never comes stays as not
-        drawn.
-
-        Args:
-            counts: int[num_epochs, num_samples]; a sample that can't be packed comes once in total.
-            shares: the shares of the entries of a mixture.
-            entry_of_shard: the entry of each file, if there are several.
-            phase_of_shard: the phase of each file, from 0.
-        """
-        drawn = copy.copy(self)
-        drawn._rows, drawn._columns, drawn._num_items = [], self._new_columns(), 0
-        phases = np.zeros(len(self.shards), np.int64) if phase_of_shard is None else phase_of_shard
-        drawn._num_turns = len(counts) * (int(phases.max(initial=0)) + 1)
-        drawn.shares_of_entries, drawn._entry_of_shard = [*shares], entry_of_shard
-        first = np.zeros(self.num_samples + 1, np.int64)  # where the draws of each sample begin
-        never = counts.sum(axis=0) == 0
-        np.cumsum(counts.sum(axis=0) + never, out=first[1:])
-        drawn.num_samples = int(first[-1])
-        kinds = (np.bool_, np.int32, np.int32)
-        drawn.is_cut, drawn.sample_lens, drawn.cut_off = (self.scratch.zeros(drawn.num_samples, kind) for kind in kinds)
-        wholes = [np.zeros(0, np.int64)]
-        for rows in self._rows:
-            here = slice(rows.start, rows.start + rows.num)
-            is_part = rows.start >= self.num_samples
-            of = np.arange(here.start, here.stop)
-            if is_part:
-                of = self.whole_of_part[here.start - self.num_samples : here.stop - self.num_samples]
-            times = counts[:, of].T.copy()  # [num, num_epochs]
-            if not is_part:
-                times[never[of], 0] = 1
-            taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
-            copies = copy_numbers(taken)
-            sample = first[of[taken]] + copies
-            is_out = never[of[taken]]
-            if is_part:
-                wholes.append(sample)
-            else:
-                drawn.is_cut[sample] = self.is_cut[here][taken] & ~is_out
-                drawn.cut_off[sample] = self.cut_off[here][taken]
-                drawn.sample_lens[sample] = np.where(is_out, 0, self.sample_lens[here][taken])
-            base = np.arange(rows.num) if rows.rows is None else rows.rows
-            drawn._rows.append(
-                CachedRows(rows.chunk, base[taken], drawn._num_items, len(taken), np.where(is_out, -1, copies))
-            )
-            drawn._num_items += len(taken)
-            for name, values in self._arrays.items():
-                some = values[here][taken]
-                if name == "turn":
-                    phase = phases[self._arrays["shard"][here][taken]]
-                    some = np.where(self._arrays["split"][here][taken] == 0, phase * len(counts) + epoch, 0)
-                drawn._append(name, np.where(is_out, 0, some) if name == "token_len" else some)
-        drawn.whole_of_part = np.concatenate(wholes)
-        refused = pa.array(first[self.refused["sample"].to_numpy()])
-        drawn.refused = self.refused.set_column(0, _REFUSED.field("sample"), refused)
-        drawn.reasons = self.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
-        drawn._join()
-        return drawn
-
-    def sharing(self, shared: Mapping[str, AnyInts], items: Items) -> "Lengths":
-        """Return these lengths, with each item counting only what it adds to its pack.
-
-        Args:
-            shared: how many first tokens, images and videos each item shares with the item before it in its pack.
-            items: the items with the counts that each adds.
-        """
-        own = copy.copy(self)
-        own.items, own.shared = items, shared
-        return own
+        self.refused = REFUSED.empty_table()
 
     def lost_tokens(self, samples: slice, left_out: AnyInts) -> AnyInts:
         """Return how many tokens of each sample are in none of its packed parts.
@@ -317,9 +186,9 @@ class Lengths:
         """Yield all rows, many at a time: the number of the first row's item, the shard of each row, and the
         columns.
         """
-        for rows in self._rows:
+        for rows in self.rows:
             if with_parts or rows.start < self.num_samples:
-                numbers, table = rows.take(rows.chunk.read(columns), rows.chunk.numbers_of_rows)
+                numbers, table = rows.read(columns)
                 if "cut" in columns:
                     cuts = widened(table["cut"], self.cut_type)
                     table = table.set_column(table.schema.get_field_index("cut"), "cut", cuts)
@@ -331,7 +200,7 @@ class Lengths:
         Args:
             items: in any order.
         """
-        for rows in self._rows:
+        for rows in self.rows:
             of_items = np.flatnonzero((items >= rows.start) & (items < rows.start + rows.num))
             if len(of_items):
                 here = items[of_items] - rows.start
@@ -342,9 +211,15 @@ class Lengths:
         keys = table["key"].to_pylist()
         return [self.shards[number].shard.sample_id(key) for number, key in zip(numbers.tolist(), keys, strict=True)]
 
+    def sample_id(self, index: int) -> str:
+        """Return the id of an item, as in the ledger."""
+        rows = next(rows for rows in reversed(self.rows) if rows.start <= index)
+        numbers, table = rows.read(["key"])
+        return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
+
     def reason(self, table: pa.Table) -> pa.ChunkedArray:
         """Return why each row, of which `reads` are read, can be in no pack of any plan; null: it may be packed."""
-        is_unfit = pc.is_valid(self._unfit(table))
+        is_unfit = pc.is_valid(self.unfit(table))
         is_untrained = pc.and_(pc.equal(table["num_supervised"], 0), self._drops_untrained)
         return pc.coalesce(
             table["reason"],
@@ -352,7 +227,7 @@ class Lengths:
             pc.if_else(is_untrained, Reason.NOTHING_TRAINED.value, None),
         )
 
-    def _unfit(self, table: pa.Table) -> pa.ChunkedArray:
+    def unfit(self, table: pa.Table) -> pa.ChunkedArray:
         """Return the part of each row that packs of this flavor have no place for; null: it fits."""
         answers = [pc.struct_field(table["does_not_fit"], rule) for rule in self.flavor.rules]
         return pc.coalesce(*answers, pa.scalar(None, pa.large_string()))
@@ -370,66 +245,41 @@ class Lengths:
             np.maximum.at(values, place[is_one], self.items.counts[name][self.num_samples :][is_one])
         return most
 
-    def sample_id(self, index: int) -> str:
-        """Return the id of an item, as in the ledger."""
-        rows = next(rows for rows in reversed(self._rows) if rows.start <= index)
-        numbers, table = rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
-        return self.sample_ids(numbers[[index - rows.start]], table.slice(index - rows.start, 1))[0]
+    def emptied(self) -> "Lengths":
+        """Return a copy to `put` and `add` rows to, and to `join` then."""
+        lengths = copy.copy(self)
+        lengths._begin()
+        return lengths
 
-    def _add(self, chunk: Chunk, rows: Ints | None, table: pa.Table, is_sample: bool = False) -> None:
-        num = table.num_rows if rows is None else len(rows)
-        if not num:
+    def _begin(self) -> None:
+        self.rows: list[CachedRows] = []
+        self.num_items = 0
+        self._growing = {name: self.scratch.column(_TYPES.get(name, np.int32)) for name in _HELD}
+
+    def put(self, rows: CachedRows, values: Mapping[str, AnyInts]) -> None:
+        """Add rows with their columns."""
+        self.rows.append(rows)
+        self.num_items += rows.num
+        for name, column in self._growing.items():
+            column.add(values[name])
+
+    def add(self, chunk: Chunk, rows: Ints | None, is_sample: bool = False) -> None:
+        """Add rows of the cache; samples are noted, too."""
+        new = CachedRows(chunk, rows, self.num_items, chunk.num_rows if rows is None else len(rows))
+        if not new.num:
             return
-        mine = CachedRows(chunk, rows, self._num_items, num)
-        numbers, table = mine.take(table, chunk.numbers_of_rows)
-        self._rows.append(mine)
-        self._num_items += num
-        media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
+        numbers, table = new.read([*_COLUMNS, *["key"] * self._is_split, *["first_medium"] * self._by_medium])
         reasons = self.reason(table)
-        counts = {name: table[name].to_numpy() for name in caps.COLUMNS}
-        counts["token_len"] = np.where(pc.is_null(reasons).to_numpy(), counts["token_len"], 0).astype(np.int32)
-        for name, values in counts.items():
-            self._append(name, values)
-        self._append("media", media.to_numpy().astype(np.int8))
-        self._append("shard", numbers.astype(np.int32))
-        self._append("dataset", self._datasets[numbers])
-        self._append("split", self._splits(numbers, table))
-        self._append("turn", np.zeros(num, np.int32))
-        for name in _NUMBERS:
-            self._append(name, table[name].to_numpy())
+        is_in = pc.is_null(reasons).to_numpy()
+        media = pc.fill_null(pc.index_in(table["media_type"], pa.array(MEDIA_TYPES)), -1)
+        values = {name: table[name].to_numpy() for name in (*caps.COLUMNS, *_NUMBERS)}
+        values |= {"token_len": np.where(is_in, values["token_len"], 0), "media": media.to_numpy(), "shard": numbers}
+        values |= {"dataset": self._datasets[numbers], "split": self._splits(numbers, table)}
+        self.put(new, {**values, "turn": np.zeros(new.num, np.int32)})
         if is_sample:
             self.reasons.update(reasons.drop_null().to_pylist())
-            for note, name in _NOTED.items():
-                column = pc.greater(table[name], 0) if note in _COUNTED else table[name]
-                self.notes[note] += pc.sum(pc.and_(column, pc.is_null(reasons))).as_py() or 0
-            tokens = table.select(["num_supervised", "num_weighted"]).filter(pc.is_null(reasons))
-            self.num_supervised += pc.sum(tokens["num_supervised"]).as_py() or 0
-            self.num_weighted += pc.sum(tokens["num_weighted"]).as_py() or 0
-            for column in LISTED:
-                self._count_listed(column, mine, table.append_column("is_in", pc.is_null(reasons)))
-
-    def _count_listed(self, column: str, rows: CachedRows, table: pa.Table) -> None:
-        """Count the names in the lists of samples that may be packed."""
-        places = np.flatnonzero(pc.and_(table["is_in"], pc.is_valid(table[column])).to_numpy())
-        if not len(places):
-            return
-        counts = self.listed[column]
-        lists = table[column].take(pa.array(places)).combine_chunks()
-        names, of_list = lists.flatten(), lists.value_parent_indices()
-        keys: tuple[Ints, pa.Table] | None = None
-        for found in pc.value_counts(names).to_pylist():
-            name = found["values"]
-            if name not in counts and len(counts) >= _MOST_KEYS:
-                continue
-            counts[name] += found["counts"]
-            if (column, name) not in self.examples:
-                keys = keys or rows.take(rows.chunk.read(["key"]), rows.chunk.numbers_of_rows)
-                place = int(places[of_list[pc.index(names, name).as_py()].as_py()])
-                self.examples[column, name] = self.sample_ids(keys[0][[place]], keys[1].slice(place, 1))[0]
-
-    def _read(self, chunk: Chunk, with_key: bool) -> pa.Table:
-        more = ["key"] * with_key + ["first_medium"] * self._by_medium
-        return chunk.read([*_COLUMNS, *LISTED, *more])
+            places = new.start + np.flatnonzero(is_in)
+            self.noted.add(table.filter(pa.array(is_in)), lambda row: self.sample_id(int(places[row])))
 
     def _splits(self, numbers: Ints, table: pa.Table) -> AnyInts:
         if not self._is_split:
@@ -440,21 +290,16 @@ class Lengths:
             names = [name if medium is None else f"{medium:016x}" for name, medium in zip(names, media, strict=True)]
         return split_numbers(names, self._shares, self.seed)
 
-    def _append(self, name: str, values: AnyInts) -> None:
-        self._columns[name].add(values)
-
-    def _new_columns(self) -> dict[str, Column]:
-        return {name: self.scratch.column(_TYPES.get(name, np.int32)) for name in _HELD}
-
-    def _join(self) -> None:
-        self._arrays = {name: column.array() for name, column in self._columns.items()}
+    def join(self) -> None:
+        """Make the items of all rows."""
+        self.columns = {name: column.array() for name, column in self._growing.items()}
         #: bytes of each item as members of a tar, and a checksum of its source
-        self.num_bytes, self.checksums = self._arrays["num_bytes"], self._arrays["checksum"]
-        others = {name: self._arrays[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
+        self.num_bytes, self.checksums = self.columns["num_bytes"], self.columns["checksum"]
+        columns = {name: self.columns[name] for name in ("media", "shard", "dataset", "split", "num_supervised")}
         if self.cut_type != CUT_TYPE:
-            others["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
-        if self._num_turns > 1:
-            others["turn"] = self._arrays["turn"]
-        if self._entry_of_shard is not None:
-            others["entry"] = self._entry_of_shard[self._arrays["shard"]].astype(np.int16)
-        self.items = Items(counts={name: self._arrays[name] for name in caps.COLUMNS}, **others)
+            columns["whole"] = np.concatenate((np.arange(self.num_samples), self.whole_of_part)).astype(np.int32)
+        if self.num_turns > 1:
+            columns["turn"] = self.columns["turn"]
+        if self.entry_of_shard is not None:
+            columns["entry"] = self.entry_of_shard[self.columns["shard"]].astype(np.int16)
+        self.items = Items(counts={name: self.columns[name] for name in caps.COLUMNS}, **columns)

@@ -13,8 +13,8 @@ from math import ceil
 import numpy as np
 
 from energon_pack.plan import caps
-from energon_pack.plan.entry_shares import draws
 from energon_pack.plan.items import Items
+from energon_pack.plan.mix import draws
 from energon_pack.plan.packs import PackPlan, members_of
 from energon_pack.plan.plan import groups, in_order, laid_out
 from energon_pack.plan.settings import PackingConfig

@@ -1,33 +1,115 @@
-"""Draw the samples of each epoch, and of a mixture, after measuring: so other weights measure nothing again."""
+"""Draw the samples of each epoch, and of a mixture, after measuring: so other weights measure nothing again.
 
+weights 40, 60 ──► epochs of each entry, with as many trained tokens in total as all entries have
+epochs 2.3     ──► each sample twice, and samples with 0.3 of the entry's trained tokens once more
+"""
+
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from energon_pack.errors import PackError
 from energon_pack.plan import caps
 from energon_pack.plan.counted import Tally
-from energon_pack.plan.entry_shares import EntryShare, chosen, draws, shares_of
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import REFUSED, CachedRows, Lengths
 from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.settings import PackingConfig
 from energon_pack.plan.splits import SPLITS
 from energon_pack.run.scratch import blocks
-from energon_pack.run.seeded import Ints
-from energon_pack.sources.mixture import Entry, Mixture
+from energon_pack.run.seeded import Ints, random_keys
+from energon_pack.samples.skip import Reason
+from energon_pack.sources.copies import copy_numbers
+from energon_pack.sources.mixture import Entry, Mixture, WeightOf
 
 _TRAIN = SPLITS.index("train")
 
+#: a sample that comes more often than this is named in the report
+MANY_EPOCHS = 4.0
 
-def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int) -> Lengths:
-    """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for.
+
+@dataclass(frozen=True)
+class EntryShare:
+    """The share that an entry should have, and the draws that give it."""
+
+    name: str
+    asked: float | None  # the requested share; None: epochs were requested
+    epochs: float  # how often each of its samples comes
+    samples: int  # samples that may be drawn
+    tokens: int  # their trained tokens
+    of: WeightOf = "tokens"  # whether `asked` is a share of the trained tokens or of the samples
+
+
+def shares_of(entries: Sequence[Entry], entry: Ints, trained: Ints) -> list[EntryShare]:
+    """Decide how often the samples of each entry come.
+
+    Args:
+        entry: int[num_samples] index into `entries`.
+        trained: int[num_samples] trained tokens; 0: the sample can't be packed.
+
+    Raises:
+        PackError: an entry with a weight has nothing to train on.
+    """
+    tokens = np.bincount(entry, trained, len(entries))
+    samples = np.bincount(entry, trained > 0, len(entries))
+    sizes = samples if entries[0].weight_of == "samples" else tokens
+    total, weights = sizes.sum(), sum(item.weight or 0.0 for item in entries)
+    shares = list[EntryShare]()
+    for item, num_tokens, num_samples in zip(entries, tokens.tolist(), samples.tolist(), strict=True):
+        if item.weight and not num_tokens:
+            raise PackError(f"mixture: {item.name} has the weight {item.weight:g}, and no sample that can be trained")
+        asked = None if item.weight is None else item.weight / weights
+        epochs = (item.epochs or 0.0) if asked is None else float(asked * total / max(1, sizes[len(shares)]))
+        shares.append(EntryShare(item.name, asked, epochs, int(num_samples), int(num_tokens), item.weight_of))
+    return shares
+
+
+def draws(times: float, trained: Ints, by_tokens: bool, seed: int, stream: int, num_epochs: int = 1) -> Ints:
+    """Return how often each sample of an entry comes in each epoch.
+
+    Args:
+        times: how often a sample comes on average.
+        trained: int[num_samples] trained tokens of each.
+        by_tokens: average over tokens, else over samples.
+        stream: a number of the entry, so that two entries do not draw alike.
+
+    Returns:
+        int64[num_epochs, num_samples]: `times` rounded down or up. The samples that are rounded up hold the fraction of
+        `times` of the tokens, or of the samples, to the nearest sample. They take turns: over any consecutive epochs
+        the counts of two samples differ by at most 1.
+    """
+    whole = int(times)
+    by_chance = np.argsort(random_keys(len(trained), seed, stream), kind="stable")
+    size = trained[by_chance].astype(np.float64) if by_tokens else np.ones(len(trained))
+    place = np.empty(len(trained))
+    place[by_chance] = (np.cumsum(size) - size / 2) / max(1.0, size.sum())
+    more = times - whole
+    starts = np.arange(num_epochs) * more
+    return whole + ((place - starts[:, None]) % 1 < more).astype(np.int64)
+
+
+def chosen(num: int, most: int | None, seed: int, stream: int) -> np.ndarray:
+    """Choose at most `most` of `num` samples at random: bool[num]."""
+    is_in = np.ones(num, np.bool_)
+    if most is not None and most < num:
+        is_in[np.argsort(random_keys(num, seed, stream), kind="stable")[most:]] = False
+    return is_in
+
+
+def draw(
+    lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed: int
+) -> tuple[Lengths, list[EntryShare]]:
+    """Return the lengths with each sample drawn as often as `packing.epochs` and its entry of a mixture ask for, and
+    the shares of the entries.
 
     Samples of validation and test come once. A sample that can't be packed is not drawn, and stays for the ledger.
     """
     if mixture is None and packing.epochs == 1:
-        return lengths
+        return lengths, []
     if drawn := next((item.shard for item in lengths.shards if item.shard.ratio != 1), None):
         raise PackError(
             f"packing.epochs={packing.epochs}: {drawn.name} has a sample_ratio: a mixture names files with their epochs"
@@ -37,12 +119,12 @@ def draw(lengths: Lengths, mixture: Mixture | None, packing: PackingConfig, seed
     counts[0] = 1
     if mixture is None:
         counts[1:] = may
-        return lengths.drawn(counts)
+        return _drawn(lengths, counts, np.zeros(len(lengths.shards), np.int64)), []
     of_shard = np.array([mixture.entry_of[name] for name in lengths.shard_names], np.int64)
     entry = of_shard[lengths.items.shard[: lengths.num_samples]]
     shares = _draw_entries(mixture.entries, np.where(may, entry, -1), trained, counts, seed)
     phases = np.array([item.phase - 1 for item in mixture.entries], np.int64)
-    return lengths.drawn(counts, shares, of_shard if len(shares) > 1 else None, phases[of_shard])
+    return _drawn(lengths, counts, phases[of_shard], of_shard if len(shares) > 1 else None), shares
 
 
 def _may_train(lengths: Lengths, packing: PackingConfig) -> tuple[npt.NDArray[np.bool_], Ints]:
@@ -79,33 +161,87 @@ def _draw_entries(entries: Sequence[Entry], entry: Ints, trained: Ints, counts: 
     return shares
 
 
-def mixture_figures(lengths: Lengths, plan: PackPlan, max_token_len: int) -> list[dict[str, Any]]:
+def _drawn(lengths: Lengths, counts: Ints, phase_of_shard: Ints, entry_of_shard: Ints | None = None) -> Lengths:
+    """Return the lengths with each sample as often as `counts` says; a sample that never comes stays as not drawn.
+
+    Args:
+        counts: int[num_epochs, num_samples]; a sample that can't be packed comes once in total.
+        phase_of_shard: the phase of each file, from 0.
+        entry_of_shard: the entry of each file in a mixture, if there are several.
+    """
+    drawn = lengths.emptied()
+    drawn.num_turns = len(counts) * (int(phase_of_shard.max(initial=0)) + 1)
+    drawn.entry_of_shard = entry_of_shard
+    first = np.zeros(lengths.num_samples + 1, np.int64)  # where the draws of each sample begin
+    never = counts.sum(axis=0) == 0
+    np.cumsum(counts.sum(axis=0) + never, out=first[1:])
+    drawn.num_samples = int(first[-1])
+    kinds = (np.bool_, np.int32, np.int32)
+    drawn.is_cut, drawn.sample_lens, drawn.cut_off = (lengths.scratch.zeros(drawn.num_samples, kind) for kind in kinds)
+    wholes = [np.zeros(0, np.int64)]
+    for old in lengths.rows:
+        is_part = old.start >= lengths.num_samples
+        sample = np.arange(old.num) + old.start  # of each row
+        if is_part:
+            sample = lengths.whole_of_part[sample - lengths.num_samples]
+        times = counts[:, sample].T.copy()  # [num, num_epochs]
+        if not is_part:
+            times[never[sample], 0] = 1
+        taken, epoch = (np.repeat(index.ravel(), times.ravel()) for index in np.indices(times.shape))
+        copies, is_out = copy_numbers(taken), never[sample[taken]]
+        number = first[sample[taken]] + copies
+        values = {name: column[old.items][taken] for name, column in lengths.columns.items()}
+        values["token_len"] = np.where(is_out, 0, values["token_len"])
+        turn = phase_of_shard[values["shard"]] * len(counts) + epoch
+        values["turn"] = np.where(values["split"] == 0, turn, 0)
+        if is_part:
+            wholes.append(number)
+        else:
+            drawn.is_cut[number] = lengths.is_cut[old.items][taken] & ~is_out
+            drawn.cut_off[number] = lengths.cut_off[old.items][taken]
+            drawn.sample_lens[number] = np.where(is_out, 0, lengths.sample_lens[old.items][taken])
+        rows = taken if old.rows is None else old.rows[taken]
+        copies = np.where(is_out, -1, copies)
+        drawn.put(CachedRows(old.chunk, rows, drawn.num_items, len(taken), copies), values)
+    drawn.whole_of_part = np.concatenate(wholes)
+    refused = pa.array(first[lengths.refused["sample"].to_numpy()])
+    drawn.refused = lengths.refused.set_column(0, REFUSED.field("sample"), refused)
+    drawn.reasons = lengths.reasons + Counter({Reason.NOT_DRAWN.value: int(np.count_nonzero(never))})
+    drawn.join()
+    return drawn
+
+
+def mixture_figures(
+    shares: Sequence[EntryShare], lengths: Lengths, plan: PackPlan, max_token_len: int
+) -> list[dict[str, Any]]:
     """Return for each entry of a mixture its requested share, and its share in the packs of the train split.
 
     `fill` is the fill of the packs with its tokens.
     """
-    items, shares = lengths.items, lengths.shares_of_entries
-    samples, tokens, trained = (np.zeros(len(shares), np.int64) for _ in range(3))
+    items, num = lengths.items, len(shares)
+    samples, tokens, trained, filled = np.zeros((4, num))
     lens = [Tally() for _ in shares]
-    filled = np.zeros(len(shares))
     of_packs = np.repeat(plan.per_pack(items.lens), np.diff(plan.starts)) if shares else np.zeros(0, np.int64)
     for block in blocks(len(plan.items)) if shares else ():
-        members, of_members = plan.items[block], of_packs[block]
-        is_train = items.split[members] == _TRAIN
-        members, of_members = members[is_train], of_members[is_train]
+        is_train = items.split[plan.items[block]] == _TRAIN
+        members, of_members = plan.items[block][is_train], of_packs[block][is_train]
         entry = np.zeros(len(members), np.int64) if items.entry is None else items.entry[members]
-        for sums, weights in ((samples, None), (tokens, items.lens), (trained, items.num_supervised)):
-            sums += _by_entry(entry, None if weights is None else weights[members], len(shares))
-        filled += np.bincount(entry, items.lens[members] * of_members / max_token_len, len(shares))
+        for sums, weights in (
+            (samples, None),
+            (tokens, items.lens[members]),
+            (trained, items.num_supervised[members]),
+            (filled, items.lens[members] * of_members / max_token_len),
+        ):
+            sums += np.bincount(entry, weights, num)
         for number, tally in enumerate(lens):
             tally.add(items.lens[members][entry == number])
-    of = samples if shares and shares[0].of == "samples" else trained
+    sizes = samples if shares and shares[0].of == "samples" else trained
     return [
         {
             "name": share.name,
             "asked": share.asked,
             "share_of": share.of,
-            "share": float(of[number] / max(1, of.sum())),
+            "share": float(sizes[number] / max(1, sizes.sum())),
             "epochs": share.epochs,
             "samples": int(samples[number]),
             "tokens": int(tokens[number]),
@@ -115,7 +251,3 @@ def mixture_figures(lengths: Lengths, plan: PackPlan, max_token_len: int) -> lis
         }
         for number, share in enumerate(shares)
     ]
-
-
-def _by_entry(entry: npt.NDArray[Any], weights: npt.NDArray[Any] | None, num: int) -> Ints:
-    return np.bincount(entry, weights, num).astype(np.int64)

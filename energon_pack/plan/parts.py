@@ -7,7 +7,7 @@ whole it is.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -23,9 +23,9 @@ from energon_pack.lengths.counts import counts_of
 from energon_pack.lengths.measure import MeasuredShard
 from energon_pack.lengths.media_hashes import MediaHashes
 from energon_pack.lengths.method import Method
-from energon_pack.lengths.table_cache import Piece, Record, TableCache, in_chunks, key_of
+from energon_pack.lengths.table_cache import Chunk, Piece, Record, TableCache, in_chunks, key_of
 from energon_pack.lengths.worker import LengthsRow, hash_beginnings, hash_media
-from energon_pack.plan.items import Lengths
+from energon_pack.plan.items import REFUSED, Lengths
 from energon_pack.run.context import Run
 from energon_pack.run.scratch import blocks
 from energon_pack.run.seeded import Ints
@@ -150,7 +150,57 @@ def _with_parts(lengths: Lengths, parts: dict[int, list[Piece]], are_asked: npt.
         places = pc.index_in(mine, ours)
         rows = np.flatnonzero(pc.is_valid(places).to_numpy(zero_copy_only=False))
         found.append((chunk, rows, samples[places.take(pa.array(rows)).to_numpy()]))
-    return lengths.with_parts(found)
+    return with_parts(lengths, found)
+
+
+def with_parts(lengths: Lengths, parts: Iterable[tuple[Chunk, Ints, Ints]]) -> Lengths:
+    """Return the lengths with parts in place of some samples that have none yet.
+
+    If a part has a reason to be in no pack, its sample is left out for that reason. A row that is `cut_off` is no
+    part: it has the number of tokens that no part has.
+
+    Args:
+        parts: chunks with parts, the rows to take from each, and the sample of each row.
+    """
+    cut = lengths.emptied()
+    cut.is_cut, is_out = (lengths.scratch.zeros(lengths.num_samples, np.bool_) for _ in range(2))
+    cut.cut_off = lengths.scratch.zeros(lengths.num_samples, np.int32)
+    cut.is_cut[:], cut.cut_off[:] = lengths.is_cut, lengths.cut_off
+    added = []
+    for chunk, rows, whole in parts:
+        table = chunk.read([*lengths.reads, "detail", "token_len", "cut"]).take(pa.array(rows))
+        cut.cut_type = max(cut.cut_type, table["cut"].type, key=len)
+        is_off = pc.equal(table["reason"], Reason.CUT_OFF.value).fill_null(False).to_numpy()
+        cut.cut_off[whole[is_off]] = table["token_len"].to_numpy()[is_off]
+        table, rows, whole = table.filter(pa.array(~is_off)), rows[~is_off], whole[~is_off]
+        refused = _refused(lengths, table, whole)
+        is_out[refused["sample"].to_numpy()] = True
+        cut.refused = pa.concat_tables([cut.refused, refused])
+        cut.reasons = cut.reasons + Counter(refused["reason"].to_pylist())
+        is_in = ~is_out[whole]
+        cut.is_cut[whole[is_in]] = True
+        added.append((chunk, rows[is_in], whole[is_in]))
+    for old in lengths.rows:
+        values = {name: column[old.items] for name, column in lengths.columns.items()}
+        if old.start < lengths.num_samples:
+            is_gone = cut.is_cut[old.items] | is_out[old.items]
+            values["token_len"] = np.where(is_gone, 0, values["token_len"])
+        cut.put(old, values)
+    for chunk, rows, _ in added:
+        cut.add(chunk, rows)
+    cut.whole_of_part = np.concatenate([lengths.whole_of_part, *(whole for *_, whole in added)])
+    cut.join()
+    return cut
+
+
+def _refused(lengths: Lengths, table: pa.Table, whole: Ints) -> pa.Table:
+    """Return the samples that rows of their parts leave out: for each the first row with a reason."""
+    reasons = lengths.reason(table).combine_chunks()
+    rows = np.flatnonzero(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
+    samples, first = np.unique(whole[rows], return_index=True)
+    taken = pa.array(rows[first])
+    details = pc.coalesce(table["detail"], lengths.unfit(table)).take(taken).combine_chunks()
+    return pa.table([pa.array(samples), reasons.take(taken), details], schema=REFUSED)
 
 
 def _ids(numbers: Ints, table: pa.Table) -> pa.Array:

@@ -1,6 +1,7 @@
 """Decide which items go into which pack, in which order, and which are left out. Pure: arrays in, arrays out."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -238,7 +239,9 @@ def share(lengths: Lengths, packing: PackingConfig) -> tuple[Lengths, Trees | No
     if packing.share is Share.none:
         return lengths, None
     trees = find_trees(lengths, packing, groups(lengths.items, packing))
-    return lengths.sharing(trees.shared, with_own_counts(lengths.items, trees.shared)), trees
+    lengths = copy(lengths)
+    lengths.items, lengths.shared = with_own_counts(lengths.items, trees.shared), trees.shared
+    return lengths, trees
 
 
 def check_splits(lengths: Lengths, plan: PackPlan, shares: Sequence[float]) -> None:

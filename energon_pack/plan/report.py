@@ -1,7 +1,7 @@
 """Figures of report.json."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from energon_pack.errors import PackError
 from energon_pack.plan.counted import Counted, CountedPacks, Moments, count, count_packs
 from energon_pack.plan.expand import Expansion
 from energon_pack.plan.items import Items, Lengths
-from energon_pack.plan.mix import mixture_figures
+from energon_pack.plan.mix import EntryShare, mixture_figures
+from energon_pack.plan.noted import NOTES
 from energon_pack.plan.packs import LEFT_OUT, PackPlan, costs_of_packs, split_counts, split_of_packs, turn_counts
 from energon_pack.plan.plan import without_window
 from energon_pack.plan.settings import PackingConfig
@@ -26,7 +27,6 @@ from energon_pack.steps.topology import Topology, stream
 _UNKNOWN = "unknown"  # media type of samples that could not be read
 #: what becomes of images with more than 8 bits a channel
 LOST_BITS = "values above 255 become white, and fractions black, as in transformers"
-_MOST_KEYS = 20  # unknown keys that are listed
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ def summarize(
     num_found: int,
     num_repeated: int = 0,
     expansion: Expansion | None = None,
+    shares: Sequence[EntryShare] = (),
 ) -> Report:
     """Compute the figures of a plan.
 
@@ -146,32 +147,22 @@ def summarize(
         num_found: all samples in the source, also those that its settings leave out.
         num_repeated: draws of samples that were drawn before.
         expansion: the result of `labels.expand`; None: `labels.expand=none`.
+        shares: of the entries of a mixture.
 
     Raises:
         PackError: samples_in is not packed + skipped. Never seen; nothing may be published then.
     """
-    items, num_samples = lengths.items, lengths.num_samples
-    capacity = packing.max_token_len
-    found, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
-    tokens = int(packs.tokens.sum())
-    reasons = lengths.reasons + Counter(
-        {reason.value: int(found.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason is not None}
-    )
-    num_packed = int(found.packed.sum())
-    num_parts = len(items) - num_samples - found.num_parts_out
-    if num_samples != num_packed + reasons.total() or found.num_parts != num_parts:
-        raise PackError(
-            f"{num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
-            f" {found.num_parts} of {num_parts} parts packed: a bug"
-        )
+    items, capacity, noted = lengths.items, packing.max_token_len, lengths.noted
+    counted, packs = count(lengths, plan), count_packs(items, plan, cost, capacity)
+    tokens, reasons = int(packs.tokens.sum()), _reasons(lengths, counted)
     return Report(
-        samples_in=num_samples,
-        samples_excluded=num_found + num_repeated - num_samples,
+        samples_in=lengths.num_samples,
+        samples_excluded=num_found + num_repeated - lengths.num_samples,
         samples_repeated=num_repeated,
-        samples_packed=num_packed,
+        samples_packed=int(counted.packed.sum()),
         samples_skipped=reasons.total(),
-        samples_cut=found.num_cut,
-        samples_cut_off=found.num_cut_off,
+        samples_cut=counted.num_cut,
+        samples_cut_off=counted.num_cut_off,
         parts=len(plan.items),
         skipped_by_reason=dict(sorted(reasons.items())),
         packs=plan.num_packs,
@@ -180,32 +171,20 @@ def summarize(
         fill=_fill(tokens, packs.room.sum()),
         max_token_len=capacity,
         tokens=tokens,
-        tokens_left_out=int(found.tokens_left_out.sum()) + found.tokens_cut_off,
-        tokens_left_out_by_reason={
-            reason.value: int(found.tokens_left_out[code])
-            for code, reason in enumerate(LEFT_OUT)
-            if reason is not None and found.left_out[code]
-        }
-        | ({Reason.CUT_OFF.value: found.tokens_cut_off} if found.num_cut_off else {}),
+        tokens_left_out=int(counted.tokens_left_out.sum()) + counted.tokens_cut_off,
+        tokens_left_out_by_reason=_tokens_by_reason(counted),
         num_supervised=packs.num_supervised,
-        samples_with_control_tokens=lengths.notes["control_tokens"],
-        samples_with_placeholders_put_in=lengths.notes["placeholders_put_in"],
-        samples_with_placeholders_as_text=lengths.notes["placeholders_as_text"],
-        samples_with_assistant_first=lengths.notes["assistant_first"],
-        samples_with_tools_left_out=lengths.notes["tools_left_out"],
-        unknown_keys=listed(lengths, "unknown_keys"),
-        image_modes=listed(lengths, "image_modes"),
-        samples_with_weights=lengths.notes["weights"],
-        weighted_share=round(lengths.num_weighted / max(1, lengths.num_supervised), 6),
-        samples_with_reasoning_left_out=lengths.notes["reasoning_left_out"],
-        samples_with_nulls_dropped=lengths.notes["nulls_dropped"],
-        by_media=_by_media(found, packs),
+        unknown_keys=noted.listed("unknown_keys"),
+        image_modes=noted.listed("image_modes"),
+        weighted_share=round(noted.num_weighted / max(1, noted.num_supervised), 6),
+        **{f"samples_with_{note}": noted.samples[note] for note in NOTES},
+        by_media=_by_media(counted, packs),
         shared=sharing_figures(lengths, plan),
-        mixture=mixture_figures(lengths, plan, packing.max_token_len) or None,
+        mixture=mixture_figures(shares, lengths, plan, capacity) or None,
         by_split=split_counts(items, plan),
         turns=turn_counts(items, plan),
         members_per_pack=packs.members.spread(),
-        token_len=found.lens.spread(),
+        token_len=counted.lens.spread(),
         visual_tokens_per_pack=packs.visual_tokens.spread(),
         attention_cost=_evenness(packs.attention_cost),
         flops=_flops(packs, cost),
@@ -214,25 +193,38 @@ def summarize(
     )
 
 
-def _by_media(found: Counted, packs: CountedPacks) -> dict[str, MediaFigures]:
+def _reasons(lengths: Lengths, counted: Counted) -> Counter[str]:
+    """Count the skipped samples by reason; raise PackError if samples and parts do not add up."""
+    by_plan = {reason.value: int(counted.left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason}
+    reasons, num_packed = lengths.reasons + Counter(by_plan), int(counted.packed.sum())
+    num_parts = len(lengths.items) - lengths.num_samples - counted.num_parts_out
+    if lengths.num_samples != num_packed + reasons.total() or counted.num_parts != num_parts:
+        raise PackError(
+            f"{lengths.num_samples} samples, but {num_packed} packed and {dict(reasons)} skipped;"
+            f" {counted.num_parts} of {num_parts} parts packed: a bug"
+        )
+    return reasons
+
+
+def _tokens_by_reason(counted: Counted) -> dict[str, int]:
+    tokens = {reason.value: int(counted.tokens_left_out[code]) for code, reason in enumerate(LEFT_OUT) if reason}
+    by_reason = {name: tokens[name] for name, number in zip(tokens, counted.left_out[1:], strict=True) if number}
+    return by_reason | ({Reason.CUT_OFF.value: counted.tokens_cut_off} if counted.num_cut_off else {})
+
+
+def _by_media(counted: Counted, packs: CountedPacks) -> dict[str, MediaFigures]:
     num_packs = [*packs.packs.tolist(), 0]
     return {
         name: MediaFigures(
-            samples_in=int(found.samples[code]),
-            samples=int(found.packed[code]),
+            samples_in=int(counted.samples[code]),
+            samples=int(counted.packed[code]),
             packs=int(num_packs[code]),
-            tokens=int(found.tokens[code]),
+            tokens=int(counted.tokens[code]),
             fill=_fill(packs.tokens[code], packs.room[code]) if code >= 0 else 0.0,
         )
         for code, name in [*enumerate(MEDIA_TYPES), (-1, _UNKNOWN)]
-        if found.samples[code] or num_packs[code]
+        if counted.samples[code] or num_packs[code]
     }
-
-
-def listed(lengths: Lengths, column: str) -> dict[str, dict[str, Any]]:
-    """Return the most frequent names in one of `items.LISTED`: in how many samples each is, and one example."""
-    most = sorted(lengths.listed[column].items(), key=lambda item: (-item[1], item[0]))[:_MOST_KEYS]
-    return {name: {"samples": number, "example": lengths.examples[column, name]} for name, number in most}
 
 
 def _flops(packs: CountedPacks, cost: CostModel) -> dict[str, Any]:

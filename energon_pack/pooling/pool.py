@@ -31,31 +31,25 @@ def fullest(costs: Sequence[Costs], limits: Costs) -> list[int]:
 
     If tokens are the only limit, no choice is fuller. If that choice breaks another limit, the choice is made among
     samples that together keep within all: collected in the order they came, or by least cost a token.
-
-    Args:
-        costs: for each sample its cost for each limit, tokens first; each sample fits alone.
-
-    Returns:
-        Indices, ascending; the first is 0.
     """
-    left = [limit - cost for limit, cost in zip(limits, costs[0], strict=True)]
-    fits = [i for i in range(1, len(costs)) if not _breaks(costs[i], left)]
-    best = _fill(fits, costs, left[0])
-    if _breaks(_sums(best, costs, len(left)), left):
+    room = [limit - cost for limit, cost in zip(limits, costs[0], strict=True)]
+    fits = [i for i in range(1, len(costs)) if not _breaks(costs[i], room)]
+    best = _fill(fits, costs, room[0])
+    if _breaks(_sums(best, costs, len(room)), room):
         best, most = [], 0
         frugal = sorted(
             fits, key=lambda i: max(cost / limit for cost, limit in _others(costs[i], limits)) / costs[i][0]
         )
         for order in (fits, frugal):
-            chosen = _fill(_together(order, costs, left), costs, left[0])
+            chosen = _fill(_together(order, costs, room), costs, room[0])
             tokens = sum(costs[i][0] for i in chosen)
             if tokens > most:
                 best, most = chosen, tokens
     return [0, *sorted(best)]
 
 
-def _breaks(cost: Costs, left: Costs) -> bool:
-    return any(a > b for a, b in zip(cost, left, strict=True))
+def _breaks(cost: Costs, room: Costs) -> bool:
+    return any(a > b for a, b in zip(cost, room, strict=True))
 
 
 def _sums(chosen: Iterable[int], costs: Sequence[Costs], num_limits: int) -> list[int]:
@@ -70,9 +64,9 @@ def _others(cost: Costs, limits: Costs) -> list[tuple[int, int]]:
     return [(a, max(b, 1)) for a, b in zip(cost[1:], limits[1:], strict=True)]
 
 
-def _together(order: Sequence[int], costs: Sequence[Costs], left: Costs) -> list[int]:
+def _together(order: Sequence[int], costs: Sequence[Costs], limits: Costs) -> list[int]:
     """Collect samples in this order as long as they keep within every limit but tokens."""
-    room, chosen = list(left[1:]), []
+    room, chosen = list(limits[1:]), []
     for i in order:
         after = [a - b for a, b in zip(room, costs[i][1:], strict=True)]
         if min(after) >= 0:
@@ -160,11 +154,7 @@ class Pool:
         return max(total / max(limit, 1) for total, limit in zip(self._totals[group], self._limits, strict=True))
 
     def add(self, name: Any, costs: tuple[int, ...], group: Hashable = None, since: int | None = None) -> None:
-        """Add a sample.
-
-        Args:
-            since: number of packs made before it came; by default all that were made so far.
-        """
+        """Add a sample."""
         if any(cost > limit for cost, limit in zip(costs, self._alone, strict=True)):
             raise ValueError(f"{name} takes {costs}, a pack holds {self._alone}")
         sample = Waiting(name, costs, group, self.num_added, self.num_packs if since is None else since)
@@ -179,7 +169,7 @@ class Pool:
     def state(self) -> dict[str, Any]:
         """Return everything a pool with the same settings needs to go on: numbers, and the callers' names."""
         groups, planned = (
-            [[list(astuple(sample)) for sample in of] for of in packs]
+            [[list(astuple(sample)) for sample in pack] for pack in packs]
             for packs in (self._groups.values(), self._planned)
         )
         return {"groups": groups, "planned": planned, **{name: getattr(self, name) for name in _COUNTERS}}
@@ -187,8 +177,8 @@ class Pool:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`, which may have been JSON in the meantime."""
         groups, self._planned = _waiting(state, "groups"), _waiting(state, "planned")
-        self._groups = {of[0].group: of for of in groups}
-        self._totals = {of[0].group: _total(of) for of in groups}
+        self._groups = {waiting[0].group: waiting for waiting in groups}
+        self._totals = {waiting[0].group: _total(waiting) for waiting in groups}
         for name in _COUNTERS:
             setattr(self, name, state[name])
 
@@ -207,7 +197,7 @@ class Pool:
         for waiting in self._groups.values():
             costs = np.array([sample.costs for sample in waiting], np.int64).T
             bins = pack_bins(costs, np.array(self._limits), self._algorithm, self._seed)
-            packs += [[waiting[item] for item in sorted(of)] for of in np.split(bins.items, bins.starts[1:-1])]
+            packs += [[waiting[item] for item in sorted(items)] for items in np.split(bins.items, bins.starts[1:-1])]
         self._planned += sorted(packs, key=lambda pack: pack[0].number)
         self._groups, self._totals = {}, {}
 
@@ -249,7 +239,7 @@ def _waiting(state: Mapping[str, Any], name: str) -> list[list[Waiting]]:
 
 
 def _total(samples: Iterable[Waiting]) -> list[int]:
-    return [sum(of) for of in zip(*(sample.costs for sample in samples), strict=True)]
+    return [sum(column) for column in zip(*(sample.costs for sample in samples), strict=True)]
 
 
 def _frozen(name: Any) -> Any:

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 
 from energon_pack.dataset.lost_samples import dropped, keeps_more
 from energon_pack.plan.counted import Tally
-from energon_pack.plan.items import NOTES, AnyInts, Items, Lengths
+from energon_pack.plan.items import AnyInts, Items, Lengths
+from energon_pack.plan.noted import NOTES
 from energon_pack.plan.pack_lengths import Choice
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
-from energon_pack.plan.report import Report, listed
+from energon_pack.plan.report import Report
 from energon_pack.plan.settings import Overlong, PackingConfig
 from energon_pack.report.images import MediaFirst, TokensOfImages, tokens_of_images
 from energon_pack.report.pages.bars import Histogram, log_histogram
@@ -161,7 +162,7 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         measured=len(lens),
         tokens=lens.total,
         skipped_by_reason=dict(sorted(lengths.reasons.items())),
-        notes={note: lengths.notes[note] for note in NOTES},
+        notes={note: lengths.noted.samples[note] for note in NOTES},
         by_medium={
             name: MediumIn(kind.samples, len(kind.lens), kind.lens.total, kind.num_supervised, kind.lens.spread())
             for name, kind in kinds.items()
@@ -177,9 +178,9 @@ def source_figures(lengths: Lengths, rules: MediaRules | None, max_token_len: in
         images=tokens_of_images(rules, images.values >> 32, images.values & 0xFFFFFFFF, images.counts),
         sees_media=rules is None or bool(rules.media_tokens),
         drawn_again=num_repeated,
-        unknown_keys=listed(lengths, "unknown_keys"),
-        image_modes=listed(lengths, "image_modes"),
-        num_weighted=lengths.num_weighted,
+        unknown_keys=lengths.noted.listed("unknown_keys"),
+        image_modes=lengths.noted.listed("image_modes"),
+        num_weighted=lengths.noted.num_weighted,
     )
 
 

@@ -80,6 +80,8 @@ class MediaFirst:
     needed_then: int
     tokens: int  # of all samples
     tokens_then: int  # at most; of videos: of all samples without them
+    squares: float  # Σ len² of all samples, the cost of attention
+    squares_then: float
 
     def __str__(self) -> str:
         few = f"pixels and frames first: {amount(self.samples, f'{self.medium} sample')} alone"
@@ -87,7 +89,8 @@ class MediaFirst:
         then = f"with {self.knob} all fit {self.needed_then:,}, and {short(self.tokens)} tokens become"
         if self.medium == VIDEO.kind:
             then = f"{self.knob}; all others fit {self.needed_then:,}, and of {short(self.tokens)} tokens have"
-        return f"{few} packs of {self.needed:,} tokens; {then} {short(self.tokens_then)}"
+        attention = f"Σ len² (attention) {short(self.squares)} → {short(self.squares_then)}"
+        return f"{few} packs of {self.needed:,} tokens; {then} {short(self.tokens_then)}, {attention}"
 
 
 def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int]) -> MediaFirst | None:
@@ -117,7 +120,9 @@ def media_first(lengths: Lengths, rules: MediaRules | None, lens: Sequence[int])
     shrunk = {f"model.max_pixels={limit * square}": (IMAGE.kind, kept) for limit, kept in limits.items()}
     shrunk["media=fps media.fps=1"] = (VIDEO.kind, without_videos)
     found = [
-        MediaFirst(medium, kept.changed, knob, now.needed, kept.needed, now.tokens, kept.tokens)
+        MediaFirst(
+            medium, kept.changed, knob, now.needed, kept.needed, now.tokens, kept.tokens, now.squares, kept.squares
+        )
         for knob, (medium, kept) in shrunk.items()
         if 0 < kept.changed <= _FEW * lengths.num_samples and _MUCH * kept.needed <= now.needed
     ]
@@ -131,10 +136,12 @@ class _Kept:
         self._lens = lens
         self._dropped = np.zeros(len(lens), np.int64)
         self.tokens = self.changed = 0
+        self.squares = 0.0
 
     def add(self, before: Ints, after: Ints) -> None:
         self.changed += int(np.count_nonzero(before != after))
         self.tokens += int(after.sum())
+        self.squares += float(np.square(after, dtype=np.float64).sum())
         self._dropped += [int(after[after > most].sum()) for most in self._lens]
 
     @property

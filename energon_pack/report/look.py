@@ -8,7 +8,7 @@ import numpy as np
 
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.lookup import PackLookup
 from energon_pack.errors import PackError
 from energon_pack.plan.items import Items, Lengths
 from energon_pack.plan.packs import PackPlan, features_of_packs, media_of_packs
@@ -68,7 +68,7 @@ def _sections(job: LookJob) -> Iterator[Html]:
     vocabulary, plan = vocabulary_of(load_saved(job.template_folder)), PlanFile(folder)
     first = next(iter(job.packs), None)
     shards = None if job.stored is None else DatasetFolder(job.stored)
-    with Packs(folder, flavor_written(job.flavor), shards) as packs:
+    with PackLookup(folder, flavor_written(job.flavor), shards) as packs:
         chosen = {number: packs[number] for number in job.packs}
         rows = plan.members({found.pack.files.key for found in chosen.values()})
         for number, found in chosen.items():

@@ -36,8 +36,7 @@ class Placed(NamedTuple):
     def marks(self, arrays: Sequence[Any]) -> list[str]:
         """Return the time of each image as text, if the sample has `fps`; empty: they have none.
 
-        Args:
-            arrays: the contents of the files of `position_names`; None for an image without; empty if none is named.
+        `arrays`: the contents of the files of `position_names`; None for an image without; empty if none is named.
         """
         fields = self.record.fields
         if has_lists(fields.get("media_settings")):

@@ -88,12 +88,7 @@ class InputRules:
 
     @staticmethod
     def read(values: Mapping[str, Any], trial: bytes, folder: str) -> "InputRules":
-        """Read what was saved.
-
-        Raises:
-            TokensDamaged: the trial is cut.
-            KeyError, TypeError, ValueError: the values are others.
-        """
+        """Read what was saved."""
         pairs = zip(values["trial"], members_of(PackTokens.from_bytes(trial)), strict=True)
         members = [Trial(purpose, kind, tokens) for (purpose, kind), tokens in pairs]
         looks = {kind: Look(**look) for kind, look in values["looks"].items()}

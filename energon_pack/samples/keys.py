@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from energon_pack.samples.dialects.pairs import without_sides
-from energon_pack.samples.media.kinds import MEDIA_KEYS, PART_TYPES
+from energon_pack.samples.media.kinds import KINDS, MEDIA_KEYS, PART_TYPES
 from energon_pack.samples.media.medium import RATE_KEYS, SETTING_KEYS
 from energon_pack.samples.options import OPTION_KEYS
 from energon_pack.samples.preference import LABELS, PREFERENCE_KEYS
-from energon_pack.samples.sample import MESSAGE_KEYS
+from energon_pack.samples.sample import MESSAGE_KEYS, REASONING_KEYS
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.weights import TURN_WEIGHT_KEYS
 
@@ -95,6 +95,14 @@ _HARMLESS: tuple[Mapping[str, str], ...] = (
     },
 )
 
+#: keys that say the same thing, at each level; the first is read
+_ALIKE: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (*(medium.keys for medium in KINDS.values()), ("tools", "functions"), ("system", "system_prompt")),
+    (("content", "value"), REASONING_KEYS),
+    (("text", "value"),),
+)
+_PAIRED = tuple(frozenset(key for keys in alike for key in keys) for alike in _ALIKE)
+
 _IN_A_TURN = _Elsewhere("media of a turn: content parts say where they stand", reason=Reason.UNSUPPORTED_MEDIA)
 _CHARACTERS = _Elsewhere("axolotl: characters that are trained; a turn is trained whole")
 _TOKENIZED = _Elsewhere("TRL: a sample that is tokens already")
@@ -150,6 +158,29 @@ def is_of_media(key: str) -> bool:
 def is_known(key: str) -> bool:
     """Tell whether a key of a sample is read, or harmless."""
     return key in _KNOWN[0]
+
+
+def said_once(value: dict[str, Any], place: int = 0) -> dict[str, Any]:
+    """Return a sample, turn (place 1) or content part (2) in which each thing has one key.
+
+    Raises:
+        Skip: `bad_message`: two keys of one meaning differ, and one of them would be dropped.
+    """
+    if len(_PAIRED[place].intersection(value)) < 2:
+        return value
+    for keys in _ALIKE[place]:
+        first, *others = [key for key in keys if value.get(key)] or [""]
+        for key in others:
+            if not _are_same(value[first], value[key]):
+                said = f"{_PLACES[place]}{first} is {str(value[first])[:40]!r} and {key} {str(value[key])[:40]!r}"
+                raise Skip(Reason.BAD_MESSAGE, f"{said}: two spellings of one thing; source.map can leave one out")
+        value = {key: item for key, item in value.items() if key not in others}
+    return value
+
+
+def _are_same(first: Any, other: Any) -> bool:
+    one, two = (item if isinstance(item, list) else [item] for item in (first, other))
+    return bool(one == two)
 
 
 def unknown_keys(value: Mapping[str, Any], conversation: Sequence[str]) -> dict[str, list[Any]]:

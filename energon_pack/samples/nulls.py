@@ -29,8 +29,7 @@ def without_nulls(value: Any) -> Any:
 def without_nulls_of_a_table(record: dict[str, Any], setting: Nulls | None) -> dict[str, Any] | None:
     """Return a record without the nulls in its tools and calls; None: they stay, or there are none.
 
-    Args:
-        setting: what becomes of them; None: those of a table go.
+    `setting`: what becomes of them; None: those of a table go.
     """
     lists = {key: value for key, value in record.items() if isinstance(value, list) and _holds_null(value)}
     if not lists or setting is Nulls.keep:

@@ -72,11 +72,7 @@ def meta_of(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def tokens_in(parts: Parts, meta: Mapping[str, Any]) -> PackTokens:
-    """Return the tokens of a pack; raises as `pack_members`.
-
-    Args:
-        meta: `_meta` of its JSON.
-    """
+    """Return the tokens of a pack; raises as `pack_members`. `meta`: `_meta` of its JSON."""
     refuse_other_format(meta)
     if TOKENS not in parts:
         raise UnknownFormat(f"{meta.get('pack_id')} has no part {TOKENS}: pack again")
@@ -128,8 +124,7 @@ def captioning_name(index: int, number: int) -> str:
 def num_shared(names: Sequence[list[str]], shared_lens: list[int]) -> Iterator[int]:
     """Yield how many of its first media each member shares with the member before it.
 
-    Args:
-        names: the names of each member's parts.
+    `names`: the names of each member's parts.
     """
     before: list[str] = []
     for of_member, shared_len in zip(names, shared_lens, strict=True):

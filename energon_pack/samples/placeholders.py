@@ -34,16 +34,15 @@ def num_placeholders(messages: Sequence[Message]) -> int:
 def place_media(messages: Sequence[Message], kinds: Sequence[str]) -> tuple[list[Message], list[int], bool]:
     """Match the placeholders of a conversation with its media.
 
-    Args:
-        kinds: of each medium, in the order the sample lists them.
+    A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
+    those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
+    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
+
+    `kinds`: of each medium, in the order the sample lists them.
 
     Returns:
         The messages as they are stored and rendered, the order of the media by their placeholders (indices into
         `kinds`), and whether the placeholders had to be put in (at the start of the first user turn) or changed.
-
-    A placeholder is plain text if the sample has no media of its kind. If there are more placeholders than media, and
-    those outside of the assistant's turns fit exactly, the assistant's placeholders are plain text. Where all media are
-    videos, and as many `<image>` stand in the questions, these become `<video>`: so LLaVA-Video writes them.
     """
     messages = [_without_names(message) for message in messages]
     if not kinds:
@@ -80,8 +79,7 @@ def part_settings(messages: Sequence[Message], kinds: Sequence[str]) -> list[dic
 def split_content(messages: Sequence[Message], kinds: Sequence[str]) -> list[Message]:
     """Turn stored messages into messages for a chat template: each placeholder becomes a separate content part.
 
-    Args:
-        kinds: kinds of the media in the order of their placeholders.
+    `kinds`: kinds of the media in the order of their placeholders.
     """
     if not kinds:
         return list(messages)

@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from energon_pack.samples.dialects.pairs import prompts_and_captions, turn, turns_of_pair
+from energon_pack.samples.dialects.pairs import asked_and_answered, prompts_and_captions, turns_of_pair
 from energon_pack.samples.dialects.pictures import name_in, with_marks_replaced
 from energon_pack.samples.dialects.rewrite import in_our_words
-from energon_pack.samples.dialects.table import question_and_answer, turns_of
+from energon_pack.samples.dialects.table import conversation_of
 from energon_pack.samples.documents import (
     DOCUMENT,
     answer_alone,
-    document_of,
     is_document,
     refuse_texts_between_images,
-    text_alone,
 )
 from energon_pack.samples.frame_lists import frame_parts, without_lists
-from energon_pack.samples.keys import hint, unknown_keys
+from energon_pack.samples.keys import hint, said_once, unknown_keys
 from energon_pack.samples.media.kinds import KINDS, MEDIA_TYPES, PART_TYPES, VIDEO, kind_by_name
 from energon_pack.samples.media.medium import SETTING_KEYS
 from energon_pack.samples.nulls import without_nulls_of_a_table
@@ -82,23 +80,12 @@ def parse_record(value: Any, settings: ReadSettings) -> Record:
 
     It looks for `messages`, `conversations`, `texts`, `prompts`/`captions`, a caption, a question, a dialect of
     `dialects.table`, a `text`, in this order; if `settings.messages_key` is set, only for that.
-
-    Raises:
-        Skip: as `parse_in_our_words`.
     """
     return parse_in_our_words(in_our_words(value, settings), settings)
 
 
 def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = False) -> Record:
-    """Do `parse_record` on what `in_our_words` returned.
-
-    Args:
-        lists_media: the sample lists its media elsewhere.
-
-    Raises:
-        Skip: `not_an_object`, `no_messages`, `no_assistant_turn`, `bad_message`; `preference_data`, `not_chosen`;
-            `unsupported_media` if a text names a medium.
-    """
+    """Do `parse_record` on what `in_our_words` returned. `lists_media`: the sample lists its media elsewhere."""
     if isinstance(value, list):
         value = {settings.messages_key or "messages": value}
     if not isinstance(value, dict):
@@ -108,21 +95,19 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
         value = preferred(value, _keys(settings), settings.take)
     without = without_nulls_of_a_table(value, settings.nulls)
     value = value if without is None else without
-
-    messages, used = _find_messages(value, settings)
-    unknown = unknown_keys(value, [*used])
+    messages, used, others = _find_messages(value, settings)
+    unknown = {**unknown_keys(value, [*used]), **others}
     spelled = kind_of_parts(value[key] for key in used)
     if not messages:
         raise Skip(Reason.NO_MESSAGES, "the conversation is empty")
     system_key = "system" if value.get("system") else "system_prompt"  # ms-swift's
-    system = value.get(system_key)
+    system, first = value.get(system_key), messages[0]
     if system and not isinstance(system, (str, list)):
         raise Skip(Reason.BAD_MESSAGE, f"{system_key} is no text: {str(system)[:80]}")
-    if system and messages[0]["role"] == "system" and messages[0]["content"] != system:
-        raise Skip(
-            Reason.BAD_MESSAGE, f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
-        )
-    if system and messages[0]["role"] not in ("system", DOCUMENT):
+    if system and first["role"] == "system" and first["content"] != system:
+        what = f"{system_key} is {str(system)[:60]!r}, and the first turn is another system turn"
+        raise Skip(Reason.BAD_MESSAGE, what)
+    if system and first["role"] not in ("system", DOCUMENT):
         messages.insert(0, {"role": "system", "content": _content(system, 0) if isinstance(system, list) else system})
         used.add(system_key)
     if settings.sample_type in (SampleType.auto, SampleType.document):
@@ -135,11 +120,10 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
     if settings.sample_type is SampleType.document and not is_document(messages):
         raise Skip(Reason.NO_MESSAGES, f"source.sample_type=document, and roles are {roles[:8]}")
     tools = tools_of(value.get("tools") or value.get("functions"))
-    has_calls = False
-    if is_as_text := settings.tools is ToolsAs.text:
-        has_calls = any(message.get("tool_calls") for message in messages)
+    is_as_text = settings.tools is ToolsAs.text
+    has_calls = is_as_text and any(message.get("tool_calls") for message in messages)
+    if is_as_text:
         messages = [as_text(message, index) for index, message in enumerate(messages)]
-
     if settings.frames is Frames.images:
         messages = without_lists(messages)
     messages = with_marks_replaced(messages, value, lists_media)
@@ -161,7 +145,7 @@ def parse_in_our_words(value: Any, settings: ReadSettings, lists_media: bool = F
 
 def caption_record(caption: str, settings: ReadSettings) -> Record:
     """Make a conversation of a caption: `settings.caption_prompt` asks, the caption answers."""
-    return Record([turn("user", settings.caption_prompt), turn("assistant", caption.strip())])
+    return Record(asked_and_answered(settings.caption_prompt, caption.strip()))
 
 
 def with_hearing(record: Record, settings: ReadSettings) -> Record:
@@ -182,44 +166,18 @@ def _keys(settings: ReadSettings) -> tuple[str, ...]:
     return (settings.messages_key,) if settings.messages_key else MESSAGE_KEYS
 
 
-def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str]]:
-    """Return the messages of a sample, and the keys they came from."""
-    if settings.sample_type is SampleType.document:
-        key = settings.messages_key or "text"
-        if isinstance(value.get(key), str) and value[key]:
-            return document_of(value[key]), {key}
-    if settings.sample_type in (SampleType.auto, SampleType.chat, SampleType.document):
-        for key in _keys(settings):
-            if value.get(key):
-                return _messages(value[key]), {key}
-        if settings.messages_key:
-            what = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
-            raise Skip(Reason.NO_MESSAGES, what)
-        if value.get("prompts") and value.get("captions"):
-            return prompts_and_captions(value), {"prompts", "captions"}
-    if settings.sample_type in (SampleType.auto, SampleType.captioning):
-        caption = value.get("caption")
-        if isinstance(caption, str):
-            return caption_record(caption, settings).messages, {"caption"}
-    if settings.sample_type in (SampleType.auto, SampleType.vqa) and (asked := question_and_answer(value)):
-        return asked
-    if settings.sample_type in (SampleType.auto, SampleType.chat, SampleType.vqa):
-        written = turns_of(value, only_vqa=settings.sample_type is SampleType.vqa)
-        if written and settings.sample_type is SampleType.auto and text_alone(value):
-            both = f"{written.dialect.name!r} and as a document in its field text"
-            raise Skip(Reason.BAD_MESSAGE, f"it can be read as {both}: source.sample_type=chat or document decides")
-        if written:
-            return _messages(written.turns), written.fields(value)
-    if settings.sample_type is SampleType.auto and (text := text_alone(value)):
-        return document_of(text), {"text"}
-    wanted = (
-        " or ".join(MESSAGE_KEYS)
-        if settings.sample_type in (SampleType.auto, SampleType.chat)
-        else settings.sample_type.value
-    )
-    text = value.get("text")
-    if settings.sample_type is SampleType.auto and text is not None and not (isinstance(text, str) and text.strip()):
-        raise Skip(Reason.NO_MESSAGES, f"its text is none, or empty: {str(text)[:60]!r}")
+def _find_messages(value: Mapping[str, Any], settings: ReadSettings) -> tuple[list[Message], set[str], dict[str, Any]]:
+    """Return the messages of a sample, the keys they came from, and other texts of a conversation that it has."""
+    if found := conversation_of(value, settings):
+        written, others = found
+        turns = written.turns()
+        messages = turns if written.name in ("document", "text") else _messages(turns)
+        return messages, {*(written.keys if written.used is None else written.used)}, others
+    if settings.messages_key:
+        what = f"source.messages_key={settings.messages_key} names no field of it; there are {sorted(value)[:8]}"
+        raise Skip(Reason.NO_MESSAGES, what)
+    is_chat = settings.sample_type in (SampleType.auto, SampleType.chat)
+    wanted = " or ".join(MESSAGE_KEYS) if is_chat else settings.sample_type.value
     raise Skip(Reason.NO_MESSAGES, f"no {wanted} among {sorted(value)[:8]} (source.messages_key names the field)")
 
 
@@ -253,6 +211,9 @@ def _turns(message: Any, index: int) -> list[Message]:
         raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r}: {_roles_like(named)}")
     normal = {"role": role, "content": content}
     if len(message) > 2 or content_key not in message:
+        if role_key == "role" and _ROLES.get(str(message.get("from")), role) != role:
+            raise Skip(Reason.BAD_MESSAGE, f"message {index} has the role {named!r} and is from {message['from']!r}")
+        message = said_once(message, 1)
         normal |= {k: v for k, v in message.items() if k not in (role_key, content_key)}
         if role == "assistant":
             normal = with_tool_calls(normal, index)
@@ -298,6 +259,7 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
         kind = item.get("type", "text" if "text" in item else None) if isinstance(item, dict) else None
         kind = PART_TYPES.get(str(kind), str(kind))
         if kind == "text" and isinstance(text := item.get("text", item.get("value")), str):
+            said_once(item, 2)
             parts.append({"type": "text", "text": text})
         elif kind in KINDS:
             named = next((item[key] for key in (item["type"], kind, "path", "url", "source") if item.get(key)), None)
@@ -315,6 +277,8 @@ def _content(items: list[Any], index: int) -> str | list[Message]:
 
 
 def _listed_media(value: Mapping[str, Any], listings: Sequence[str], messages: list[Message]) -> list[str] | None:
+    if len(listings) > 1 and value[listings[0]] != value[listings[1]]:
+        raise Skip(Reason.MISSING_MEDIA, f"{' and '.join(listings)} list other media: leave one of them out")
     for key in listings:
         names = list(_flatten(value[key]))
         if not all(isinstance(name, str) for name in names):

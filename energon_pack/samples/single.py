@@ -34,9 +34,6 @@ def single(
         names: one of the flavour's `parts`: those of the member.
         media: new name and kind of each medium; None: they keep the names that they have in the pack.
         messages_key: see `record_of`.
-
-    Raises:
-        PackError: as `record_of`.
     """
     packed = [name for name in names if not name.endswith(".npy")]
     new = media if media is not None else [(name, flavor.kind(name) or IMAGE.kind) for name in packed]
@@ -66,9 +63,6 @@ def record_of(
     Args:
         media: part and kind of each, in the order of the placeholders, which is also their order in the tar.
         messages_key: the only field in which packing looks for a conversation; None: the fields it knows.
-
-    Raises:
-        PackError: its media have to be listed, and fields of its own have the lists' names.
     """
     own = ("messages", "tools", "source_fields")
     fields = {name: value for name, value in member.items() if name not in own}

@@ -45,8 +45,7 @@ def load_positions(raw: bytes, name: str) -> Any:
 def time_marks(fps: Any, decimals: Any, positions: Sequence[Any]) -> list[str]:
     """Return `<0.5 seconds>` for each image; empty without `fps`.
 
-    Args:
-        positions: the array of each image; None: the time index is 0.
+    `positions`: the array of each image; None: the time index is 0.
     """
     fps, decimals = (value[0] if isinstance(value, list) and value else value or None for value in (fps, decimals))
     if fps is None or not positions:

@@ -37,11 +37,7 @@ class Blockwise:
         self._ahead: list[tuple[int, _Spool, int]] = []  # for each range, its end and its place
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read the `size` bytes from `offset` on; fewer if the object ends before that.
-
-        Raises:
-            StoreError: the object can't be read, or has changed.
-        """
+        """Read the `size` bytes from `offset` on; fewer if the object ends before that."""
         end = min(offset + size, self._size)
         pieces = []
         while offset < end:
@@ -68,8 +64,7 @@ class Blockwise:
     def _fetch(self, number: int, before: int) -> memoryview:
         """Fetch a block, and the following blocks if they are asked for or if the object is read in order.
 
-        Args:
-            before: the block after the last that is asked for.
+        `before`: the block after the last that is asked for.
         """
         self._in_order = min(2 * self._in_order, _MOST_BLOCKS) if number == self._next else 1
         last = min(number + max(self._in_order, min(before - number, _MOST_BLOCKS)), -(-self._size // BLOCK))
@@ -93,8 +88,7 @@ class Blockwise:
     def requests(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return start and end of each request for ranges that are not completely kept.
 
-        Args:
-            ranges: an offset and a number of bytes each.
+        `ranges`: an offset and a number of bytes each.
         """
         runs: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
@@ -174,8 +168,7 @@ def most_ahead() -> int:
 def read_ahead(wanted: Sequence[tuple[Blockwise, Sequence[tuple[int, int]]]]) -> None:
     """Read the next ranges of these objects ahead, and drop earlier ranges.
 
-    Args:
-        wanted: for each object its ranges: an offset and a number of bytes each.
+    `wanted`: for each object its ranges: an offset and a number of bytes each.
     """
     found: list[tuple[Blockwise, list[_Fetched]]] = []
     size = 0

@@ -14,8 +14,7 @@ _COPY = re.compile(r"@\d+$")
 def drawn_rows(num_rows: int, ratio: float, name: str, seed: int) -> Ints:
     """Draw rows of a shard, ascending: each row `ratio` times; the fraction of `ratio` draws some rows once more.
 
-    Args:
-        name: the name of the shard, so that two shards do not draw alike.
+    `name`: the name of the shard, so that two shards do not draw alike.
     """
     whole = int(ratio)
     count = np.full(num_rows, whole)

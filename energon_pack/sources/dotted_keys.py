@@ -5,12 +5,10 @@ and only one of them would be read. A sample may also have a further part, such 
 To tell the two apart, this module looks at the data of each part whose name ends like a record's. It is a sample:
 
     if its key has a record     and the part has the same form, or is a caption with its own medium
-    if its key has no record    and no other key of its shard has this part beside a record; except if it is the only
-                                such part of a key that has its own medium (`0001.jpg`), and so lost its record
+    if its key has no record    and another such part, and no key of its shard has the part beside a record
 """
 
-import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,7 +22,6 @@ from energon_pack.samples.skip import Skip
 Member = tuple[str, int, int]  # part, offset, size
 
 _ENDINGS = (".json", ".txt")
-_SIDES = re.compile(r"\.(question|answer|context|prompt|query|response)s?\.txt$")
 _MOST_ASKED = 16  # parts of one name that are compared; the others are assumed to be like them
 
 
@@ -46,12 +43,6 @@ class DottedFile(NamedTuple):
 def refusal(path: str, name: str, number: int) -> str:
     """Say why a tar is refused."""
     others = f" (and {number - 1:,} more like it)" if number > 1 else ""
-    if _SIDES.search(name):
-        return (
-            f"{path}: {name}{others}: a question and its answer are read where both are texts of one key, as"
-            " 1.question.txt and 1.answer.txt (context, prompt, query, instruction; response, output, completion);"
-            " source.on_damaged=keep leaves the others out"
-        )
     key, _, part = name.rpartition("/")[2].partition(".")
     return (
         f"{path}: {name}{others} can't be read as a sample: a key ends at the first dot of a name, as in"
@@ -67,32 +58,26 @@ class DottedKeys:
     def __init__(self, read: Callable[[Member], bytes]):
         self._read = read
         self._beside_a_record: dict[str, int] = {}  # part → how often its form differed from the record's
-        self._doubts: dict[str, list[str]] = {}  # part → keys that have it, but no record
+        self._without_record: dict[str, list[str]] = {}  # key → its parts that may be records
         self._samples: list[DottedFile] = []
 
-    def look(self, key: str, record: Member | None, parts: Collection[Member], may_lack_record: bool = False) -> None:
-        """Check a sample.
-
-        Args:
-            may_lack_record: its tar is damaged, and its record may be lost: then a single part proves nothing.
-        """
+    def look(self, key: str, record: Member | None, parts: Collection[Member]) -> None:
+        """Check the parts of a sample; of a key that comes again, the further parts."""
         like_records = [part for part in parts if part[0].endswith(_ENDINGS)]
-        if not like_records:
-            return
         if record is not None:
-            for part in like_records:
-                if self._is_sample(part, record, parts):
-                    self._samples.append(DottedFile(key, part[0]))
-        elif len(like_records) > (may_lack_record or _has_its_own_media(like_records, parts)):
-            for name, *_ in like_records:
-                self._doubts.setdefault(name, []).append(key)
+            self._without_record.pop(key, None)
+            self._samples += [DottedFile(key, part[0]) for part in like_records if self._is_sample(part, record, parts)]
+        elif like_records:
+            self._without_record.setdefault(key, []).extend(name for name, *_ in like_records)
 
-    def files(self) -> Iterator[DottedFile]:
-        """Yield, after the last sample of a shard, its files that are separate samples but can't be read as such."""
-        yield from self._samples
-        for part, keys in self._doubts.items():
-            if part not in self._beside_a_record:
-                yield from (DottedFile(key, part) for key in keys)
+    def files(self) -> list[DottedFile]:
+        """Return, after the last sample of a shard, its files that are separate samples but can't be read as such."""
+        doubted = {
+            key: [name for name in names if name not in self._beside_a_record]
+            for key, names in self._without_record.items()
+        }
+        lost = [DottedFile(key, name) for key, names in doubted.items() if len(names) > 1 for name in names]
+        return [*self._samples, *lost]
 
     def _is_sample(self, part: Member, record: Member, parts: Collection[Member]) -> bool:
         """Tell whether a part beside a record is itself the record of another sample."""
@@ -100,7 +85,7 @@ class DottedKeys:
         stem, _, ending = name.rpartition(".")
         asked = self._beside_a_record.setdefault(name, 0)
         if record[0] == "txt" and ending == "txt":  # they may be two captions, each with its medium
-            media = _media(parts)
+            media = [name for name, *_ in parts if kind_by_name(name)]
             return any("." not in other for other in media) and any(other.startswith(f"{stem}.") for other in media)
         if record[0] != "json" or ending != "json" or min(part[2], record[2]) < 0 or asked >= _MOST_ASKED:
             return False
@@ -109,17 +94,6 @@ class DottedKeys:
             self._beside_a_record[name] = asked + 1
             return False
         return True
-
-
-def _media(parts: Collection[Member]) -> list[str]:
-    return [name for name, *_ in parts if kind_by_name(name)]
-
-
-def _has_its_own_media(like_records: Collection[Member], parts: Collection[Member]) -> bool:
-    """Tell whether a key has a medium, and no part that looks like a record has one."""
-    stems = tuple(f"{name.rpartition('.')[0]}." for name, *_ in like_records)
-    media = _media(parts)
-    return any("." not in name for name in media) and not any(name.startswith(stems) for name in media)
 
 
 def _form(raw: bytes) -> list[str] | None:

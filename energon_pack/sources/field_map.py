@@ -23,7 +23,6 @@ from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.raw_json import load_json
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.storage import read_whole
-from energon_pack.sources.text_pairs import SIDES
 
 #: Energon's types of samples: the fields that are read, and their names in this package
 _FIELDS = {
@@ -52,18 +51,16 @@ class FieldMap:
     refusal: str | None = None
 
     @property
-    def record_parts(self) -> tuple[str, ...]:
-        """Return the parts that hold the fields: one, or a question and an answer that are texts."""
-        return tuple(dict.fromkeys(way[0] for _, ways in self.fields for way in ways))
+    def parts(self) -> list[str]:
+        """The parts that hold the fields; samples with more than one are refused."""
+        return [*dict.fromkeys(way[0] for _, ways in self.fields for way in ways)]
+
+    @property
+    def record_part(self) -> str | None:
+        return next(iter(self.parts), None)
 
     def value(self, raw: bytes, part: str) -> Any:
-        """Make the JSON of a sample.
-
-        Args:
-            raw: the bytes of the part; for two texts, their JSON.
-        """
-        if part in SIDES:
-            return load_json(raw)
+        """Make the JSON of a sample from the bytes of its part."""
         if not _is_json(part):
             try:
                 return {name: raw.decode().strip() for name, _ in self.fields}
@@ -114,14 +111,10 @@ def read_field_map(folder: str) -> FieldMap | None:
 
 
 def _unclear(found: FieldMap) -> str | None:
-    parts = found.record_parts
-    if len(parts) == 2 and SIDES.issuperset(parts):
-        return None
+    parts = found.parts
     if len(parts) == 1 and (_is_json(parts[0]) or all(ways == ((parts[0],),) for _, ways in found.fields)):
         return None
-    return (
-        f"field_map takes texts from {', '.join(parts) or 'no part'}: one part is read, or question.txt and answer.txt"
-    )
+    return f"field_map takes texts from {', '.join(parts) or 'no part'}: one part is read"
 
 
 def _is_json(part: str) -> bool:

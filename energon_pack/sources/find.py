@@ -8,25 +8,92 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from energon_pack.errors import PackError, amount
-from energon_pack.run.address import on_this_machine
+from energon_pack.run.address import bucket_of, lies_in, on_this_machine
 from energon_pack.sources.compressed import COMPRESSED, compressed_error
 from energon_pack.sources.foreign_formats import PARQUET
-from energon_pack.sources.shard import Shard, Source, shard_of
-from energon_pack.sources.storage import absolute, expand, walk
+from energon_pack.sources.mixture import Mixture
+from energon_pack.sources.shard import Shard, TarShard
+from energon_pack.sources.storage import State, absolute, expand, folder_of, state_of, walk
 
-#: caches of `datasets`, and the plan of a packed dataset
-_NO_SAMPLES = re.compile(r"(?:^|/)(cache-|pack_plan\.)[^/]*$")
+#: the plan of a packed dataset
+_NO_SAMPLES = re.compile(r"(?:^|/)pack_plan\.[^/]*$")
 _NAMED = re.compile(r"(?:^|[/_.-])(train|training|validation|valid|val|dev|test|testing)(?=[/_.-])")
 _ALIKE = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
 
 
 LINES = re.compile(r"(?i)\.jsonl?$")
 _PARQUET = re.compile(r"(?i)\.parquet$")
+
+
+def shard_of(
+    name: str,
+    path: str,
+    kind: type[Shard] = TarShard,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+    state: State | None = None,
+) -> Shard:
+    """Describe a file as it is now.
+
+    Args:
+        fields: the other fields of its class.
+        state: its size and version; None: they are looked up.
+    """
+    state = state or state_of(path)
+    if state is None:
+        raise PackError(f"source.path: {path} is not a regular file")
+    try:
+        name = os.fsencode(name).decode()  # undo the decoding by the locale
+    except UnicodeDecodeError:
+        raise PackError(
+            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
+        ) from None
+    return kind(name, absolute(path), *state, **fields)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that `source.path` names, and the shards and samples that are left out."""
+
+    shards: list[Shard]  # in name order
+    folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
+    num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
+    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
+    mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
+
+    @cached_property
+    def beside(self) -> frozenset[Path]:
+        """Return the folders of this machine that contain its files."""
+        paths = on_this_machine(shard.real_path for shard in self.shards)
+        return frozenset(map(Path, map(os.path.dirname, paths)))
+
+    @cached_property
+    def root(self) -> str:
+        """Return the folder that paths in packs with references are relative to."""
+        roots = sorted({shard.base for shard in self.shards})
+        if len({bucket_of(root) for root in roots}) > 1:
+            raise PackError(
+                f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"
+            )
+        steps = zip(*(root.split("/") for root in roots), strict=False)
+        return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
+
+    def around(self, place: str) -> Path | str | None:
+        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
+        if bucket_of(place):
+            beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
+            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
+            return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
+        path = Path(place).resolve()
+        within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
+        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)
 
 
 class Leaf(NamedTuple):
@@ -92,8 +159,7 @@ def names_of(roots: Iterable[str], files: Sequence[str]) -> list[str]:
     many folders above the root as are needed to tell roots apart, but none above the folder that holds all roots. A
     root inside another does not count.
 
-    Args:
-        roots: folders with the files, in any order; for a file outside of them, its own folder is a root.
+    `roots`: folders with the files, in any order; for a file outside of them, its own folder is a root.
     """
     paths = list(map(_as_path, files))
     folders = _outermost(map(_as_path, roots))
@@ -143,11 +209,7 @@ def _above(path: str, folders: Collection[str]) -> str | None:
 
 
 def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
-    """Return the files of a split that hold samples.
-
-    Args:
-        split: its name; None: there is only one.
-    """
+    """Return the files of a split that hold samples. `split`: its name; None: there is only one."""
     found = {file: split_of(file.removeprefix(folder).lstrip("/")) for file in with_samples(files)}
     counts = Counter(found.values())
     seen = ", ".join(f"{name or 'of no split'}: {amount(number, 'file')}" for name, number in counts.items())
@@ -164,7 +226,7 @@ def of_split(folder: str, files: Sequence[str], split: str | None) -> list[str]:
 
 
 def with_samples(files: Sequence[str]) -> list[str]:
-    """Leave out the files that libraries write beside tables of samples."""
+    """Leave out tables that hold no samples."""
     return [file for file in files if not _NO_SAMPLES.search(file)]
 
 

@@ -1,24 +1,17 @@
-"""Tells tables by their names, and files that are neither tar nor JSONL by their first bytes."""
-
-import os
+"""Tells files that are neither tar nor JSONL by their first bytes."""
 
 _LINES = "source=jsonl reads lines of JSON in UTF-8, with media as files of their own"
 #: advice for a folder of Parquet files
 PARQUET = "Parquet: source=table reads it"
+ARROW = "Arrow, which is not read: datasets.load_from_disk(FOLDER).to_parquet(FILE) writes Parquet of it"
 _FORMATS = (
     (b"PAR1", PARQUET),
-    (b"ARROW1", "Arrow: source=table reads it"),
+    (b"ARROW1", ARROW),
     (b"PK\x03\x04", f"a zip archive: {_LINES}"),
 )
 
-
-#: extensions of tables
-TABLES = (".parquet", ".arrow")
-
-
-def kind_of_table(path: str) -> str:
-    """Return the extension of a table that decides how it is read."""
-    return os.path.splitext(path.lower())[1]
+#: the extension of tables
+TABLE = ".parquet"
 
 
 def what_else(head: bytes) -> str | None:

@@ -7,24 +7,25 @@ A folder may hold several forms. `source=wds`, `jsonl` or `table` reads only one
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from energon_pack.errors import PackError
+from energon_pack.errors import PackError, amount
 from energon_pack.run.by_name import entry_point
 from energon_pack.samples.media.kinds import MEDIA_NAMES
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources.field_map import read_field_map
-from energon_pack.sources.find import LINES, Form, Leaf, but_parquet, find_files, with_samples
+from energon_pack.sources.find import LINES, Form, Leaf, Source, but_parquet, find_files, with_samples
+from energon_pack.sources.foreign_formats import ARROW
 from energon_pack.sources.jsonl.find import LineFiles, TableFiles, of_samples, stem
 from energon_pack.sources.mixture import (
     Entry,
     Mixture,
     checked,
     entries_by_name,
-    metadataset_entries,
     mixture_entries,
     object_in,
 )
@@ -32,8 +33,8 @@ from energon_pack.sources.own import Own, own_settings
 from energon_pack.sources.packs import with_members
 from energon_pack.sources.prepared import Selection
 from energon_pack.sources.settings import Format, SourceConfig
-from energon_pack.sources.shard import JsonlShard, Shard, Source, TarShard
-from energon_pack.sources.storage import expand, real_path, walk
+from energon_pack.sources.shard import JsonlShard, Shard, TarShard
+from energon_pack.sources.storage import expand, folder_of, real_path, walk
 from energon_pack.sources.table_shard import TableShard
 
 _MEDIA = re.compile(rf"(?i)\.({'|'.join(MEDIA_NAMES)})$")
@@ -61,9 +62,8 @@ def find_source(settings: SourceConfig, path: Any) -> Source:
 def _form_of(settings: SourceConfig, stems: Collection[str] | None = None) -> Form:
     """Return how the files of a format are found.
 
-    Args:
-        stems: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
-            for.
+    `stems`: paths of tars in the same folders, without their extensions; None: files of other forms are not looked
+    for.
     """
     match settings.format:
         case Format.wds:
@@ -89,7 +89,7 @@ def _read_entries(settings: SourceConfig, path: Any) -> list[Entry] | None:
     value = object_in(path) if isinstance(path, str) else None
     if value is None:
         return None
-    entries = mixture_entries(path, value) or metadataset_entries(path, value, settings.split)
+    entries = mixture_entries(path, value)
     return entries and checked(path, entries)
 
 
@@ -159,7 +159,7 @@ def look(entry: str) -> Looked:
         tables = with_samples(of_samples(stems, walk(folder, TableShard.names)))
         found = ((Format.wds, tars), (Format.jsonl, lines), (Format.table, tables))
         forms |= {form for form, there in found if there}
-    if not forms and any(walk(folder, LINES) for folder in folders):  # for *.json, finding lines gives advice
+    if not forms and any(walk(folder, LINES) for folder in folders):  # a *.json alone is read, several are named
         forms = {Format.jsonl}
     if not forms and (media := next((file for folder in folders for file in walk(folder, _MEDIA)), None)):
         raise PackError(
@@ -168,10 +168,22 @@ def look(entry: str) -> Looked:
         )
     if not forms:
         raise PackError(
-            f"source.path={entry}: no *.tar, *.jsonl, *.parquet or *.arrow there; CSV, LMDB and others are not read:"
+            f"source.path={entry}: no *.tar, *.jsonl or *.parquet there; Arrow, CSV, LMDB and others are not read:"
             " write lines of JSON of them"
         )
     return Looked([form for form in Format if form in forms], stems)
+
+
+def read_as(source: Source, num_samples: int | None = None) -> str:
+    """Describe a source in a line: `Parquet, 12 files; media in /data/images; 24,000 samples`.
+
+    `num_samples`: the samples in the whole source; None: not known.
+    """
+    shards = sorted(source.shards, key=lambda shard: [*Format].index(shard.format))
+    parts = [f"{kind}, {amount(num, 'file')}" for kind, num in Counter(shard.called for shard in shards).items()]
+    roots = Counter(s.media_root for s in shards if s.media_root and s.media_root != folder_of(s.path))
+    parts += [f"media in {root}" for root, _ in roots.most_common(3)]
+    return "; ".join([*parts, *([amount(num_samples, "sample")] if num_samples is not None else [])])
 
 
 def format_of(source: Source) -> Format:
@@ -187,6 +199,8 @@ def _form_of_file(file: str) -> Format:
         raise PackError(
             f"source.path={file}: CSV and TSV are not read: csv.DictReader and json.dumps write lines of JSON of it"
         )
+    if file.lower().endswith(".arrow"):
+        raise PackError(f"source.path={file}: {ARROW}")
     return Format.table if TableShard.names.search(file) else Format.jsonl
 
 

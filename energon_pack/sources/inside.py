@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from energon_pack.errors import one_line
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.run.bounds import Unbounded, bounded
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.foreign_formats import TABLES
+from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at
 from energon_pack.sources.storage import File, InMemory, open_file, read_ahead, state_of
 
@@ -32,7 +32,7 @@ _LMDB, _ZIP = (".lmdb", ".mdb"), ".zip"
 def split_name(path: str) -> tuple[str, str | None]:
     """Split a path into the file and the key in it; None: the path names an ordinary file."""
     file, separator, key = path.partition(_SEPARATOR)
-    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, *TABLES, *_LINES)) else (path, None)
+    return (file, key) if separator and file.lower().endswith((*_LMDB, _ZIP, TABLE, *_LINES)) else (path, None)
 
 
 def joined_name(file: str, key: str) -> str:
@@ -42,16 +42,12 @@ def joined_name(file: str, key: str) -> str:
 
 def media_in(media_root: str, name: str) -> str | None:
     """Return the path of a medium of which `media_root` is a zip archive; None: it is a folder."""
-    return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not is_address(name) else None
+    return joined_name(media_root, name) if media_root.lower().endswith(_ZIP) and not bucket_of(name) else None
 
 
 def open_inside(file: str, key: str) -> File:
-    """Open the value of a key.
-
-    Raises:
-        FileNotFoundError, KeyError: nothing is there.
-    """
-    if file.lower().endswith(TABLES):
+    """Open the value of a key."""
+    if file.lower().endswith(TABLE):
         from energon_pack.sources.tables import open_cell  # imports pyarrow, which loaders of other packs do not need
 
         return open_cell(file, key)
@@ -77,12 +73,7 @@ def _item(line: Any, value: Any, step: str) -> Any:
 
 
 def open_member(archive: str, name: str) -> InMemory:
-    """Open a member of an archive; its version is the version of the archive.
-
-    Raises:
-        FileNotFoundError: there is no such archive.
-        KeyError: there is no such member.
-    """
+    """Open a member of an archive; its version is the version of the archive."""
     state = state_of(archive)
     if state is None:
         raise FileNotFoundError(archive)
@@ -108,12 +99,7 @@ def _opened(path: str, version: str, open_it: Callable[[], Any]) -> Any:
 
 
 def open_value(database: str, key: str) -> InMemory:
-    """Return the value of a key; its version is the version of the LMDB.
-
-    Raises:
-        FileNotFoundError: there is no such LMDB.
-        KeyError: there is no such key.
-    """
+    """Return the value of a key; its version is the version of the LMDB."""
     file = os.path.join(database, "data.mdb") if os.path.isdir(database) else database
     state = state_of(file)
     if state is None:
@@ -170,11 +156,7 @@ class OpenFiles:
         self._process = os.getpid()
 
     def open(self, path: str, opened: Callable[[], File] | None = None) -> File:
-        """Return the file of a path; open it if it is not open.
-
-        Args:
-            opened: opens it; None: `open_medium` does.
-        """
+        """Return the file of a path; open it if it is not open. `opened`: opens it; None: `open_medium` does."""
         if self._process != os.getpid():  # open files belong to the process that this one was forked from
             self._open, self._process = _none_open(), os.getpid()
         return self._open.get(path) or self._open.put(path, opened() if opened else open_medium(path))

@@ -11,29 +11,14 @@ run's settings for reading and training its samples.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from energon_pack.errors import PackError
-from energon_pack.run.console import say
 from energon_pack.run.plain_data import yaml_value
 from energon_pack.sources.own import OF_THE_RUN, OWN_KEYS
 from energon_pack.sources.storage import absolute, folder_of, open_file, path_in
-
-#: keys that are read, or that do not change a sample
-_READ = {
-    "path",
-    "weight",
-    "repetitions",
-    "split_part",
-    "split_config",
-    "dataset_config",
-    "shuffle_over_epochs_multiplier",
-    "subflavors",
-}
-_DEEPEST = 8
-
 
 #: bytes of a file that names others
 LARGEST = 16 << 20
@@ -66,11 +51,7 @@ class Entry:
 
 
 def yaml_in(path: str) -> Any:
-    """Return the value in a YAML file; None: it is too large for one that a person wrote.
-
-    Raises:
-        NotPlain: it is no YAML, or stands for too many values.
-    """
+    """Return the value in a YAML file; None: it is too large for one that a person wrote."""
     with open_file(path) as file:
         return yaml_value(file.read(0, file.size) if file.size <= LARGEST else b"")
 
@@ -109,11 +90,7 @@ def entries_by_name(items: Mapping[str, Any]) -> list[Entry]:
 
 
 def checked(path: str, entries: list[Entry]) -> list[Entry]:
-    """Check that entries fit together, and return them.
-
-    Args:
-        path: the name of the mixture in errors.
-    """
+    """Check that entries fit together, and return them. `path`: the name of the mixture in errors."""
     if twice := [name for name, times in Counter(entry.name for entry in entries).items() if times > 1]:
         raise PackError(f"{path}: two entries are called {twice[0]}: give each a name")
     weighted = [entry for entry in entries if entry.weight is not None]
@@ -174,30 +151,6 @@ def stem_of(path: str) -> str:
     return fixed.partition(".")[0] or "source"
 
 
-def _with_own_names(entries: list[Entry]) -> list[Entry]:
-    """Name entries with equal names by the folders above them; if these do not tell them apart, number them.
-
-    a/part0/webdataset, a/part1/webdataset ──► part0, part1
-    """
-    for depth in (1, 2):
-        twice = {name for name, times in Counter(entry.name for entry in entries).items() if times > 1}
-        named = [_called_above(entry, depth) if entry.name in twice else entry for entry in entries]
-        if len({entry.name for entry in named}) == len(named):
-            return named
-    times, seen, numbered = Counter(entry.name for entry in entries), Counter[str](), []
-    for entry in entries:
-        seen[entry.name] += 1
-        name = f"{entry.name}-{seen[entry.name]}" if times[entry.name] > 1 else entry.name
-        numbered.append(replace(entry, name=name))
-    return numbered
-
-
-def _called_above(entry: Entry, depth: int) -> Entry:
-    path = entry.path if isinstance(entry.path, str) else entry.path[0]
-    steps = path.rstrip("/").split("/")[:-depth]
-    return replace(entry, name=steps[-1].lstrip(".") or entry.name) if steps else entry
-
-
 @dataclass(frozen=True)
 class Mixture:
     """The entries of a mixture, and the files of each."""
@@ -205,76 +158,3 @@ class Mixture:
     entries: tuple[Entry, ...]
     #: name of a file → index of its entry
     entry_of: dict[str, int]
-
-
-def metadataset_entries(path: str, value: Mapping[str, Any], split: str | None) -> list[Entry] | None:
-    """Read the entries of a metadataset; None: the value is no metadataset.
-
-    Args:
-        split: the split whose entries are taken; None: train.
-    """
-    return _with_own_names(list(_entries(path, value, split or "train", 0))) if _is_metadataset(value) else None
-
-
-def _is_metadataset(value: Mapping[str, Any] | None) -> bool:
-    return value is not None and "megatron.energon" in str(value.get("__module__"))
-
-
-def _entries(path: str, value: Mapping[str, Any], split: str, depth: int) -> Iterator[Entry]:
-    """Yield the entries of a metadataset, and of others that it names, with weights that sum to 1, or with epochs."""
-    splits = value.get("splits")
-    if not isinstance(splits, Mapping) or not isinstance(splits.get(split), Mapping):
-        there = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"
-        raise PackError(f"{path}: no split {split} with datasets; there are: {there}")
-    if depth > _DEEPEST:
-        raise PackError(f"{path}: metadatasets name each other")
-    blend = splits[split]
-    kind = next((kind for kind in ("blend", "datasets", "blend_epochized", "path") if kind in blend), None)
-    if kind is None:
-        raise PackError(
-            f"{path}: splits.{split} has {', '.join(map(str, blend))}: blend, blend_epochized and path are read"
-        )
-    items = [blend] if kind == "path" else blend[kind]
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) and item.get("path") for item in items):
-        raise PackError(f"{path}: splits.{split}.{kind} is no list of datasets with paths")
-    if any("subflavors" in item for item in items):
-        say(f"{path}: subflavors are not read: packs of one plan are all alike")
-    has_weights = kind in ("blend", "datasets")
-    factors = [_factor(path, item, "weight" if has_weights else "repetitions") for item in items]
-    total = sum(factors) if has_weights else 1.0
-    if not total:
-        raise PackError(f"{path}: splits.{split}.{kind}: all weights are 0")
-    for item, factor in zip(items, factors, strict=True):
-        yield from _of_item(path, item, split, factor / total, has_weights, depth)
-
-
-def _of_item(
-    path: str, item: Mapping[str, Any], split: str, factor: float, has_weights: bool, depth: int
-) -> Iterator[Entry]:
-    for key in item:
-        if key not in _READ:
-            raise PackError(f"{path}: {item['path']}: {key} is not read: leave it out, or pack that dataset alone")
-    place = in_folder(folder_of(absolute(path)), str(item["path"]))
-    part = str(item.get("split_part") or split)
-    inside = object_in(place)
-    if inside is None or not _is_metadataset(inside):
-        weight, epochs = (factor, None) if has_weights else (None, factor)
-        settings = {"split": None if os.path.isfile(place) else part}
-        yield Entry(stem_of(place), place, weight, epochs, settings=settings, weight_of="samples")
-        return
-    for entry in _entries(place, inside, part, depth + 1):
-        if (entry.weight is not None) != has_weights:
-            raise PackError(
-                f"{path}: {item['path']} is a blend by {'epochs' if has_weights else 'weights'}, this one is not"
-            )
-        if entry.weight is not None:
-            yield replace(entry, weight=entry.weight * factor)
-        else:
-            yield replace(entry, epochs=(entry.epochs or 0.0) * factor)
-
-
-def _factor(path: str, item: Mapping[str, Any], key: str) -> float:
-    value = item.get(key, 1)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
-        raise PackError(f"{path}: {item['path']}: {key} is {value!r}, not a number from 0")
-    return float(value)

@@ -29,11 +29,7 @@ def may_have_base64(raw: bytes) -> bool:
 
 
 def with_names(value: Any, name: str) -> Any:
-    """Replace media by names.
-
-    Args:
-        name: the name of the value; names of its media are this name and the way to them.
-    """
+    """Replace media by names. `name`: the name of the value; names of its media are this name and the way to them."""
     if isinstance(value, dict):
         if "bytes" in value and value.keys() <= _STRUCT:
             return value.get("path") if value["bytes"] is None else f"{name}/bytes"
@@ -48,11 +44,7 @@ def bytes_at(
 ) -> bytes:
     """Return the medium that a way leads to.
 
-    Args:
-        item: returns the item of a value for a step; None is the value at the start.
-
-    Raises:
-        KeyError: there is nothing, or no medium.
+    `item`: returns the item of a value for a step; None is the value at the start.
     """
     value: Any = None
     try:

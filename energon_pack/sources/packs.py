@@ -41,8 +41,6 @@ _MOST_LOOKED_AT = 4  # tars of a folder, and samples of each: the first may be d
 class PackShard(TarShard):
     """A tar of packs; each member of a pack is a sample."""
 
-    _called = "packs"
-
     #: the flavour of the packs, or the name of another tool's form
     form: str = field(kw_only=True)
 
@@ -51,8 +49,8 @@ class PackShard(TarShard):
         return *super().identity, self.form
 
     @property
-    def holds(self) -> str:
-        return f"each member a sample: {self.form}"
+    def called(self) -> str:
+        return f"packs, each member a sample: {self.form}"
 
     def index(self) -> pa.Table:
         table = super().index()

@@ -121,11 +121,7 @@ class _TooMany(Exception):
 def content_of(
     file: Bytes, of: tuple[str, str], codec: str | None, offset: int, packed_size: int, size: int
 ) -> Content:
-    """Find the best way to read a page.
-
-    Args:
-        codec: the compression; None: it is not compressed.
-    """
+    """Find the best way to read a page. `codec`: the compression; None: it is not compressed."""
     if codec is None:
         return Plain(offset, size)
     whole = Compressed(codec, offset, packed_size, size, of)

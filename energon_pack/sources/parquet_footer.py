@@ -29,11 +29,7 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(file: Bytes) -> list[list[Chunk]]:
-    """Read the chunks of each row group, in the order of the columns.
-
-    Raises:
-        ValueError: the footer is damaged.
-    """
+    """Read the chunks of each row group, in the order of the columns."""
     size = int.from_bytes(file.read(file.size - _TAIL, 4), "little")
     footer = file.read(file.size - _TAIL - size, size)
     try:
@@ -51,11 +47,7 @@ def _chunk(about: dict[int, Any]) -> Chunk:
 
 
 def read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct by their numbers, and where it ends.
-
-    Raises:
-        IndexError, ValueError: there is no struct.
-    """
+    """Return the fields of a struct by their numbers, and where it ends."""
     fields: dict[int, Any] = {}
     number = 0
     while data[at]:

@@ -81,11 +81,7 @@ def is_read_by_pages(chunk: Chunk) -> bool:
 
 
 def column_of(file: Bytes, of: tuple[str, str], chunk: Chunk, leaf: Any) -> Column | None:
-    """Find the values of a column chunk; None: it has an encoding that only pyarrow reads.
-
-    Raises:
-        ArrowException, OSError, ValueError, LookupError, TypeError: it is damaged.
-    """
+    """Find the values of a column chunk; None: it has an encoding that only pyarrow reads."""
     if chunk.codec not in _CODECS:
         return None
     codec = _CODECS[chunk.codec]

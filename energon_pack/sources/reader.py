@@ -19,7 +19,7 @@ from energon_pack.sources.storage import File, State, read_ahead
 from energon_pack.sources.storage import state_of as state_of_file
 
 #: Raise this number when the same shard gets another index.
-INDEX_VERSION = 10
+INDEX_VERSION = 11
 
 Item = TypeVar("Item")
 Samples = Callable[[Item], Iterable[tuple[Shard, MeasuredRow]]]
@@ -68,40 +68,24 @@ class Reader:
         read_ahead([(file, wanted[path][1]) for path, file in files.items()])
         self._ahead = files
 
-    def read_ahead(self, wanted: Sequence[tuple[Shard, Sequence[tuple[int, int]]]]) -> None:
-        """Read ranges of shards ahead, all at once, and drop earlier ones."""
-        self._open.read_ahead([(self.shard_file(shard), ranges) for shard, ranges in wanted])
-
     def raw(self, shard: Shard, row: SampleRow, lead: int = 0) -> bytes:
         """Return the bytes of a sample's JSON or text, from which `Shard.record` makes the record.
 
-        Args:
-            lead: how many bytes of the header before it to read, too.
-
-        Raises:
-            PackError: the shard changed.
+        `lead`: how many bytes of the header before it to read, too.
         """
         return shard.raw_of(self.shard_file(shard), row, lead)
 
     def media(self, shard: Shard, record: Record, key: str, parts: Sequence[Part]) -> list[Part]:
         """Return the media of a sample, in the order it lists them.
 
-        Args:
-            parts: the other parts of the sample in its shard.
-
-        Raises:
-            Skip: `missing_media`, `unreadable_media`.
+        `parts`: the other parts of the sample in its shard.
         """
         return shard.media(record, key, parts, partial(self._part, shard))
 
     def positions(self, shard: Shard, names: Sequence[str], key: str, parts: Sequence[Part]) -> list[Part | None]:
         """Return the patch positions that a sample names; None for an empty name. Nothing is searched.
 
-        Args:
-            parts: as in `media`, or only its patch positions.
-
-        Raises:
-            Skip: `missing_media`, `unreadable_media`.
+        `parts`: as in `media`, or only its patch positions.
         """
         look_up = partial(self._part, shard)
         return [shard.part(name, key, parts, look_up) if name else None for name in names]
@@ -132,11 +116,7 @@ class Reader:
         return [{"name": name, "size": file.size, "version": file.version} for name, file in files]
 
     def part_file(self, shard: Shard, part: AnyPart) -> File:
-        """Return the file in which a part lies at its offset.
-
-        Raises:
-            PackError: the file changed.
-        """
+        """Return the file in which a part lies at its offset."""
         if shard.media_root is None:
             return self.shard_file(shard)
         try:
@@ -148,11 +128,7 @@ class Reader:
         return file
 
     def shard_file(self, shard: Shard) -> File:
-        """Open a shard, and check that it still has the size and version that were indexed.
-
-        Raises:
-            PackError: it changed, or can't be opened.
-        """
+        """Open a shard, and check that it still has the size and version that were indexed."""
         try:
             file = self._ahead.get(shard.path) or self._open.open(shard.path, shard.open)
         except OSError as error:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.bytes import Bytes, Range
 from energon_pack.samples.parts import Reference
 from energon_pack.samples.skip import Skip
@@ -51,11 +51,7 @@ def ends_within(offset: int, size: int) -> list[tuple[int, int]]:
 
 
 def ends_of(file: Bytes, offset: int, size: int, lead: int) -> Ends:
-    """Read both ends of a part.
-
-    Args:
-        lead: number of bytes of the header before it.
-    """
+    """Read both ends of a part. `lead`: number of bytes of the header before it."""
     (first, end), last = ends_within(offset, size)
     head = file.read(first - lead, lead + end)
     return Ends(head[:lead], head[lead:], file.read(*last))
@@ -80,11 +76,10 @@ class SourceMedia:
     def read_ahead(self, references: Sequence[Reference], whole: bool = True) -> None:
         """Read media from an object store ahead, all at once; `read` and `opened` report those that can't be read.
 
-        Args:
-            whole: read media completely; else only their ends.
+        `whole`: read media completely; else only their ends.
         """
         wanted: dict[str, tuple[File, list[tuple[int, int]]]] = {}
-        for reference in references if is_address(self._root) else ():
+        for reference in references if bucket_of(self._root) else ():
             path, offset, lead = self._place(reference)
             with suppress(PackError), _readable(path, reference):
                 (start, end), last = ends_within(offset, reference.size)

@@ -46,11 +46,7 @@ _Row = TypeVar("_Row", bound=SampleRow)
 
 
 def rows_of(table: pa.Table, form: type[_Row]) -> Iterator[_Row]:
-    """Return the rows of a table.
-
-    Args:
-        form: the class of the rows; each of its fields is a column, or has a default.
-    """
+    """Return the rows of a table. `form`: the class of the rows; each of its fields is a column, or has a default."""
 
     def values(field: Field[Any]) -> Iterable[Any]:
         if field.default is not MISSING and field.name not in table.column_names:

@@ -160,36 +160,18 @@ def _seems(raw: bytes) -> str | None:
 
 
 def read_again(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings) -> ReadSample:
-    """Read a measured sample again, to render it or its parts.
-
-    Raises:
-        Skip: it has changed since it was measured.
-        PackError: the shard, or a file with one of its media, changed.
-    """
+    """Read a measured sample again, to render it or its parts."""
     return with_headers(reader, shard, read_but_media(reader, shard, row, settings, reader.raw(shard, row)))
 
 
 def with_headers(reader: Reader, shard: Shard, sample: ReadSample) -> ReadSample:
-    """Return a sample with the headers of its media.
-
-    Raises:
-        Skip: a medium is not what was measured.
-        PackError: its file changed.
-    """
+    """Return a sample with the headers of its media."""
     found = _looked_at(reader, shard, sample.parts)
     return sample._replace(media=_as_asked(reader, shard, sample.parts, found, sample.fields))
 
 
 def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: ReadSettings, raw: bytes) -> ReadSample:
-    """Read a measured sample without its media.
-
-    Args:
-        raw: its JSON or text.
-
-    Raises:
-        Skip: it is not what was measured.
-        PackError: the shard changed, or a file that its patch positions are in.
-    """
+    """Read a measured sample without its media. `raw`: its JSON or text."""
     kinds = row.cut.all_kinds if row.cut else [part.kind for part in row.parts]
     record = shard.read_record(raw, row.record_part, bool(kinds), settings)
     placed = place(record, kinds)
@@ -203,12 +185,7 @@ def read_but_media(reader: Reader, shard: Shard, row: MeasuredRow, settings: Rea
 
 
 def part_of(whole: ReadSample, cut: Cut) -> ReadSample:
-    """Return a part of a sample.
-
-    Raises:
-        Skip: as `stamped`.
-        IndexError: the sample has not so many turns.
-    """
+    """Return a part of a sample."""
     media = media_of_part(whole.messages, cut)
     images = of_kind(cut, media, "i")
     messages = messages_of(whole.messages, cut)

@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import takewhile
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from energon_pack.errors import PackError, one_line
-from energon_pack.run.address import bucket_of, is_address, lies_in, on_this_machine
+from energon_pack.errors import one_line
+from energon_pack.run.address import bucket_of
 from energon_pack.run.plain_data import json_value
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.keys import hint
@@ -37,14 +34,12 @@ from energon_pack.sources.inside import joined_name, media_in, split_name
 from energon_pack.sources.jsonl import index as lines
 from energon_pack.sources.jsonl.coco import with_image
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
-from energon_pack.sources.mixture import Mixture
 from energon_pack.sources.named_bytes import may_have_base64, with_names
 from energon_pack.sources.own import NOTHING, Own
 from energon_pack.sources.rows import SampleRow
 from energon_pack.sources.settings import Format
-from energon_pack.sources.storage import File, State, absolute, folder_of, open_file, path_in, real_path, state_of
+from energon_pack.sources.storage import File, State, folder_of, open_file, path_in, real_path, state_of
 from energon_pack.sources.tar import BLOCK
-from energon_pack.sources.text_pairs import SIDES, question_and_answer
 
 #: Returns a file beside the shard as a part, by its name in a sample; raises Skip if it can't be read.
 LookUp = Callable[[str], Part]
@@ -60,10 +55,6 @@ class _File:
     lead: ClassVar[int] = 0
     #: the `source.format` that finds such files
     format: ClassVar[Format]
-    #: the name of its kind in the description of a source
-    _called: ClassVar[str]
-    #: the noun for such a file in messages
-    noun: ClassVar[str] = "file"
     #: whether a sample is a range of bytes
     is_read_by_place: ClassVar[bool] = True
 
@@ -86,13 +77,8 @@ class _File:
 
     @property
     def called(self) -> str:
-        """Return its name in the description of a source."""
-        return self._called
-
-    @property
-    def holds(self) -> str:
-        """Say what its samples are, for the description of a source; empty: its first samples tell."""
-        return ""
+        """Say what such files are, for the description of a source."""
+        raise NotImplementedError
 
     @property
     def media_root(self) -> str | None:
@@ -102,12 +88,17 @@ class _File:
     @cached_property
     def is_stored(self) -> bool:
         """Say whether it is on an object store."""
-        return is_address(self.path)
+        return bool(bucket_of(self.path))
 
-    @property
-    def is_same_object(self) -> bool:
-        """Tell whether a store still has the same object; its version covers every byte."""
-        return state_of(self.path) == (self.size, self.version)
+    def digest(self) -> str:
+        """Return a hash of what its index depends on, as the metadata of the index has it."""
+        raise NotImplementedError
+
+    def is_unchanged(self, about: Mapping[str, str]) -> bool:
+        """Tell whether it is as it was indexed. `about`: the metadata of its index."""
+        if self.is_stored:  # the version of an object covers every byte
+            return state_of(self.path) == (self.size, self.version)
+        return about["digest"] == self.digest()
 
     def open(self) -> File:
         """Open it; raises OSError if it can't be opened."""
@@ -118,11 +109,7 @@ class _File:
         return file.read(offset, size)
 
     def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Do `raw` for a row of the index.
-
-        Args:
-            lead: how many bytes of the header before it to read, too.
-        """
+        """Do `raw` for a row of the index. `lead`: how many bytes of the header before it to read, too."""
         return self.raw(file, row.record_offset - lead, lead + row.record_size)
 
     def read_record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
@@ -134,17 +121,13 @@ class _File:
         """See `TarShard.record`."""
         raise NotImplementedError
 
-    def has_place(self, offset: int, size: int) -> bool:
-        """Tell whether the file is long enough: a damaged plan may ask for any place."""
-        return offset >= 0 and size >= 0 and offset + size <= self.size
-
     def is_inside(self, name: str) -> bool:
         """Tell whether a medium lies in this file."""
-        return self.media_root is None
+        return split_name(self.path_of(name))[0] == self.path
 
     def path_of(self, name: str) -> str:
         """Return the path of the file that a part is in."""
-        return self.path if self.media_root is None else path_in(self.media_root, name)
+        return self.path
 
     @property
     def ratio(self) -> float:
@@ -170,7 +153,6 @@ class TarShard(_File):
 
     mark = "/"
     format = Format.wds
-    _called = "WebDataset tars"
     lead = BLOCK
 
     #: the field map of its folder, if Energon has prepared it; None: parts are read by their names
@@ -184,38 +166,23 @@ class TarShard(_File):
         return *super().identity[:-1], field_map, *([sorted(self.excluded)] if self.excluded else [])
 
     @property
-    def holds(self) -> str:
+    def called(self) -> str:
         names = [name for name, _ in self.field_map.fields] if self.field_map else []
-        return f"{' and '.join(names)} by Energon's field_map" if names else ""
+        read = f", {' and '.join(names)} by Energon's field_map" if names else ""
+        return f"WebDataset tars{read}"
 
     def index(self) -> pa.Table:
-        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each.
-
-        Raises:
-            PackError: the shard is compressed, or can't be opened.
-        """
-        table = wds.index_tar(self.path, self.field_map.record_parts if self.field_map else ())
+        """Index the places of its samples that are not excluded: a row of `wds.INDEX_SCHEMA` for each."""
+        table = wds.index_tar(self.path, self.field_map.record_part if self.field_map else None)
         if not self.excluded:
             return table
         return table.filter(pc.invert(pc.is_in(table["key"], pa.array(sorted(self.excluded), pa.string()))))
 
-    def raw_of(self, file: File, row: SampleRow, lead: int = 0) -> bytes:
-        """Read a sample's JSON or text; for a question and an answer in separate texts, make the JSON of both."""
-        raw = super().raw_of(file, row, lead)
-        if row.record_part not in SIDES:
-            return raw
-        return raw[:lead] + question_and_answer(raw[lead:], file, row.key, row.record_part, row.record_offset)
-
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        """Say whether its headers, or its lines, are still the same as in the metadata of its index."""
-        return self.is_same_object if self.is_stored else wds.is_unchanged(self.path, about)
+    def digest(self) -> str:
+        return wds.digest_of_headers(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-        """Return the record of a sample from the bytes of its JSON or text.
-
-        Raises:
-            Skip: like `parse_record`.
-        """
+        """Return the record of a sample from the bytes of its JSON or text."""
         if self.field_map is not None:
             return parse_record(self.field_map.value(raw, part), settings)
         return wds.record_of(raw, part, has_media, settings)
@@ -223,11 +190,7 @@ class TarShard(_File):
     def media(self, record: Record, key: str, parts: Sequence[Part], look_up: LookUp) -> list[Part]:
         """Return the media of a sample, in the order it lists them.
 
-        Args:
-            parts: the other parts of the sample in the shard.
-
-        Raises:
-            Skip: `missing_media`, `unreadable_media`.
+        `parts`: the other parts of the sample in the shard.
         """
         if self.field_map is not None:
             parts = [part for part in parts if part.name in self.field_map.media]
@@ -244,11 +207,7 @@ class TarShard(_File):
         return folder_of(self.path) if folder == self.path else folder
 
     def place(self, part: AnyPart, root: str) -> tuple[str | int, ...]:
-        """Return the place of a part in the form of packs that refer to it.
-
-        Args:
-            root: the root of the source.
-        """
+        """Return the place of a part in the form of packs that refer to it. `root`: the root of the source."""
         return _inside(root, self.path), part.offset, part.size
 
 
@@ -258,13 +217,16 @@ class JsonlShard(_File):
 
     mark = ":"
     format = Format.jsonl
-    _called = "JSONL"
     #: matches such files in a folder
     names: ClassVar[re.Pattern[str]] = re.compile(r"(?i)\.jsonl(\.(gz|bz2|xz|zst|lz4))?$")
     #: for a class of another package: raise it when `value` reads the same bytes differently
     value_version: ClassVar[int] = 0
 
     lines: Lines
+
+    @property
+    def called(self) -> str:
+        return "JSONL"
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -284,11 +246,7 @@ class JsonlShard(_File):
         return lines.index_lines(self.path)
 
     def first(self, number: int) -> Iterator[bytes]:
-        """Yield the first readable samples, as `raw` returns them, without indexing all.
-
-        Raises:
-            PackError, OSError: the file can't be read.
-        """
+        """Yield the first readable samples, as `raw` returns them, without indexing all."""
         with self.open() as file:
             for place in self._first_places(number):
                 with suppress(Skip):
@@ -312,13 +270,10 @@ class JsonlShard(_File):
         file, key = split_name(name)
         if key is not None and file == os.path.basename(self.path):
             return joined_name(self.path, key)
-        return media_in(self.media_root, name) or super().path_of(name)
+        return media_in(self.media_root, name) or path_in(self.media_root, name)
 
-    def is_inside(self, name: str) -> bool:
-        return split_name(self.path_of(name))[0] == self.path
-
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if self.is_stored else lines.is_unchanged(self.path, about)
+    def digest(self) -> str:
+        return lines.digest_of(self.path)
 
     def record(self, raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
         try:
@@ -366,73 +321,3 @@ def _inside(folder: str, path: str) -> str:
 
 #: One file of a source, of either kind.
 Shard = TarShard | JsonlShard
-
-
-def shard_of(
-    name: str,
-    path: str,
-    kind: type[Shard] = TarShard,
-    fields: Mapping[str, Any] = MappingProxyType({}),
-    state: State | None = None,
-) -> Shard:
-    """Describe a file as it is now.
-
-    Args:
-        fields: the other fields of its class.
-        state: its size and version; None: they are looked up.
-
-    Raises:
-        PackError: it is not a regular file, or its name can't be written in the ledger.
-    """
-    state = state or state_of(path)
-    if state is None:
-        raise PackError(f"source.path: {path} is not a regular file")
-    try:
-        name = os.fsencode(name).decode()  # undo the decoding by the locale
-    except UnicodeDecodeError:
-        raise PackError(
-            f"source.path: the name of {path!r} is not UTF-8, and could not stand in the ledger: rename it"
-        ) from None
-    return kind(name, absolute(path), *state, **fields)
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files that `source.path` names, and the shards and samples that are left out."""
-
-    shards: list[Shard]  # in name order
-    folders: frozenset[Path]  # folders that were named as a whole: nothing may be written anywhere in them
-    num_left_out: int = 0  # samples that split and exclude leave out, as far as the source says
-    stored: frozenset[str] = frozenset()  # addresses of folders on object stores that were named as a whole
-    mixture: Mixture | None = None  # None: each sample comes once, or as often as its file's `ratio` says
-
-    @cached_property
-    def beside(self) -> frozenset[Path]:
-        """Return the folders of this machine that contain its files."""
-        paths = on_this_machine(shard.real_path for shard in self.shards)
-        return frozenset(map(Path, map(os.path.dirname, paths)))
-
-    @cached_property
-    def root(self) -> str:
-        """Return the folder that paths in packs with references are relative to.
-
-        Raises:
-            PackError: no folder contains the whole source.
-        """
-        roots = sorted({shard.base for shard in self.shards})
-        if len({bucket_of(root) for root in roots}) > 1:
-            raise PackError(
-                f"output.media=reference: the source lies in {roots[0]} and {roots[-1]}: no folder holds all of it"
-            )
-        steps = zip(*(root.split("/") for root in roots), strict=False)
-        return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps)) or "/"
-
-    def around(self, place: str) -> Path | str | None:
-        """Return the folder of the source that contains a place, where nothing may be written; None: there is none."""
-        if is_address(place):
-            beside = {folder_of(shard.path) for shard in self.shards if shard.is_stored}
-            inside = next((folder for folder in sorted(self.stored) if lies_in(place, folder)), None)
-            return inside or next((folder for folder in (place, folder_of(place)) if folder in beside), None)
-        path = Path(place).resolve()
-        within = next((folder for folder in self.folders if path.is_relative_to(folder)), None)
-        return within or next((folder for folder in (path, path.parent) if folder in self.beside), None)

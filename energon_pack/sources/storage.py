@@ -144,8 +144,7 @@ def read_ahead(wanted: Sequence[tuple[File, Sequence[tuple[int, int]]]]) -> None
 def open_file(path: str | os.PathLike[str], expected: State | None = None) -> File:
     """Open a file for reading.
 
-    Args:
-        expected: the state of an object, which is then not requested: reading notices if the object has changed.
+    `expected`: the state of an object, which is then not requested: reading notices if the object has changed.
 
     Raises:
         FileNotFoundError: there is no file, or something else whose reading might never end.
@@ -167,11 +166,7 @@ def open_file(path: str | os.PathLike[str], expected: State | None = None) -> Fi
 
 
 def state_of(path: str) -> State | None:
-    """Return size and version of a file as it is now; None: it is no regular file.
-
-    Raises:
-        OSError: nothing is there, or its state can't be read.
-    """
+    """Return size and version of a file as it is now; None: it is no regular file."""
     if is_address(path):
         from energon_pack.sources import stored
 
@@ -187,11 +182,7 @@ def _state(status: os.stat_result) -> State | None:
 
 
 def read_whole(path: str) -> bytes | None:
-    """Return the content of a file; None: there is none.
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """Return the content of a file; None: there is none."""
     try:
         with open_file(path) as file:
             return file.read(0, file.size)
@@ -287,8 +278,7 @@ def names_in(folder: str) -> list[str]:
 def files_in(folder: str, below: Collection[str] = ()) -> dict[str, State | None]:
     """List a folder by names: for an object its state as listed; for a local file None, its state is not read.
 
-    Args:
-        below: subfolders to list, too. All other subfolders end with a slash, and are not listed.
+    `below`: subfolders to list, too. All other subfolders end with a slash, and are not listed.
     """
     if is_address(folder):
         from energon_pack.sources import stored

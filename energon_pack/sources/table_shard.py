@@ -2,43 +2,37 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from energon_pack.sources.foreign_formats import kind_of_table
 from energon_pack.sources.jsonl.index import index_of
 from energon_pack.sources.settings import Format
 from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.storage import File
 from energon_pack.sources.tables import table_of, table_row
 
-_CALLED = {".parquet": "Parquet", ".arrow": "Arrow"}
 _HEAD, _FOOTER = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
 class TableShard(JsonlShard):
-    """A Parquet or Arrow file; `record_offset` is the number of a row, as `datasets` counts them."""
+    """A Parquet file; `record_offset` is the number of a row, as `datasets` counts them."""
 
-    names = re.compile(r"(?i)\.(parquet|arrow)$")
+    names = re.compile(r"(?i)\.parquet$")
     format = Format.table
     is_read_by_place = False
 
     @property
     def called(self) -> str:
-        return _CALLED[kind_of_table(self.path)]
+        return "Parquet"
 
     def index(self) -> pa.Table:
         table = table_of(self.path)
         sizes = np.repeat(np.array(table.text_lens, np.int64), table.group_lens)
         numbers = np.arange(len(sizes))
-        return index_of(numbers, numbers, sizes, self._digest(), damage=table.damage)
-
-    def is_unchanged(self, about: Mapping[str, str]) -> bool:
-        return self.is_same_object if self.is_stored else about["digest"] == self._digest()
+        return index_of(numbers, numbers, sizes, self.digest())
 
     def _first_places(self, number: int) -> list[tuple[int, int]]:
         return [(row, 0) for row in range(min(number, table_of(self.path).starts[-1]))]
@@ -46,10 +40,7 @@ class TableShard(JsonlShard):
     def raw(self, file: File, offset: int, size: int) -> bytes:
         return table_row(self.path, self.version, offset)
 
-    def has_place(self, offset: int, size: int) -> bool:
-        return offset >= 0
-
-    def _digest(self) -> str:
+    def digest(self) -> str:
         """Hash both ends of the file: the footer of a Parquet file has the places of all columns."""
         with self.open() as file:
             start = max(0, file.size - _FOOTER)

@@ -1,4 +1,4 @@
-"""Read rows and cells of tables: Parquet, and Arrow as `save_to_disk` writes it.
+"""Read rows and cells of Parquet.
 
     a.parquet ──table_row──► {"texts": […], "images": ["a.parquet::17/images/0/bytes"]} ──open_cell──► the image
 
@@ -7,18 +7,16 @@ A row becomes the JSON of a sample. Bytes and images in base64 become names, whi
 
 import json
 import os
-import shlex
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from energon_pack.errors import PackError, one_line, sized
@@ -27,18 +25,18 @@ from energon_pack.run.recent import Recent
 from energon_pack.samples.bytes import as_file
 from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.batches import LARGEST, MOST_TIMES, read_all
-from energon_pack.sources.foreign_formats import kind_of_table
+from energon_pack.sources.foreign_formats import TABLE
 from energon_pack.sources.named_bytes import bytes_at, with_names
 from energon_pack.sources.parquet_footer import Chunk, read_chunks
 from energon_pack.sources.parquet_pages import LIST, Column, Value, Way, column_of, is_read_by_pages, put_bytes, ways_of
 from energon_pack.sources.storage import File, InMemory, State, open_file, state_of
 
-_BUFFER = 1 << 20
-_GROUP = 1024  # rows of a group in a table without groups
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's; its first half begins a stream, too
+#: bytes of a group of rows that are read at once
+LARGEST = 1 << 30
+#: the memory that a part of a file may take above that, by its bytes; texts are in it three times
+MOST_TIMES = 64
 _MOST_ROWS = 8  # of a byte: a table of nothing, or of the same again and again, may have any number
-_SMALL_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
+_BUFFER = 1 << 14  # small, because columns of images lie between columns of text
 
 
 @dataclass
@@ -46,17 +44,14 @@ class Table:
     """An open table, in groups of rows that are read together."""
 
     file: File
+    parquet: Any  # pyarrow's ParquetFile
+    chunks: list[list[Chunk]]  # the columns of each group
     group_lens: list[int]  # number of rows of each group
     text_lens: list[int]  # approximate bytes of a row's text, for each group
-    read: Callable[[int], pa.Table]  # returns the group with this number
-    damage: list[tuple[int, str]] = field(default_factory=list)  # offset and description
-    parquet: Any = None  # pyarrow's ParquetFile, for reading cells by pages
-    chunks: list[list[Chunk]] = field(default_factory=list)  # for Parquet: the columns of each group
 
     def most_bytes(self, group: int) -> int:
         """Return how much memory reading a group may take, by its bytes in the file."""
-        packed = sum(chunk.size for chunk in self.chunks[group]) if self.chunks else self.file.size
-        return LARGEST + MOST_TIMES * min(packed, self.file.size)
+        return LARGEST + MOST_TIMES * min(sum(chunk.size for chunk in self.chunks[group]), self.file.size)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -65,13 +60,13 @@ class Table:
 
     @cached_property
     def bytes_at(self) -> dict[Way, int]:
-        """Return the leaf of each way that leads to bytes in a Parquet file."""
+        """Return the leaf of each way that leads to bytes."""
         columns = enumerate(ways_of(self.parquet.schema_arrow))
         return {way: number for number, way in columns if not _is_text(self.parquet.schema.column(number))}
 
 
-def _parquet(path: str, file: File) -> Table:
-    parquet = pq.ParquetFile(as_file(file, _SMALL_BUFFER))
+def _read(path: str, file: File) -> Table:
+    parquet = pq.ParquetFile(as_file(file, _BUFFER))
     chunks = read_chunks(file)
     leaves = [number for number in range(len(parquet.schema)) if _is_text(parquet.schema.column(number))]
     texts = [sum(group[number].plain_size for number in leaves) for group in chunks]
@@ -79,13 +74,12 @@ def _parquet(path: str, file: File) -> Table:
     if sum(lens) != parquet.metadata.num_rows or min(lens, default=0) < 0:
         raise ValueError(f"its row groups do not have its {parquet.metadata.num_rows} rows")
     _check_sizes(path, chunks, {*leaves}, [way.count(LIST) > 1 for way in ways_of(parquet.schema_arrow)])
-    read = partial(parquet.read_row_group, use_threads=False)
-    return Table(file, lens, _means(texts, lens), read, parquet=parquet, chunks=chunks)
+    text_lens = [max(1, size // max(1, num)) for size, num in zip(texts, lens, strict=True)]
+    return Table(file, parquet, chunks, lens, text_lens)
 
 
 def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], are_deep: Sequence[bool]) -> None:
-    """Refuse a file with a row group that would take too much memory, because its texts, or all of it, are read at
-    once.
+    """Refuse a row group that would take too much memory, because its texts, or all of it, are read at once.
 
     Args:
         texts: the numbers of the text columns.
@@ -96,49 +90,14 @@ def _check_sizes(path: str, groups: Sequence[Sequence[Chunk]], texts: set[int], 
         is_whole = any(are_deep[leaf] or not is_read_by_pages(group[leaf]) for leaf in of_bytes)
         size = sum(chunk.plain_size for leaf, chunk in enumerate(group) if is_whole or leaf in texts)
         if size > LARGEST:
-            raise PackError(
-                f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}:"
-                f" python -c {shlex.quote(_ANEW)} {shlex.quote(path)} NEW.parquet"
-            )
+            raise PackError(f"{path}: row group {number} has {sized(size)} that are read at once: {_REMEDY}")
 
 
 def _is_text(leaf: Any) -> bool:
     return bool(leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING")
 
 
-def _arrow(path: str, file: File) -> Table:
-    source = as_file(file, _BUFFER) if file.fd is None else pa.memory_map(path)
-    if file.read(0, 6) == b"ARROW1":
-        groups = pa.ipc.open_file(source)
-        batches = map(groups.get_batch, range(groups.num_record_batches))
-        return _in_memory(read_all(batches, groups.schema, file.size), file)
-    stream = pa.ipc.open_stream(source)
-    table = _in_memory(read_all(stream, stream.schema, file.size), file)
-    if file.read(0, 4) == _END_OF_STREAM[:4] and file.read(file.size - 8, 8) != _END_OF_STREAM:
-        table.damage = [(file.size, "it breaks off behind a batch of rows, without the mark of a stream's end")]
-    return table
-
-
-def _in_memory(table: pa.Table, file: File) -> Table:
-    """Divide a table in memory into groups, so that the texts of only few rows are made at a time."""
-    starts = range(0, max(1, len(table)), _GROUP)
-    lens = [min(_GROUP, len(table) - start) for start in starts]
-    texts = _means([table.nbytes], [len(table)]) * len(lens)
-    return Table(file, lens, texts, lambda number: table.slice(starts[number], _GROUP))
-
-
-def _means(sums: Sequence[int], lens: Sequence[int]) -> list[int]:
-    return [max(1, total // max(1, num)) for total, num in zip(sums, lens, strict=True)]
-
-
-_REMEDY = "write it in groups of 200 rows"
-_ANEW = (
-    "import pyarrow.parquet as p, sys; f = p.ParquetFile(sys.argv[1]);"
-    " w = p.ParquetWriter(sys.argv[2], f.schema_arrow); [w.write_batch(b) for b in f.iter_batches(200)]; w.close()"
-)
-#: readers by `kind_of_table`
-_READ_BY: dict[str, Callable[[str, File], Table]] = {".parquet": _parquet, ".arrow": _arrow}
-
+_REMEDY = "write it in groups of 200 rows (iter_batches of pyarrow's ParquetFile, ParquetWriter.write_batch)"
 _Key = tuple[str, str, int]  # path and version of a table, and number of a group
 #: open tables: path → version and table
 _tables: Recent[str, tuple[str, Table]] = Recent(16, close=lambda opened: opened[1].file.close())
@@ -153,11 +112,7 @@ _columns: Recent[tuple[_Key, int], tuple[Column | None]] = Recent(
 
 
 def table_of(path: str) -> Table:
-    """Open a table.
-
-    Raises:
-        PackError: it is damaged, or no table.
-    """
+    """Open a table."""
     with _named(path):
         return _opened(path, None)
 
@@ -165,11 +120,7 @@ def table_of(path: str) -> Table:
 def table_row(path: str, version: str, number: int) -> bytes:
     """Return the JSON of a row, with names in place of bytes.
 
-    Args:
-        version: the version of the file when it was found.
-
-    Raises:
-        Skip: `invalid_json`: there is no such row, or it can't be read.
+    `version`: the version of the file when it was found.
     """
     try:
         _, key, row = _place(path, version, number)
@@ -189,10 +140,7 @@ def _rows(key: _Key) -> list[bytes]:
     try:
         with bounded(table.most_bytes(index)):
             values = _without_bytes(table, key)
-            if values is None:
-                group = _group(key)
-                columns = [_emptied(column.combine_chunks()) for column in group.columns]
-                values = pa.table(columns, group.column_names).to_pylist()
+            values = _group(key).to_pylist() if values is None else values
             rows = (with_names(row, f"{name}::{table.starts[index] + number}") for number, row in enumerate(values))
             # A struct of Arrow has each field of any row, so no null of it can be told from one that an author meant.
             return [json.dumps(without_nulls(row), default=str).encode() for row in rows]
@@ -201,9 +149,7 @@ def _rows(key: _Key) -> list[bytes]:
 
 
 def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
-    """Read the rows of a Parquet group with empty bytes in place of bytes; None: the group has to be read whole."""
-    if table.parquet is None:
-        return None
+    """Read the rows of a group with empty bytes in place of bytes; None: the group has to be read whole."""
     schema = table.parquet.schema
     found = []
     for way, number in table.bytes_at.items():
@@ -218,22 +164,6 @@ def _without_bytes(table: Table, key: _Key) -> list[Any] | None:
         for number, row in enumerate(rows):
             put_bytes(row, way, column.are_there(number))
     return rows
-
-
-def _emptied(array: Any) -> Any:
-    """Replace bytes by empty bytes: they would be copied twice only for their names."""
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return pc.if_else(array.is_valid(), pa.scalar(b"", kind), pa.scalar(None, kind))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
-        return make.from_arrays(array.offsets, _emptied(array.values), mask=array.is_null())
-    if pa.types.is_struct(kind) and kind.num_fields:
-        fields = [_emptied(array.field(number)) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, names=[field.name for field in kind], mask=array.is_null())
-    return array
 
 
 class _Cell(File):
@@ -253,13 +183,7 @@ class _Cell(File):
 def open_cell(path: str, key: str) -> File:
     """Open the bytes of a cell; their version is the version of the table.
 
-    Args:
-        key: the row, and the way to the value: `17/images/0/bytes`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        KeyError: there is no such row or value.
-        Skip: `unreadable_media`: no base64, or a page that can't be read.
+    `key`: the row, and the way to the value: `17/images/0/bytes`.
     """
     opened = _tables.get(path)
     if (
@@ -292,7 +216,7 @@ def _item(group: pa.Table, row: int, value: Any, step: str) -> Any:
 def _by_page(table: Table, group: _Key, row: int, way: list[str]) -> Value | None:
     """Find a cell in its page; None: pyarrow has to read it."""
     lists = [step for step in way[1:] if step.isdecimal()]
-    if table.parquet is None or len(lists) > 1:
+    if len(lists) > 1:
         return None
     leaf = table.bytes_at.get((way[0], *(LIST if step.isdecimal() else step for step in way[1:])))
     column = None if leaf is None else _column(table, group, leaf)
@@ -337,7 +261,7 @@ def _group(key: _Key) -> pa.Table:
     if group is None:
         table = _opened(key[0], key[1])
         with bounded(table.most_bytes(key[2])):
-            group = _groups.put(key, table.read(key[2]))
+            group = _groups.put(key, table.parquet.read_row_group(key[2], use_threads=False))
     return group
 
 
@@ -346,12 +270,11 @@ def _opened(path: str, version: str | None) -> Table:
     was, table = _tables.get(path) or (None, None)
     if table is None or (version or state_of(path)[1]) != was:  # type: ignore[index]
         _tables.drop(path)
+        if not path.lower().endswith(TABLE):
+            raise PackError(f"{path}: source=table reads *{TABLE}")
         file = open_file(path)
         with bounded(2 * (LARGEST + MOST_TIMES * file.size)):
-            read = _READ_BY.get(kind_of_table(path))
-            if read is None:
-                raise PackError(f"{path}: source=table reads *.parquet and *.arrow")
-            table = read(path, file)
+            table = _read(path, file)
         if table.starts[-1] > _MOST_ROWS * file.size:
             raise PackError(f"{path} has {table.starts[-1]:,} rows in {sized(file.size)}: that is no table of samples")
         _tables.put(path, (file.version, table))
@@ -369,7 +292,6 @@ def _named(path: str) -> Iterator[None]:
             raise
         if isinstance(error, OSError) and error.strerror:
             raise PackError(f"{path}: {error.strerror}") from None
-        what = kind_of_table(path).removeprefix(".")
         raise PackError(
-            f"{path} is no whole {what} file: {one_line(error)}; get it again, or name the others by a glob"
+            f"{path} is no whole parquet file: {one_line(error)}; get it again, or name the others by a glob"
         ) from None

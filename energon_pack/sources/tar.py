@@ -207,11 +207,7 @@ def member_of(header: bytes) -> tuple[str, int] | None:
 
 
 def _fields(header: bytes) -> tuple[str, int, bytes]:
-    """Return name, size and kind of a member; an unreadable size is below zero.
-
-    Raises:
-        ValueError: the checksum is wrong.
-    """
+    """Return name, size and kind of a member; an unreadable size is below zero."""
     name, digits, checksum, kind = _unpack_header(header)
     if adler32(header) & 0xFFFF != _adler32_low(checksum):
         raise ValueError

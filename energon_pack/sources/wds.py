@@ -21,8 +21,7 @@ from energon_pack.samples.skip import Reason, Skip
 from energon_pack.sources.compressed import compressed_error, compression
 from energon_pack.sources.dotted_keys import DottedFile, DottedKeys, Member, refusal
 from energon_pack.sources.storage import open_file
-from energon_pack.sources.tar import NO_DATA, Damage, TarScan
-from energon_pack.sources.text_pairs import SIDES, first_of_pair
+from energon_pack.sources.tar import NO_DATA, TarScan
 
 PART_TYPE = pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))
 INDEX_SCHEMA = pa.schema(
@@ -38,12 +37,14 @@ INDEX_SCHEMA = pa.schema(
 )
 _LONGEST_DETAIL = 300
 _SKIPPED_FOLDER = re.compile("__[^/]*__/")  # at the start of a path, as in Energon
+#: texts of a question and its answer, which nobody joins
+_SIDES = re.compile(r"(question|context|prompt|query|instruction|answer|response|output|completion)\.txt")
 
 
 # ------------------------------------------------------------------------------------------ samples of a shard
 
 
-def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
+def index_tar(path: str, record_part: str | None = None) -> pa.Table:
     """Index the files of each sample: one row of `INDEX_SCHEMA` for each sample, damage in the schema's metadata.
 
     If a key is twice in a tar, the second sample is `duplicate_key`. If a key comes back with other parts, it is one
@@ -51,12 +52,7 @@ def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
     `truncated_tar`: its media may be lost. A key with files that are separate samples is `dotted_key`, and so is each
     of these files: nothing tells to which of them its media belong.
 
-    Args:
-        record_parts: the parts that hold the record, as a field map names them; empty: a JSON, a question with its
-            answer, or a text.
-
-    Raises:
-        PackError: the tar is compressed, or can't be opened.
+    `record_part`: the part that holds the record, as a field map names it; None: a JSON or a text.
     """
     try:
         file = open_file(path)
@@ -67,24 +63,24 @@ def index_tar(path: str, record_parts: Sequence[str] = ()) -> pa.Table:
             raise compressed_error(path)
         scan = TarScan(file)
         dotted = DottedKeys(lambda member: file.read(member[1], member[2]))
-        rows = _Rows(dotted, record_parts)
+        rows = _Rows(dotted, record_part)
         rows.add_all(scan)
-        own = list(dotted.files())
-        rows.leave_out(own)
+        separate = dotted.files()
+        rows.leave_out(separate)
     damage = json.dumps([(item.offset, item.what) for item in scan.damage])
-    about = {"damage": damage, "headers": scan.headers.hexdigest()}
-    if own:
-        about["dotted"] = json.dumps((own[0].name, len(own)))
+    about = {"damage": damage, "digest": scan.headers.hexdigest()}
+    if separate:
+        about["dotted"] = json.dumps((separate[0].name, len(separate)))
     return rows.table().replace_schema_metadata(about)
 
 
-def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
-    """Say whether a tar still has the headers it was indexed with; reads them all again."""
+def digest_of_headers(path: str) -> str:
+    """Return the hash of a tar's headers; reads them all."""
     with open_file(path) as file:
         scan = TarScan(file)
         for _ in scan:
             pass
-    return about["headers"] == scan.headers.hexdigest()
+    return scan.headers.hexdigest()
 
 
 def about_of(index: pa.Table) -> dict[str, str]:
@@ -105,9 +101,8 @@ def dotted_of(path: str, about: Mapping[str, str]) -> str | None:
 class _Rows:
     """Groups members into samples; its columns grow during the scan."""
 
-    def __init__(self, dotted: DottedKeys, record_parts: Sequence[str]) -> None:
-        self._dotted, self._record_parts = dotted, record_parts
-        self._damage: list[Damage] = []  # damages found so far
+    def __init__(self, dotted: DottedKeys, record_part: str | None) -> None:
+        self._dotted, self._record_part = dotted, record_part
         self._keys: list[str] = []
         self._records: list[Member | None] = []
         self._reasons: list[tuple[str, str] | None] = []  # reason, detail
@@ -118,7 +113,7 @@ class _Rows:
 
     def add_all(self, scan: TarScan) -> None:
         """Add a row for each sample, then one for every damage that hides a sample."""
-        self._damage = damage = scan.damage
+        damage = scan.damage
         num_damages, is_beside_damage = 0, False
         sample_key: str | None = None
         group: dict[str, Member] = {}  # by part
@@ -176,27 +171,25 @@ class _Rows:
         row = self._rows.get(key)
         if row is not None and self._add_late(key, row, names, record, group):
             return
-        self._dotted.look(key, record, group.values(), bool(self._damage))
-        if record is not None and record[0] in SIDES:
-            group = {part: member for part, member in group.items() if part not in SIDES}
+        self._dotted.look(key, record, group.values())
         self._parts += group.values()
         self._rows[key] = len(self._keys)
         if row is not None:
             self._append(key, record, Reason.DUPLICATE_KEY, f"{', '.join(names)} of a key that was there before")
         elif record is None:
             self._append(key, None, without_record, f"only {', '.join(names)}")
-        elif record[0] in SIDES and "txt" in group and not self._record_parts:
-            self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {record[0]}: leave one of them out")
+        elif record[0] == "txt" and not self._record_part and len(sides := [*filter(_SIDES.fullmatch, group)]) > 1:
+            self._append(key, record, Reason.BAD_MESSAGE, f"a txt beside {' and '.join(sides)}: write JSON of them")
         elif is_beside_damage and not group:
             self._append(key, record, Reason.TRUNCATED_TAR, "beside a damage, where its media may have been")
         else:
             self._append(key, record)
 
     def _take_record(self, group: dict[str, Member]) -> Member | None:
-        """Take the part with the record out of a sample's parts; of a question and an answer, the first."""
-        if not self._record_parts:
-            return _taken(group, "json") or first_of_pair(group) or _taken(group, "txt")
-        return _taken(group, self._record_parts[0]) if len(self._record_parts) == 1 else first_of_pair(group)
+        """Take the part with the record out of a sample's parts."""
+        if self._record_part:
+            return _taken(group, self._record_part)
+        return _taken(group, "json") or _taken(group, "txt")
 
     def _add_late(self, key: str, row: int, names: list[str], record: Member | None, group: dict[str, Member]) -> bool:
         """Add late parts to an earlier sample, unless it has one of them: then they belong to another sample."""
@@ -254,12 +247,8 @@ def _key_of(name: str) -> str:
 
 
 def record_of(raw: bytes, part: str, has_media: bool, settings: ReadSettings) -> Record:
-    """Return the record of a sample from its JSON, or from a text that is a caption or a document.
-
-    Raises:
-        Skip: like `parse_record`, and `missing_json` for a text that is no caption.
-    """
-    if part.lower() == "json" or part in SIDES:
+    """Return the record of a sample from its JSON, or from a text that is a caption or a document."""
+    if part.lower() == "json":
         return parse_record(mapped(load_json(raw), settings), settings)
     is_document = settings.sample_type is SampleType.document
     if not is_document and (not has_media or settings.sample_type not in (SampleType.auto, SampleType.captioning)):

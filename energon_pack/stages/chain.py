@@ -7,7 +7,8 @@ from typing import Any
 
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.output_dir import cache_address, cache_folder
-from energon_pack.dataset.destination import Destination
+from energon_pack.dataset.destination import published_report
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError
 from energon_pack.run.console import say
 from energon_pack.run.executors.admission import terms_of
@@ -60,7 +61,7 @@ def run_chain(config: PackConfig, command: Sequence[str]) -> dict[str, Any]:
         say(f"not waited for any more; the jobs go on. To end them: scancel {' '.join(jobs.values())}")
         raise
     say(f"{'there already:' if run.published is not None else 'packed into'} {destination.named}")
-    return destination.published_report() or {}
+    return published_report(destination.named) or {}
 
 
 def _submitted(run: PackRun, chain: Chain) -> dict[str, str]:
@@ -90,7 +91,7 @@ def _missing(run: PackRun) -> dict[str, Sequence[int] | None]:
     return {WRITE: parts, PUBLISH: None} if parts else {PUBLISH: None}
 
 
-def _progress(destination: Destination) -> str:
+def _progress(destination: DatasetInFolder) -> str:
     """Describe the progress of a run by its files."""
     staging = destination.final.parent / ".staging" / destination.final.name
     num_done, num_shards = len([*staging.glob("*/*.tar.done")]), num_planned(destination)

@@ -7,8 +7,8 @@ from typing import Any
 from energon_pack.config import Format, MediaIn, PackConfig
 from energon_pack.config.naming import are_same, content_of, content_settings
 from energon_pack.config.output_dir import cache_address, cache_folder, destination_of, may_overwrite, publishes
-from energon_pack.dataset.destination import Destination
-from energon_pack.dataset.in_folder import refuse_unwritable_folder
+from energon_pack.dataset.destination import published_report, refuse_unwritable_folder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.dataset.in_store import refuse_unwritable_address
 from energon_pack.errors import PackError
 from energon_pack.run.address import on_this_machine
@@ -18,8 +18,8 @@ from energon_pack.run.executors import Executor, Folder
 from energon_pack.run.files import naming_place
 from energon_pack.run.progress import Progress
 from energon_pack.sources.demo import NUM_SAMPLES, make_demo
+from energon_pack.sources.find import Source
 from energon_pack.sources.forms import find_source
-from energon_pack.sources.shard import Source
 from energon_pack.templates.folder import refuse_missing_folder
 from energon_pack.templates.settings import labels_of
 
@@ -33,7 +33,7 @@ class PackRun(Run):
     config: PackConfig
     source: Source
     processor: str  # folder or hub id
-    destination: Destination
+    destination: DatasetInFolder
     #: report.json of a published dataset of this name and settings; if its source is the same, nothing is written
     published: dict[str, Any] | None = None
 
@@ -91,9 +91,9 @@ def begin_run(config: PackConfig, executor: Executor, progress: Progress) -> Pac
     )
 
 
-def _equal_published(config: PackConfig, destination: Destination) -> dict[str, Any] | None:
+def _equal_published(config: PackConfig, destination: DatasetInFolder) -> dict[str, Any] | None:
     """Return report.json of a whole dataset with the same content settings; None: there is none."""
-    report = destination.published_report()
+    report = published_report(destination.named)
     try:
         is_equal = report and are_same(content_of(report["config"]), content_settings(config))
         return report if is_equal else None

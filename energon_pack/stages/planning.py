@@ -9,7 +9,6 @@ from energon_pack.config import plain
 from energon_pack.config.naming import content_settings, shards_identity
 from energon_pack.config.output_dir import publishes
 from energon_pack.dataset.lost_samples import dropped, lost_too_much
-from energon_pack.dataset.plan_file import ShardPlan, plan_shards
 from energon_pack.lengths.changed_media import check_media
 from energon_pack.lengths.measure import MeasuredShard, forgetting_wrong
 from energon_pack.lengths.method import Method
@@ -21,6 +20,7 @@ from energon_pack.plan.packs import PackPlan
 from energon_pack.plan.plan import check_kinds, check_splits, plan_packs, share
 from energon_pack.plan.report import Report, summarize
 from energon_pack.plan.settings import CUTTING
+from energon_pack.plan.shard_plan import ShardPlan, plan_shards
 from energon_pack.plan.splits import split_shares
 from energon_pack.stages.measuring import Measured
 from energon_pack.stages.pack_run import PackRun
@@ -54,7 +54,7 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         if packing.overlong in CUTTING:
             with forgetting_wrong(lengths.shards, method, run):
                 lengths = cut_overlong(lengths, method, packing, config.labels, run)
-        lengths = draw(lengths, measured.mixture, packing, config.seed)
+        lengths, entry_shares = draw(lengths, measured.mixture, packing, config.seed)
         num_repeated = measured.num_repeated + lengths.num_samples - measured.lengths.num_samples
         lengths, trees = share(lengths, packing)
         plan = plan_packs(lengths.items, packing, config.seed, cost, lengths.scratch, trees)
@@ -62,7 +62,8 @@ def plan_source(run: PackRun, measured: Measured) -> Planned:
         check_kinds(lengths, plan)
         check_splits(lengths, plan, split_shares(plain(output.splits)))
         run.progress.add(len(lengths.items))
-        report = summarize(lengths, plan, packing, cost, measured.num_found, num_repeated, expansion)
+        numbers = measured.num_found, num_repeated
+        report = summarize(lengths, plan, packing, cost, *numbers, expansion, entry_shares)
         by = (config.seed, None, method.identity.fingerprint, *_own_settings(lengths))
         shards = plan_shards(lengths, plan, output.max_shard_packs, output.max_shard_bytes, by)
         identity = shards_identity(content, shards.key_prefix, [_state(item) for item in lengths.shards])

@@ -10,10 +10,10 @@ from typing import Any
 
 from energon_pack.config import plain
 from energon_pack.config.output_dir import may_overwrite
-from energon_pack.dataset.check import check, reconcile
-from energon_pack.dataset.check import job_of as check_job
 from energon_pack.dataset.destination import refuse_changed
 from energon_pack.dataset.energon import dataset_yamls, manifest_of, write_metadata
+from energon_pack.dataset.energon_check import check, reconcile
+from energon_pack.dataset.energon_check import job_of as check_job
 from energon_pack.dataset.files import LEDGER, PAGE, PlanFile
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.manifest import HASHED, MANIFEST, PACKS, PROCESSOR, REPORT, hash_of
@@ -51,7 +51,8 @@ def refuse_unwritten(run: PackRun, jobs: Iterable[ShardJob]) -> None:
 def write_beside(run: PackRun, planned: Planned, written: list[WrittenShard], folder: Path) -> None:
     """Write the metadata that Energon and training read."""
     output, method = run.config.output, planned.method
-    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content)
+    mixture = planned.report.mixture
+    manifest = manifest_of(planned.lengths, planned.plan, method.identity, planned.cost, planned.content, mixture)
     manifest["key_prefix"] = planned.shards.key_prefix
     yaml, sqlite = output.dataset_yaml.value, output.sqlite
     _write_inputs(folder, method.template_folder)
@@ -135,7 +136,7 @@ def _facts_of(run: PackRun, planned: Planned, written: list[WrittenShard], audit
 
 
 def _write_inputs(folder: Path, template_folder: str) -> None:
-    """Write what `dataset.inputs` reads: a template's rules and trial, and the processor's files if it takes media."""
+    """Write what `dataset.kept_inputs` reads: rules and trial, and the files of a processor that takes media."""
     rules = InputRules.load(Path(template_folder))
     meta, of_processor = folder / META_FOLDER, Path(rules.folder)
     every = [path for path in settings_files(of_processor) if path.parent == of_processor]

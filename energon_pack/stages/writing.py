@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from energon_pack.config import PackConfig, Stage
 from energon_pack.config.naming import are_same, content_settings
 from energon_pack.config.output_dir import page_of
-from energon_pack.dataset.destination import Destination, PlanMissing
+from energon_pack.dataset.destination import PlanMissing
 from energon_pack.dataset.files import PLAN
-from energon_pack.dataset.in_folder import ABOUT, JOBS
+from energon_pack.dataset.in_folder import ABOUT, JOBS, DatasetInFolder
 from energon_pack.dataset.lost_samples import foresee
 from energon_pack.dataset.plan_file import write_plan
 from energon_pack.dataset.shards import ShardJob, WrittenShard, bytes_begun, shard_name
@@ -40,8 +40,9 @@ from energon_pack.run.executors.admission import packages, why_other_packages
 from energon_pack.run.files import write_whole
 from energon_pack.run.part import Part, Spans
 from energon_pack.run.seeded import Ints
+from energon_pack.sources.find import Source
 from energon_pack.sources.reader import SourceChanged
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import absolute
 from energon_pack.stages.pack_run import PackRun
 from energon_pack.stages.planning import Planned
@@ -178,7 +179,7 @@ def refuse_other_plan(run: PackRun) -> None:
         )
 
 
-def num_planned(destination: Destination) -> int | None:
+def num_planned(destination: DatasetInFolder) -> int | None:
     """Return the number of shards of the plan that waits there for `stage=write`; None: there is no plan."""
     about = _about(destination.plan())
     return None if about is None else len(about["shards"])

@@ -73,7 +73,7 @@ def positions_of(config: Config) -> int | None:
 def _text(config: Config) -> Config:
     config = config.get("thinker_config") or config
     nested = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
-    return next((found for found in nested if found), config)
+    return next((part for part in nested if part), config)
 
 
 def _hidden(text: Config) -> float:
@@ -177,11 +177,7 @@ class CostModel:
     unit: str = "FLOPs"
 
     def lm(self, lens: Numbers, shared: Numbers | None = None) -> Floats:
-        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens.
-
-        Args:
-            shared: number of first tokens that another sample of the pack has computed; None: nothing is shared.
-        """
+        """Return the language model's FLOPs, float64[n], for n samples of `lens` tokens."""
         if shared is not None:
             return self.lm(lens) - self.lm(shared)
         tokens: Floats = lens.astype(np.float64)
@@ -226,8 +222,8 @@ def most_positions(folder: Path) -> int | None:
 
 def cost_by(config: Mapping[str, Any], source: str) -> CostModel:
     """Return the costs by the sizes of a model."""
-    made = CostModel(source, **language_of(config), **vision_of(config))
-    costs = [made.lm_token, made.lm_square, made.lm_window, made.window, made.vision_token, made.vision_square]
-    if not all(0 <= cost < math.inf for cost in [*costs, made.tile or 0.0]):
+    model = CostModel(source, **language_of(config), **vision_of(config))
+    costs = [model.lm_token, model.lm_square, model.lm_window, model.window, model.vision_token, model.vision_square]
+    if not all(0 <= cost < math.inf for cost in [*costs, model.tile or 0.0]):
         raise ValueError("sizes of a model")
-    return made
+    return model

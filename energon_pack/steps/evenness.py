@@ -64,14 +64,14 @@ def figures(costs: PackCosts, ranks: int, micro_batches: int = 1) -> dict[str, A
         `vision`, and for `both` together; `trained`: `worst`, the largest distance of a step's trained tokens from the
         mean; `bound`, which no order goes below; and `beyond`, the share of steps more than 2 % off.
     """
-    of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
+    cost_of = {"lm": costs.lm, "vision": costs.vision, "both": costs.lm + costs.vision}
     num = len(costs) // (ranks * micro_batches) * ranks * micro_batches
-    slowest = _of_ranks(of["both"], ranks, micro_batches).max(axis=1).sum()
+    slowest = _of_ranks(cost_of["both"], ranks, micro_batches).max(axis=1).sum()
     return {
         "steps": num // (ranks * micro_batches),
         "left_over": len(costs) - num,
         "cost": float(f"{slowest:.6g}"),
-        **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in of.items()},
+        **{name: asdict(spread_of(cost, ranks, micro_batches)) for name, cost in cost_of.items()},
         "trained": _trained(costs.trained, ranks * micro_batches),
     }
 
@@ -126,8 +126,8 @@ def _bounds(cost: Floats, ranks: int, micro_batches: int) -> tuple[float, float]
     the sorted packs reach the bound.
     """
     dearest_first = np.sort(cost)[::-1]
-    others = len(cost) // (ranks * micro_batches) * (micro_batches - 1)
-    longest = dearest_first[:: ranks * micro_batches].sum() + dearest_first[len(cost) - others :].sum()
+    num_others = len(cost) // (ranks * micro_batches) * (micro_batches - 1)
+    longest = dearest_first[:: ranks * micro_batches].sum() + dearest_first[len(cost) - num_others :].sum()
     rank = dearest_first[0] + dearest_first[len(cost) - (micro_batches - 1) :].sum()
     step = rank + dearest_first[1 : 1 + (ranks - 1) * micro_batches].sum()
     return max(1.0, ranks * longest / cost.sum()), max(1.0, ranks * rank / step)
@@ -137,8 +137,8 @@ def _trained(trained: Ints, size: int) -> dict[str, float]:
     off = _off(trained, size)
     if not len(off):
         return {"worst": 0.0, "bound": 0.0, "beyond": 0.0}
-    found = {"worst": off.max(), "bound": _least_off(trained[: len(off) * size], size), "beyond": (off > _NEAR).mean()}
-    return {name: round(float(value), 4) for name, value in found.items()}
+    shares = {"worst": off.max(), "bound": _least_off(trained[: len(off) * size], size), "beyond": (off > _NEAR).mean()}
+    return {name: round(float(value), 4) for name, value in shares.items()}
 
 
 def _off(trained: Ints, size: int) -> Floats:

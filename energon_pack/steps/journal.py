@@ -57,15 +57,11 @@ class Journal:
                 self.before, self.own = _consumed(states[0]["before"]), _consumed(states[0]["own"])
                 self._batches = int(states[0]["batches"])
             elif states:
-                own = [_consumed(state["own"]) for state in states]
-                self.before = sum(own, _consumed(states[0]["before"]))
+                of_ranks = [_consumed(state["own"]) for state in states]
+                self.before = sum(of_ranks, _consumed(states[0]["before"]))
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Count a batch.
-
-        Raises:
-            ValueError: the batch lacks an item that the journal reads.
-        """
+        """Count a batch."""
         if lacking := [name for name in _NOTED if name not in batch]:
             raise ValueError(f"a batch without {', '.join(lacking)}: a `batch` of your own has to keep them")
         packs = len(batch["__key__"])
@@ -101,13 +97,7 @@ def _consumed(values: Mapping[str, Any]) -> Consumed:
 
 
 def resume(states: Sequence[State], here: Position, num: int) -> Position:
-    """Return the position from which a rank reads packs: here, or where the states of a checkpoint are.
-
-    Args:
-        states: states of all ranks of a checkpoint; or none; or this rank's alone, if the number of ranks stays.
-        here: the beginning of this rank.
-        num: packs of an epoch.
-    """
+    """Return the position from which a rank reads packs: here, or where the states of a checkpoint are."""
     if not states:
         return here
     positions = positions_in(states, here, _METHOD)
@@ -118,8 +108,8 @@ def resume(states: Sequence[State], here: Position, num: int) -> Position:
     with reading(_METHOD):
         batches = {int(state["rank"]): int(state["batches"]) for state in states}
     if len(set(batches.values())) > 1 and not is_end:
-        said = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
-        raise ValueError(f"states of several steps ({said}): give those of one checkpoint")
+        numbers = ", ".join(f"rank {number} had {n} batches" for number, n in sorted(batches.items()))
+        raise ValueError(f"states of several steps ({numbers}): give those of one checkpoint")
     return replace(here, topology=positions[0].topology, before=taken)
 
 

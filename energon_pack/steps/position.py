@@ -45,11 +45,7 @@ class Taken:
         return number - self.first - bisect_left(self.above, number)
 
     def and_of_left(self, num: int, ahead: Iterable[int]) -> "Taken":
-        """Return these numbers, with the first `num` of the remaining ones, and some ahead of them.
-
-        Args:
-            ahead: indexes among those left; only those above `num` count.
-        """
+        """Return these numbers, with the first `num` of the remaining ones, and some ahead of them."""
         first = self.left(num)
         more = {self.left(index) for index in ahead if index > num}
         return Taken(first, sorted(more.union(number for number in self.above if number > first)))
@@ -172,9 +168,6 @@ class Stream:
 
     Every epoch has each pack once. If their number is no multiple of `topology.unit`, an epoch ends within a unit. The
     next epoch first fills that unit up, with its last unit and the packs left over, so all other units stay whole.
-
-    Args:
-        reorders: each later epoch has its units in another order, the same for all readers.
     """
 
     def __init__(self, num: int, topology: Topology, reorders: bool = False):

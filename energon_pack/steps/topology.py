@@ -87,10 +87,10 @@ def by_halves(numbers: Ints) -> Ints:
     if len(numbers) <= 2:
         return numbers
     half = len(numbers) // 2
-    left, right = by_halves(numbers[:half]), by_halves(numbers[half:])
+    first, second = by_halves(numbers[:half]), by_halves(numbers[half:])
     mixed = np.empty_like(numbers)
-    mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = left, right[:half]
-    mixed[2 * half :] = right[half:]
+    mixed[0 : 2 * half : 2], mixed[1 : 2 * half : 2] = first, second[:half]
+    mixed[2 * half :] = second[half:]
     return mixed
 
 
@@ -115,9 +115,6 @@ def ranks_here(rank: int | None = None, world_size: int | None = None) -> tuple[
     """Return this data-parallel rank and the number of ranks.
 
     The arguments count first, then torch.distributed, then torchrun's variables; without any there is one rank.
-
-    Raises:
-        ValueError: only one argument is given, or the rank is out of range.
     """
     if (rank is None) is not (world_size is None):
         raise ValueError(f"rank={rank}, world_size={world_size}: give both, or none")

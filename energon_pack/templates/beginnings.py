@@ -43,16 +43,16 @@ def beginnings(
     special, features = template.special_ids, frozenset(template.feature_ids.values())
     places = [sorted([*item.spans, *item.media]) for item in rendered]
     located = template.located([(item.text, spans) for item, spans in zip(rendered, places, strict=True)])
-    found = []
+    results = []
     for item, of_media, spans, (ids, ranges) in zip(rendered, media, places, located, strict=True):
-        at = dict(zip(spans, ranges, strict=True))
+        tokens_of = dict(zip(spans, ranges, strict=True))
         if len(of_media) != len(item.media) or (0, 0) in item.media or item.token_range:
-            found.append(list[Beginning]())
+            results.append(list[Beginning]())
             continue
-        in_order = sorted(zip((at[place] for place in item.media), of_media, strict=True))
-        trained = [at[span] for span in item.spans]
-        found.append(_of_tokens(ids, in_order, trained, special, features))
-    return found
+        in_order = sorted(zip((tokens_of[place] for place in item.media), of_media, strict=True))
+        trained = [tokens_of[span] for span in item.spans]
+        results.append(_of_tokens(ids.tolist(), in_order, trained, special, features))
+    return results
 
 
 def _of_tokens(
@@ -71,7 +71,7 @@ def _of_tokens(
         ends.add(end)
     stops = {place for place, token in enumerate(ids) if token in special and token not in features and place}
     is_trained = {place for start, end in trained for place in range(start, end)}
-    data, waiting, found = array("i", ids), [*media], list[Beginning]()
+    data, waiting, results = array("i", ids), [*media], list[Beginning]()
     running, hashed, counts, num_visual = blake2b(digest_size=16), 0, dict.fromkeys(KINDS, 0), 0
     for stop in sorted(((stops | ends) - inside) | {len(ids)}):
         while waiting and waiting[0][0][1] <= stop:
@@ -86,7 +86,7 @@ def _of_tokens(
         digest = running.digest()
         high, low = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
         may_fork = stop < len(ids) and stop not in is_trained
-        found.append(
+        results.append(
             Beginning(high, low, stop, counts[IMAGE.kind], counts[VIDEO.kind], num_visual, may_fork, stop in ends)
         )
-    return found
+    return results

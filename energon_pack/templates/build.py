@@ -90,7 +90,7 @@ def _settings(
 ) -> ProcessorSettings:
     """Return the settings of a processor, with the changes of the nodes `model` and `media`."""
     model, media = settings.model, settings.media
-    own = {**files.own, **model.processor_kwargs}  # as from_pretrained does
+    values = {**files.own, **model.processor_kwargs}  # as from_pretrained does
     tokens = {name: text for name, text in files.tokenizer.special_tokens_map.items() if isinstance(text, str)}
     has_old_names = FAMILIES[model.template].has_old_names
     video = _merged(files.video, empty.kwargs, video_settings(media), has_old_names=has_old_names)
@@ -108,7 +108,7 @@ def _settings(
         video=video,
         audio=_plain(files.audio),
         others=_plain(files.others),
-        processor=_plain({key: value for key, value in own.items() if key != "chat_template"}),
+        processor=_plain({key: value for key, value in values.items() if key != "chat_template"}),
         tokens=tokens,
         changed=_plain({IMAGE.kind: image_settings(media), VIDEO.kind: changed}),
         written=written,
@@ -213,11 +213,11 @@ def _chat_templates(setting: str | None, files: _Files, where: str) -> tuple[str
     Args:
         setting: a template, or the name of one of several; None: the processor's own.
     """
-    found = files.chat_template or files.tokenizer.chat_template or {}
-    named = found if isinstance(found, dict) else {"default": found}
+    templates = files.chat_template or files.tokenizer.chat_template or {}
+    named = templates if isinstance(templates, dict) else {"default": templates}
     if setting is not None and "{" not in setting and setting not in named:
-        what = f"neither Jinja text nor a readable file, and {where} has no template of that name"
-        raise PackError(f"model.chat_template={setting}: {what}; it has {', '.join(named) or 'none'}")
+        problem = f"neither Jinja text nor a readable file, and {where} has no template of that name"
+        raise PackError(f"model.chat_template={setting}: {problem}; it has {', '.join(named) or 'none'}")
     if setting is not None:
         return named.get(setting, setting), ""
     if not named:
@@ -240,10 +240,10 @@ def _own(folder: Path) -> dict[str, Any]:
     from transformers import ProcessorMixin
 
     try:
-        own, _ = ProcessorMixin.get_processor_dict(folder)
+        settings, _ = ProcessorMixin.get_processor_dict(folder)
     except OSError:
         return {}
-    return dict(own)
+    return dict(settings)
 
 
 def _adds_its_own(template: Template, tokenizer: Any) -> bool:
@@ -273,18 +273,11 @@ def _rules(family: type[MediaRules], processor: ProcessorSettings, model: ModelC
     return rules
 
 
-def _video(folder: Path, own: Mapping[str, Any]) -> dict[str, Any]:
+def _video(folder: Path, processor: Mapping[str, Any]) -> dict[str, Any]:
     """Read the video settings where transformers looks for them; without any, the image settings serve."""
-    if isinstance(own.get("video_processor"), dict):
-        return dict(own["video_processor"])
-    for name in ("video_preprocessor_config.json", "preprocessor_config.json"):
-        if (folder / name).exists():
-            try:
-                values = json.loads((folder / name).read_bytes())
-            except ValueError as error:
-                raise PackError(f"{folder / name}: {error}") from None
-            return values if isinstance(values, dict) else {}
-    return {}
+    if isinstance(processor.get("video_processor"), dict):
+        return dict(processor["video_processor"])
+    return settings_in(folder / "video_preprocessor_config.json") or settings_in(folder / "preprocessor_config.json")
 
 
 def _merged(*layers: Mapping[str, Any], has_old_names: bool) -> dict[str, Any]:

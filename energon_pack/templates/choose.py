@@ -1,6 +1,6 @@
 """Choose the rules that count a processor's media: the first whose tokens equal the full processor's in a trial.
 
-rules of a family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
+rules of its family ─► shapes (the processor's own call, without pixels) ─► pixels (with blank images)
 """
 
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 from energon_pack.errors import PackError, one_line
 from energon_pack.samples.media.kinds import AUDIO, IMAGE, KINDS, VIDEO
 from energon_pack.templates.build import build
-from energon_pack.templates.families import ASKED, AUTO, FAMILIES
+from energon_pack.templates.families import ASKED, AUTO, family_of
 from energon_pack.templates.families.asking import part_of
 from energon_pack.templates.folder import PROCESSOR_FILES, class_of, has_media, settings_in
 from energon_pack.templates.full import errors_only, full_processor, known_classes, models_of
@@ -20,7 +20,7 @@ from energon_pack.templates.identity import HEARD, MIXED, UNEVEN
 from energon_pack.templates.models import model_of
 from energon_pack.templates.settings import TemplateSettings
 from energon_pack.templates.template import Template
-from energon_pack.templates.trial import Outcome, Trial, further_difference, kinds_of
+from energon_pack.templates.trial import Outcome, Trial, kinds_of
 
 _NAMES = {
     **{kind: medium.nouns for kind, medium in KINDS.items()},
@@ -72,15 +72,15 @@ class Choice:
             for kind, why in self.left_out.items()
             if not self.left_out.keys() & _PARTS.get(kind, set())
         ]
-        if asked not in (self.template, *AUTO):
+        if asked not in (self.template, AUTO):
             why = "; ".join(f"{item.template}: {item.why_not}" for item in self.tried)
             lines.append(f"model.template={asked} is not exact for this processor ({why}); {self.template} is taken")
-        elif asked in AUTO:
+        elif asked == AUTO:
             counts = ", ".join(f"{number} {_NAMES[kind]}" for kind, number in self.num_compared.items())
             lines.append(f"media by {self.template} of {self.processor}: {counts} as in its full call")
         if not self.ends_answers:
-            what = "the chat template writes no token that ends an answer: the model is never trained to stop"
-            lines.append(f"{what} (model.chat_template)")
+            warning = "the chat template writes no token that ends an answer: the model is never trained to stop"
+            lines.append(f"{warning} (model.chat_template)")
         return lines
 
 
@@ -107,9 +107,9 @@ class _Candidate:
 
     @property
     def why_not(self) -> str:
-        found = [outcome.difference for outcome in self.outcomes.values()]
-        found += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
-        return next(filter(None, found)) if any(found) else f"it knows {' and '.join(self.exact)} alone"
+        reasons = [outcome.difference for outcome in self.outcomes.values()]
+        reasons += [outcome.refusal for kind, outcome in self.outcomes.items() if kind != "text"]
+        return next(filter(None, reasons)) if any(reasons) else f"it knows {' and '.join(self.exact)} alone"
 
 
 @errors_only()
@@ -117,7 +117,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     """Build the template of a model with its family's rules if they are exact, else with the next exact ones.
 
     Args:
-        settings: their `model.template` is a family, or one of AUTO.
+        settings: their `model.template` is a family, or AUTO.
 
     Raises:
         PackError: no rules are exact, or the processor belongs to another family.
@@ -126,7 +126,7 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     refuse_damaged(folder)
     if name == "text":
         return build(settings, folder), Choice(name)
-    if name in AUTO:
+    if name == AUTO:
         if not has_media(folder):
             raise PackError(f"{where} has no settings of an image or video processor: +model=text packs texts with it")
         refuse_other_class(settings.model.processor_class, folder, where)
@@ -138,18 +138,15 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
         try:
             candidates.append(_Candidate(template, trial.outcomes(template)))
         except ImportError as error:
-            if name in AUTO:
+            if name == AUTO:
                 raise PackError(f"{where}: its full processor can't be asked: {one_line(error, 160)}") from None
             return template, Choice(name, note=f"not compared with the full processor: {one_line(error, 160)}")
         full = full_processor(template.spec.processor)
         kinds = candidates[0].outcomes.keys() - {"text"}
-        if name in AUTO:
+        if name == AUTO:
             kinds = kinds_of(kind for kind in KINDS if part_of(full, kind) is not None)
         if candidates[-1].exact >= kinds - candidates[-1].impossible:
-            why_not = _by_chance(candidates[-1], settings, folder, trial) if name in AUTO else ""
-            if not why_not:
-                break
-            tried.append(Tried(candidates.pop().name, why_not))
+            break
     best = max(
         candidates,
         key=lambda candidate: (len(candidate.exact & KINDS.keys()), len(candidate.exact)),
@@ -157,8 +154,6 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
     )
     tried += [Tried(item.name, item.why_not) for item in candidates if item is not best]
     if best is None or not best.exact:
-        if candidates:
-            refuse_silent(candidates[-1].template, folder, where)
         tried += [] if best is None else [Tried(best.name, best.why_not)]
         raise PackError(_nothing_fits(tried, folder, where))
     kinds = kinds | (best.outcomes.keys() & {HEARD})
@@ -175,28 +170,14 @@ def choose(settings: TemplateSettings, folder: Path) -> tuple[Template, Choice]:
 def _templates(settings: TemplateSettings, folder: Path, tried: list[Tried]) -> Iterator[Template]:
     """Yield templates in the order in which they are tried; `tried` gets those that can't be asked."""
     name = settings.model.template
-    if name not in AUTO:
-        yield build(settings, folder)
-    for family in FAMILIES if name in AUTO else ASKED:
-        if family in ("text", name):
-            continue
+    first = family_of(class_of(folder)) if name == AUTO else name
+    for family in dict.fromkeys(filter(None, (first, *ASKED))):
         try:
             yield build(replace(settings, model=replace(settings.model, template=family)), folder)
         except PackError as error:
-            if family in ASKED:
-                tried.append(Tried(family, str(error)))
-
-
-def _by_chance(candidate: _Candidate, settings: TemplateSettings, folder: Path, trial: Trial) -> str:
-    """Return why a family's rules, not set by name, may be exact only by chance; empty: they fit the processor."""
-    if candidate.name in ASKED:
-        return ""
-    try:
-        shapes = build(replace(settings, model=replace(settings.model, template=ASKED[0])), folder)
-    except PackError:  # nothing to compare with
-        return ""
-    is_exact = _Candidate(shapes, trial.outcomes(shapes)).exact >= candidate.exact
-    return further_difference(candidate.template, shapes) if is_exact else ""
+            if family == name:
+                raise
+            tried.append(Tried(family, str(error)))
 
 
 def _why_left_out(kind: str, candidates: Sequence[_Candidate]) -> str:
@@ -215,10 +196,12 @@ def _nothing_fits(tried: list[Tried], folder: Path, where: str) -> str:
         names.setdefault(item.why_not, []).append(item.template)
     if len(names) == 1 and tried[0].why_not.startswith((where, str(folder))):  # it can't be used at all
         return tried[0].why_not
-    whys = [why[:300] if len(names) == 1 else f"{' and '.join(of)}: {why[:160]}" for why, of in names.items()]
+    whys = [
+        why[:300] if len(names) == 1 else f"{' and '.join(templates)}: {why[:160]}" for why, templates in names.items()
+    ]
     return (
         f"{where}: nothing counts the media of {class_of(folder)} as its own call does ({'; '.join(whys)}): are its"
-        " settings, and model.processor_kwargs, right? +model=text packs texts"
+        " settings, model.processor_kwargs and model.chat_template right? +model=text packs texts"
     )
 
 
@@ -255,14 +238,3 @@ def refuse_unpackable(folder: Path, where: str) -> None:
 def _why_not(make: Any) -> str:
     takes = inspect.signature(make.forward).parameters
     return next((why for name, why in _BESIDE.items() if name in takes), "")
-
-
-def refuse_silent(template: Template, folder: Path, where: str) -> None:
-    """Raise PackError if the chat template writes no token for any kind of media."""
-    tokens = template.rules.media_tokens
-    if tokens and not any(map(template.shows, tokens)):
-        kinds, written = " or ".join(tokens), ", ".join(dict.fromkeys(tokens.values()))
-        raise PackError(
-            f"{where}: its chat template writes no {written} for an {kinds}, where {class_of(folder)} puts media:"
-            " model.chat_template=FILE gives another, +model=text packs texts"
-        )

@@ -55,10 +55,10 @@ def has_media(folder: Path) -> bool:
 
 def class_of(folder: Path) -> str:
     """Return the class name of a processor from its folder."""
-    return str(said(folder, PROCESSOR_FILES, "processor_class") or "processor")
+    return str(first_setting(folder, PROCESSOR_FILES, "processor_class") or "processor")
 
 
-def said(folder: Path, names: Sequence[str], key: str) -> Any:
+def first_setting(folder: Path, names: Sequence[str], key: str) -> Any:
     """Return the value of a key from the first of these files that has it."""
     for name in names:
         if value := settings_in(folder / name).get(key):

@@ -26,25 +26,24 @@ _TEXTS = [{"type": "text", "text": f"energon_pack_probe_{number}"} for number in
 
 #: tokens that end a document if the tokenizer's own end token ends a turn
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
-_PROBE = "energon_pack_probe"
 
 
 class Frames:
     """The texts that a chat template writes for media."""
 
     def __init__(
-        self, chat: ChatTemplate, media_tokens: Mapping[str, str], others: Iterable[str], special: Iterable[str]
+        self, chat: ChatTemplate, media_tokens: Mapping[str, str], beside: Iterable[str], special: Iterable[str]
     ):
         """Set the template.
 
         Args:
             media_tokens: the text that it writes for one medium, by kind.
-            others: tokens that the processor writes in their place, and around them.
+            beside: tokens that the processor writes in their place, and around them.
             special: all special tokens of the tokenizer.
         """
         self._chat = chat
         self._media_tokens = media_tokens
-        self._others = {*others}
+        self._others = {*beside}
         self._special = {*special}
         self._in_question: dict[str, str] = {}
         self._is_shown: dict[tuple[str, str], bool] = {}
@@ -76,13 +75,13 @@ class Frames:
 
     def untrained(self, text: str, trained: Sequence[Trained], media: Iterable[Range]) -> list[Trained]:
         """Return the trained parts of a text, without its media and the text around them."""
-        left = without(trained, [self._framed(text, *place) for place in media])
+        rest = without(trained, [self._framed(text, *place) for place in media])
         holes: list[Range] = []
-        for start, end, _ in left:
+        for start, end, _ in rest:
             span = text[start:end]
             if self.are_spelled(span):  # a text spells such a token
-                holes += [(start + at, start + at + len(token)) for at, token in self._tokens.find_all(span)]
-        return without(left, holes) if holes else left
+                holes += [(start + place, start + place + len(token)) for place, token in self._tokens.find_all(span)]
+        return without(rest, holes) if holes else rest
 
     def _shows(self, role: str, kind: str) -> bool:
         """Say whether the template writes the token of a medium in turns of a role; a refusal counts as yes."""
@@ -171,17 +170,9 @@ class RawTexts:
         if self._spec.document_end is not None:
             return self._spec.document_end
         token = self._spec.processor.tokens.get("eos_token") or ""
-        if token and not self._ends_a_turn(token):
+        if token and not any(token in text for text in self._chat.after_answers[:1]):
             return token
         return next((end for end in _ENDS if self._tokenizer.token_to_id(end) is not None), token)
-
-    def _ends_a_turn(self, token: str) -> bool:
-        """Say whether the chat template writes a token after an answer."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
-        try:
-            return token in self._chat.render([*turns, *turns], None).partition(_PROBE)[2].partition(_PROBE)[0]
-        except Skip:
-            return False
 
     def _content(self, message: Message) -> str:
         """Return the text, including the text of its media."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from energon_pack.run.heavy_imports import importing
-from energon_pack.templates.folder import PROCESSOR_FILES, has_media, said, state_of
+from energon_pack.templates.folder import PROCESSOR_FILES, first_setting, has_media, state_of
 
 
 @lru_cache(maxsize=1)
@@ -98,12 +98,12 @@ def models_of(folder: Path) -> Iterator[Any]:
     models, processors = _auto("modeling"), _auto("processing")
     import transformers
 
-    own = said(folder, ("config.json",), "model_type")
-    processor = said(folder, PROCESSOR_FILES, "processor_class")
+    model_type = first_setting(folder, ("config.json",), "model_type")
+    processor = first_setting(folder, PROCESSOR_FILES, "processor_class")
     served = [kind for kind, name in processors.PROCESSOR_MAPPING_NAMES.items() if name == processor]
     of_images = models.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     of_sounds = models.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    for kind in [own] if own else served:
+    for kind in [model_type] if model_type else served:
         # In a model that also speaks, the thinker is the part that sees, hears and writes.
         if name := of_images.get(kind) or of_images.get(f"{kind}_thinker") or of_sounds.get(kind):
             yield getattr(transformers, name if isinstance(name, str) else name[0])

@@ -193,31 +193,31 @@ def tokens_of(template: MemberTokenizer, member: MemberInput, engine: str = "aut
         LengthError: it has another length than it was measured with.
         OSError, Skip: a medium is missing, or its bytes are no medium; or the member can't be rendered.
     """
-    (made,) = template.member_tokens([sample_of(member)], engine)
-    if member.token_len is not None and len(made) != member.token_len:
+    (tokens,) = template.member_tokens([sample_of(member)], engine)
+    if member.token_len is not None and len(tokens) != member.token_len:
         raise LengthError(
-            f"{member.sample_id} has {len(made)} tokens in training, {member.token_len} when it was packed"
+            f"{member.sample_id} has {len(tokens)} tokens in training, {member.token_len} when it was packed"
             f" (fingerprint {template.fingerprint})"
         )
-    return made
+    return tokens
 
 
 def sample_of(member: MemberInput) -> Sample:
     """Return a member in the form that a template renders; media that are not decoded yet are read by their headers."""
     member.refuse_missing()
-    files = {kind: own for kind, own in member.media.items() if kind != IMAGE.kind}
+    files = {kind: each for kind, each in member.media.items() if kind != IMAGE.kind}
     media = {
         IMAGE.kind: iter([getattr(image, "medium", Media(IMAGE.kind, *image.size)) for image in member.images]),
-        **{kind: iter([probe(io.BytesIO(data)) for data in own]) for kind, own in files.items()},
+        **{kind: iter([probe(io.BytesIO(data)) for data in each]) for kind, each in files.items()},
     }
-    kinds = [kind for kind, own in member.media.items() for _ in own]
+    kinds = [kind for kind, each in member.media.items() for _ in each]
     in_order = _order(member.messages, kinds)
     if sorted(in_order) == sorted(kinds):  # else another tool's pack is wrong, and the template says how
         kinds = in_order
-    waiting = {kind: iter(own) for kind, own in member.media.items()}
+    waiting = {kind: iter(each) for kind, each in member.media.items()}
     data = [next(waiting[kind]) for kind in kinds]
-    found = [next(media[kind]) for kind in kinds]
-    seen_media = as_asked(found, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
+    in_sample = [next(media[kind]) for kind in kinds]
+    seen_media = as_asked(in_sample, member.video_frames, member.options, lambda index: io.BytesIO(data[index]))
     return Sample(member.messages, seen_media, member.tools, member.options)
 
 

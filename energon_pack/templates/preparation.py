@@ -52,8 +52,8 @@ class Preparation:
             return self._video.choose_frames(video) if self._video is not None else self.rules.frames.choose(video)
         first, total = span_of(video)
         if video.settings.counts_frames:
-            wanted = utils_num_frames(self._with_the_runs(video.settings), total, video.fps)
-            return [first + index for index in first_to_last(total, wanted)]
+            number = utils_num_frames(self._with_the_runs(video.settings), total, video.fps)
+            return [first + index for index in first_to_last(total, number)]
         return [first + index for index in self.choose_frames(replace(video, num_frames=total, settings=None))]
 
     def _with_the_runs(self, settings: MediumSettings) -> MediumSettings:
@@ -92,7 +92,7 @@ class Preparation:
 
     def stepped(self, image: Image.Image, steps: Sequence[Step]) -> Image.Image:
         """Return an image after its steps."""
-        return stepped(image, steps, self._image.apply if self._image is not None else _no_preprocessor)
+        return stepped(image, steps, getattr(self._image, "apply", _no_preprocessor))
 
     def seen(self, media: Sequence[Media], features: Sequence[int] = ()) -> list[SeenMedium]:
         """Return the media of a sample as the model sees them; a list of frames is one video.
@@ -142,15 +142,15 @@ class Preparation:
 
     def _frame_sizes(self, width: int, height: int, num_frames: int, medium: Media) -> list[tuple[int, int]]:
         """Return the sizes that frames get, one after the other; qwen_vl_utils resizes those of a list twice."""
-        own = medium.settings if medium.settings is not None and medium.settings.pixels else None
-        if own is None and not isinstance(self._video, QwenVLUtilsVideo):
+        settings = medium.settings if medium.settings is not None and medium.settings.pixels else None
+        if settings is None and not isinstance(self._video, QwenVLUtilsVideo):
             return [(width, height) if self._video is None else self._video.size(width, height, num_frames)]
-        factor = self.factor if own is None else self._factor_for(own)
-        own, sizes = own or MediumSettings(), []
+        factor = self.factor if settings is None else self._factor_for(settings)
+        settings, sizes = settings or MediumSettings(), []
         if medium.is_list:
-            width, height = utils_image_size(own, width, height, 2 * factor)
+            width, height = utils_image_size(settings, width, height, 2 * factor)
             sizes, num_frames = [(width, height)], num_frames + num_frames % 2
-        return [*sizes, utils_frame_size(own, width, height, num_frames, factor)]
+        return [*sizes, utils_frame_size(settings, width, height, num_frames, factor)]
 
     def _factor_for(self, settings: MediumSettings) -> int:
         """Return the pixels of a token's side, for models whose rule takes qwen_vl_utils' settings."""

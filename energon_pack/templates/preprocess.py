@@ -7,7 +7,8 @@ entry points `energon_pack.media`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,9 +17,8 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.run.by_name import entry_point, load_named
 from energon_pack.samples.media.medium import Media, MediumSettings
-from energon_pack.samples.media.prepared import stepped
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.tokens import CROP, RESIZE, Step
+from energon_pack.samples.tokens import CROP, RESIZE
 from energon_pack.templates.settings import MediaConfig
 
 _ANY_FACTOR = 28  # pixels of a token's side, used only to check settings
@@ -110,69 +110,54 @@ def _pixels(media: MediaConfig, key: str) -> int:
     return value
 
 
-def _of_qwen(kind: str, factor: int) -> int:
+def _refuse_other_models(kind: str, factor: int) -> None:
     if factor < 2:
         raise PackError(f"media.{kind}=qwen_vl_utils is for models of the Qwen-VL family")
-    return factor
 
 
-class _Ours:
+@dataclass(frozen=True)
+class SizeRule:
     """A preprocessor whose operation is one of `tokens.OPERATIONS`, so that packs hold its result."""
 
-    operation = RESIZE
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        raise NotImplementedError
-
-    def apply(self, image: Image.Image) -> Image.Image:
-        size = self.size(*image.size)
-        return image if size == image.size else stepped(image, [Step(self.operation, *size)], self.apply)
+    #: width and height afterwards, from those before
+    size: Callable[[int, int], tuple[int, int]]
+    operation: str = RESIZE
 
 
-class ResizeLongestSide(_Ours):
+def resize_longest_side(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that its longer side has at most `media.longest_side` pixels."""
+    longest = _pixels(media, "longest_side")
 
-    def __init__(self, media: MediaConfig, factor: int):
-        self._longest = _pixels(media, "longest_side")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        scale = min(1.0, self._longest / max(width, height))
+    def size(width: int, height: int) -> tuple[int, int]:
+        scale = min(1.0, longest / max(width, height))
         return max(1, round(width * scale)), max(1, round(height * scale))
 
+    return SizeRule(size)
 
-class ResizeMaxPixels(_Ours):
+
+def resize_max_pixels(media: MediaConfig, factor: int) -> SizeRule:
     """Shrink an image so that it has at most `media.max_pixels` pixels."""
+    most = _pixels(media, "max_pixels")
 
-    def __init__(self, media: MediaConfig, factor: int):
-        self._most = _pixels(media, "max_pixels")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        if width * height <= self._most:
+    def size(width: int, height: int) -> tuple[int, int]:
+        if width * height <= most:
             return width, height
-        scale = math.sqrt(self._most / (width * height))
+        scale = math.sqrt(most / (width * height))
         return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
 
+    return SizeRule(size)
 
-class CenterCrop(_Ours):
+
+def center_crop(media: MediaConfig, factor: int) -> SizeRule:
     """Cut out the middle of an image, at most `media.crop_width` × `media.crop_height` pixels."""
-
-    operation = CROP
-
-    def __init__(self, media: MediaConfig, factor: int):
-        self._width, self._height = _pixels(media, "crop_width"), _pixels(media, "crop_height")
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return min(width, self._width), min(height, self._height)
+    most = _pixels(media, "crop_width"), _pixels(media, "crop_height")
+    return SizeRule(lambda width, height: (min(width, most[0]), min(height, most[1])), CROP)
 
 
-class QwenVLUtils(_Ours):
-    """Prepares images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
-
-    def __init__(self, media: MediaConfig, factor: int):
-        self._factor = _of_qwen("image", factor)
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return utils_image_size(MediumSettings(), width, height, self._factor)
+def qwen_vl_utils(media: MediaConfig, factor: int) -> SizeRule:
+    """Prepare images like the package qwen-vl-utils: 4 to 16,384 tokens, whole tokens."""
+    _refuse_other_models("image", factor)
+    return SizeRule(lambda width, height: utils_image_size(MediumSettings(), width, height, factor))
 
 
 class QwenVLUtilsVideo:
@@ -184,7 +169,8 @@ class QwenVLUtilsVideo:
     """
 
     def __init__(self, media: MediaConfig, factor: int):
-        self._factor = _of_qwen("video", factor)
+        _refuse_other_models("video", factor)
+        self._factor = factor
         self._settings = MediumSettings(fps=media.fps, min_frames=media.min_frames, max_frames=media.max_frames)
 
     def choose_frames(self, video: Media) -> list[int]:
@@ -197,14 +183,14 @@ class QwenVLUtilsVideo:
 def utils_num_frames(settings: MediumSettings, total: int, fps: float) -> int:
     """Return how many frames qwen_vl_utils takes of a video (its `smart_nframes`); raises Skip below two."""
     if settings.nframes is not None:
-        wanted = round(settings.nframes / 2) * 2
+        number = round(settings.nframes / 2) * 2
     else:
         least = math.ceil((settings.min_frames or 4) / 2) * 2
         most = math.floor((settings.max_frames or min(768, total)) / 2) * 2
-        wanted = math.floor(min(max(total / fps * (settings.fps or 2.0), least), most, total) / 2) * 2
-    if not 2 <= wanted <= total:
-        raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants {max(wanted, 2)} frames, the video has {total}")
-    return wanted
+        number = math.floor(min(max(total / fps * (settings.fps or 2.0), least), most, total) / 2) * 2
+    if not 2 <= number <= total:
+        raise Skip(Reason.UNREADABLE_MEDIA, f"qwen-vl-utils wants {max(number, 2)} frames, the video has {total}")
+    return number
 
 
 def utils_image_size(settings: MediumSettings, width: int, height: int, factor: int) -> tuple[int, int]:
@@ -230,15 +216,15 @@ def utils_frame_size(
 
 def _utils_resize(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
     if least > most:
-        what = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
-        raise Skip(Reason.BAD_MESSAGE, what)
+        problem = f"max_pixels of a medium is {most:g}, less than its min_pixels of {least:g}: give both"
+        raise Skip(Reason.BAD_MESSAGE, problem)
     resized = smart_resize(height, width, factor, least, most, least_side=factor)
     return resized[1], resized[0]
 
 
-def first_to_last(total: int, wanted: int) -> list[int]:
+def first_to_last(total: int, number: int) -> list[int]:
     """Return the indices of `wanted` frames out of `total`, evenly from the first to the last."""
-    chosen: list[int] = np.linspace(0, total - 1, wanted).round().astype(int).tolist()
+    chosen: list[int] = np.linspace(0, total - 1, number).round().astype(int).tolist()
     return chosen
 
 
@@ -279,10 +265,10 @@ def smart_resize(
 #: `media.image` by name
 IMAGE_PREPROCESSORS = {
     "default": None,
-    "resize_longest_side": ResizeLongestSide,
-    "resize_max_pixels": ResizeMaxPixels,
-    "center_crop": CenterCrop,
-    "qwen_vl_utils": QwenVLUtils,
+    "resize_longest_side": resize_longest_side,
+    "resize_max_pixels": resize_max_pixels,
+    "center_crop": center_crop,
+    "qwen_vl_utils": qwen_vl_utils,
 }
 #: `media.video` by name; `fps` and `uniform` are the processor's own rule with other settings
 VIDEO_PREPROCESSORS = {"default": None, "fps": None, "uniform": None, "qwen_vl_utils": QwenVLUtilsVideo}

@@ -41,7 +41,7 @@ _CHOICE = "choice.json"
 def load_template(settings: TemplateSettings) -> Template:
     """Build the template of a model with transformers from its processor."""
     folder = _folder(settings.model)
-    return choose(settings, folder)[0] if settings.model.template in AUTO else build(settings, folder)
+    return choose(settings, folder)[0] if settings.model.template == AUTO else build(settings, folder)
 
 
 def saved_template(settings: TemplateSettings, cache_dir: Path) -> str | None:
@@ -134,7 +134,7 @@ def folder_of(folder: str) -> Path:
 
 
 def _folder(model: ModelConfig) -> Path:
-    if model.template not in FAMILIES and model.template not in AUTO:
+    if model.template not in (*FAMILIES, AUTO):
         raise PackError(f"model.template={model.template} is unknown; there are: auto, {', '.join(FAMILIES)}")
     return local_folder(model.named_processor(), model.revision)
 

@@ -32,8 +32,8 @@ def full_ids(processor: Any, template: Template, sample: Sample, media: Mapping[
         ids: list[int] = tokenizer(text, **adds)["input_ids"]
         return ids
     # Return tensors, as in training: some processors need this, others can't do it for all samples.
-    made = processor(text=[text], text_kwargs=adds, return_tensors="pt", **media)["input_ids"]
-    return [int(number) for number in made[0]]
+    ids_of_batch = processor(text=[text], text_kwargs=adds, return_tensors="pt", **media)["input_ids"]
+    return [int(number) for number in ids_of_batch[0]]
 
 
 def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
@@ -41,14 +41,14 @@ def _chat_text(processor: Any, template: Template, sample: Sample) -> str:
     spec, tokenizer = template.spec, getattr(processor, "tokenizer", processor)
     is_told = spec.sets_template or _stands_in(processor, template)
     writes = processor if is_told or getattr(processor, "chat_template", None) else tokenizer
-    own = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
+    given_template = {"chat_template": (sample.tools and spec.tool_template) or spec.chat_template} if is_told else {}
     with _on_date(spec.date):
         text: str = writes.apply_chat_template(
             template.messages(sample),
             tools=sample.tools,
             tokenize=False,
             add_generation_prompt=False,
-            **own,
+            **given_template,
             **{**spec.chat_template_kwargs, **sample.options.chat_template_kwargs},
         )
     return text

@@ -45,8 +45,8 @@ def as_videos(messages: list[Message], media: list[Media]) -> tuple[list[Message
         for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
             if part["type"] == "text":
                 if number < end:
-                    what = "text stands between the frames of a video (source.frames=images takes them for images)"
-                    raise Skip(Reason.PLACEHOLDER_MISMATCH, what)
+                    problem = "text stands between the frames of a video (source.frames=images takes them for images)"
+                    raise Skip(Reason.PLACEHOLDER_MISMATCH, problem)
                 parts.append(part)
                 continue
             if number in ends:

@@ -252,9 +252,9 @@ class LabelsConfig(Labels):
             raise PackError(f"labels.window_text={self.window_text!r} would stand for a medium again")
 
 
-def labels_of(run: Labels, own: Mapping[str, Any]) -> Labels:
+def labels_of(run: Labels, settings: Mapping[str, Any]) -> Labels:
     """Return the label settings of a sample: the run's, overridden by the sample's own."""
-    for name, value in own.items():
+    for name, value in settings.items():
         default = getattr(Labels(), name, None)
         if default is None:
             raise PackError(f"labels.{name}: there are {', '.join(field.name for field in fields(Labels))}")
@@ -263,9 +263,9 @@ def labels_of(run: Labels, own: Mapping[str, Any]) -> Labels:
             raise PackError(f"labels.{name}={value}: there are {', '.join(choices)}")
         if isinstance(default, bool) is not isinstance(value, bool) or not isinstance(value, str | bool | int | float):
             raise PackError(f"labels.{name}={value}: {'true or false' if isinstance(default, bool) else 'a number'}")
-    found = node_of(Labels, {**plain(run), **own})
-    found.check()
-    return found
+    labels = node_of(Labels, {**plain(run), **settings})
+    labels.check()
+    return labels
 
 
 @dataclass

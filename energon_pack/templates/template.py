@@ -13,7 +13,6 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.errors import PackError
@@ -23,7 +22,7 @@ from energon_pack.samples.documents import is_document
 from energon_pack.samples.input_rules import InputRules
 from energon_pack.samples.media.kinds import AUDIO, KINDS, VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.placeholders import PLACEHOLDERS, split_content
+from energon_pack.samples.placeholders import split_content
 from energon_pack.samples.sample import Message
 from energon_pack.samples.skip import Reason, Skip
 from energon_pack.samples.tokens import MemberTokens
@@ -40,7 +39,7 @@ from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.sample import Rendered, Sample, Tokens, as_seen
 from energon_pack.templates.settings import Labels, Think, TrainOn, labels_of
 from energon_pack.templates.tokens.added import AddedTokens
-from energon_pack.templates.tokens.tokenizing import Tokenizing, trained_tokens
+from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 _OF_WHOLE_TURNS = (Labels(), Labels(train_on=TrainOn.last))
 
@@ -65,9 +64,9 @@ class Template(Preparation, Tokenizing):
         }
         self._kinds = {token: kind for kind, token in rules.media_tokens.items()}
         self._marks = AddedTokens({OPEN, CLOSE, *in_runs})
-        others = [*rules.feature_tokens.values(), *rules.marks]
+        beside = [*rules.feature_tokens.values(), *rules.marks]
         self._frames = {
-            chat: Frames(chat, self.media_tokens, others, special) for chat in (self._chat, self._tool_chat)
+            chat: Frames(chat, self.media_tokens, beside, special) for chat in (self._chat, self._tool_chat)
         }
         self._raw = RawTexts(self._chat, self._frames[self._chat], tokenizer, spec)
         self._control = AddedTokens(special).pattern
@@ -86,8 +85,8 @@ class Template(Preparation, Tokenizing):
         waiting: dict[str, list[tuple[int, str, int]]] = {kind: [] for kind in self.media_tokens}
         for media in sample.media:
             if media.kind not in waiting:
-                others = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
-                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{others}")
+                advice = f": models that do are {', '.join(models)}" if (models := KINDS[media.kind].models) else ""
+                raise Skip(Reason.UNSUPPORTED_MEDIA, f"model.template={self.spec.family} sees no {media.kind}{advice}")
         expansions, before, after = self._expand(sample.media)
         for number, (media, expanded) in enumerate(zip(sample.media, expansions, strict=True)):
             waiting[media.kind].append((number, *expanded))
@@ -204,13 +203,13 @@ class Template(Preparation, Tokenizing):
         if not any(video.is_heard for video in videos):
             return
         if not self.rules.hears_videos or (self.spec.kinds is not None and HEARD not in self.spec.kinds):
-            what = (
+            problem = (
                 f"use_audio_in_video: model.template={self.spec.family} hears no sound of a video{self.rules.why_deaf}"
             )
-            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+            raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
         if not all(video.is_heard for video in videos):  # Qwen's classes number all videos of a sample alike
-            what = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
-            raise Skip(Reason.UNSUPPORTED_MEDIA, what)
+            problem = "use_audio_in_video: a video has no sound beside one that has, for which models have no positions"
+            raise Skip(Reason.UNSUPPORTED_MEDIA, problem)
 
     @cached_property
     def feature_ids(self) -> dict[str, int]:
@@ -236,14 +235,6 @@ class Template(Preparation, Tokenizing):
         chat = self._tool_chat if sample.tools else self._chat
         return chat.with_variables(sample.options.chat_template_kwargs), self._frames[chat]
 
-    def shows(self, kind: str) -> bool:
-        """Say whether the chat template writes the token of a medium; a refusal counts as yes."""
-        question = split_content([{"role": "user", "content": PLACEHOLDERS[kind]}], [kind])
-        try:
-            return self.rules.media_tokens[kind] in self._chat.render(question, None)
-        except Skip:
-            return True
-
     def encode(self, sample: Sample) -> Tokens:
         """Return the tokens of one sample: `len(encode(sample).ids)` is its `token_len` in the packs."""
         return self.tokenize([self.render(sample)])[0]
@@ -251,16 +242,11 @@ class Template(Preparation, Tokenizing):
     def member_tokens(self, samples: Sequence[Sample], engine: str = "tokenizers") -> list[MemberTokens]:
         """Return what a model is fed of some samples; raises Skip as `render`."""
         rendered = [self.render(sample) for sample in samples]
-        texts = [(item.text, item.spans) for item in rendered]
-        by_words = self.counter(engine).tokens(texts)
-        others = iter(self.located([text for text, its in zip(texts, by_words, strict=True) if its is None]))
-        located = [its or next(others) for its in by_words]
-        members = []
-        for sample, text, made in zip(samples, rendered, trained_tokens(rendered, located), strict=True):
-            ids, supervised, weights = made
-            media = self.seen(sample.media, text.features)
-            members.append(MemberTokens(np.array(ids, np.int64), supervised, weights, media, sample.options.weight))
-        return members
+        each = zip(samples, rendered, self.trained_tokens(rendered, engine), strict=True)
+        return [
+            MemberTokens(*trained, self.seen(sample.media, text.features), sample.options.weight)
+            for sample, text, trained in each
+        ]
 
     def rules_by(self, engine: str) -> InputRules:
         """Return the rules, by which members that are in no pack are tokenized with this `measure.engine`."""

@@ -1,7 +1,6 @@
 """Compare a template with its full processor on random samples, before any real sample is measured."""
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,6 @@ from energon_pack.samples.media.arguments import Clip, Prepared, media_arguments
 from energon_pack.samples.media.asked import metadata_of
 from energon_pack.samples.media.kinds import ADDED, AUDIO, IMAGE, KINDS, VIDEO, said
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.media.videos import RATES
 from energon_pack.samples.placeholders import place_media
 from energon_pack.samples.skip import Skip
 from energon_pack.templates.chat.renderer import TOOL
@@ -52,7 +50,6 @@ _LISTS: list[tuple[str, ...]] = [
 _STILL = 0.25  # share of samples with one colour or still frames: shows a count that depends on pixels
 _NUM_FRAMES_UNEVEN = (36, 60)  # enough for processors that choose 32, and at 2 a second: no length is refused by chance
 _QUESTION = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Noise, I think."}]
-_NUM_FURTHER = {"image": 400, "video": 40}
 
 
 @dataclass
@@ -131,29 +128,29 @@ class Trial:
         one = self.tries[number]
         truth = self._truth(full, template, number)
         outcome.is_possible |= not isinstance(truth, str)
-        made: list[int] | str
+        result: list[int] | str
         num_features = 0, 0
         try:
             rendered = template.render(one.sample)
-            made = template.tokenize([rendered])[0].ids
+            result = template.tokenize([rendered])[0].ids
             num_features = rendered.num_visual_tokens, rendered.num_audio_tokens
         except Skip as skip:
-            made = skip.detail
-        if isinstance(truth, str) and isinstance(made, list) and template.spec.family in ASKED:
+            result = skip.detail
+        if isinstance(truth, str) and isinstance(result, list) and template.spec.family in ASKED:
             truth = _with_frames(full, template, one) or truth
-        are_both = isinstance(truth, str) and isinstance(made, str)
+        are_both = isinstance(truth, str) and isinstance(result, str)
         if isinstance(truth, str) and (are_both or not one.sample.media):  # for a text, training asks the tokenizer
-            is_new = isinstance(made, str) and made not in truth and truth[:80] not in made
+            is_new = isinstance(result, str) and result not in truth and truth[:80] not in result
             outcome.num_refused += 1
-            outcome.refusal = outcome.refusal or (f"{made}; its own call says {truth}" if is_new else truth)
+            outcome.refusal = outcome.refusal or (f"{result}; its own call says {truth}" if is_new else truth)
             return
-        what = ", ".join(map(said, one.sample.media)) or "a text"
-        if isinstance(truth, str) or made != truth:
-            outcome.difference = f"of {what} it makes {told_apart(made, truth)}"
+        media = ", ".join(map(said, one.sample.media)) or "a text"
+        if isinstance(truth, str) or result != truth:
+            outcome.difference = f"of {media} it makes {told_apart(result, truth)}"
             return
         if num_features != (waiting := num_waiting(template, truth)):
             outcome.difference = (
-                f"of {what} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
+                f"of {media} it counts {sum(num_features)} features, {sum(waiting)} tokens wait for some"
             )
             return
         outcome.num_compared += max(len(one.sample.media), 1)
@@ -201,38 +198,6 @@ def kinds_of(media: Iterable[str]) -> set[str]:
     return kinds | ({MIXED} if len(kinds) > 1 else set()) | ({UNEVEN} if VIDEO.kind in kinds else set())
 
 
-@errors_only()
-def further_difference(rules: Template, shapes: Template, seed: int = 0) -> str:
-    """Compare two templates on many more sizes, odd ones among them, without pixels; empty: they agree.
-
-    Args:
-        rules: a template with a family's rules that was exact in a trial, perhaps by chance: the family may be wrong.
-        shapes: the template of the same processor by `Shapes`, which was exact, too.
-    """
-    rng = np.random.default_rng(seed)
-    for kind in rules.media_tokens:
-        for _ in range(_NUM_FURTHER[kind]):
-            width, height = (round(math.exp(rng.uniform(math.log(4), math.log(5000)))) for _ in range(2))
-            medium = Media(kind, width, height)
-            if kind == VIDEO.kind:
-                num_frames = int(rng.integers(2, 200))
-                medium = Media(kind, width, height, "mp4", num_frames, float(rng.choice(RATES)))
-            made = [_expanded(template, medium) for template in (rules, shapes)]
-            if made[0] != made[1]:
-                return (
-                    f"of {said(medium)} it makes another text, or more or fewer features, than the processor's own call"
-                )
-    return ""
-
-
-def _expanded(template: Template, medium: Media) -> tuple[str, int]:
-    try:
-        frames = template.choose_frames(medium) if medium.kind == VIDEO.kind else []
-        return template.rules.expand_all([medium], [frames])[0]
-    except Skip:
-        return "", 0
-
-
 def _medium(kind: str, rng: np.random.Generator, is_uneven: bool) -> Media:
     if kind == HEARD:
         heard = AUDIO.drawn(rng)
@@ -266,11 +231,11 @@ def _given(template: Template, one: Try, chooses: bool = False) -> dict[str, Any
             values.append(np.resize(pixels, size.num_samples) if size != medium else pixels)
     prepared = Prepared([medium.kind for medium in one.sample.media], values)
     settings = template.rules.call_settings(template.spec.processor)
-    given = media_arguments(prepared, settings, template.rules.nests_images)
+    arguments = media_arguments(prepared, settings, template.rules.nests_images)
     if prepared.of(VIDEO.kind) and not chooses:
-        del given["videos_kwargs"]["do_sample_frames"]
-        given["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
-    return given
+        del arguments["videos_kwargs"]["do_sample_frames"]
+        arguments["videos_kwargs"] |= template.spec.processor.changed.get(VIDEO.kind, {})
+    return arguments
 
 
 def _clip(template: Template, video: Media, pixels: Any, chooses: bool) -> Clip:
@@ -292,10 +257,10 @@ def num_waiting(template: Template, ids: Sequence[int]) -> tuple[int, int]:
     return sum(number in visual for number in ids), sum(number in sounds for number in ids)
 
 
-def told_apart(made: list[int] | str, truth: list[int] | str) -> str:
+def told_apart(result: list[int] | str, truth: list[int] | str) -> str:
     """Say in a few words how the two results differ."""
-    numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (made, truth)]
-    if isinstance(made, list) and isinstance(truth, list) and len(made) == len(truth):
-        first = next(index for index, pair in enumerate(zip(made, truth, strict=True)) if pair[0] != pair[1])
-        return f"token {made[first]} in place {first}, the full processor {truth[first]}"
+    numbers = [f"nothing ({value})" if isinstance(value, str) else f"{len(value)} tokens" for value in (result, truth)]
+    if isinstance(result, list) and isinstance(truth, list) and len(result) == len(truth):
+        first = next(index for index, pair in enumerate(zip(result, truth, strict=True)) if pair[0] != pair[1])
+        return f"token {result[first]} in place {first}, the full processor {truth[first]}"
     return f"{numbers[0]}, the full processor {numbers[1]}"

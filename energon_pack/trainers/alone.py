@@ -19,7 +19,7 @@ _OF_LOSS = {*OF_LOSS, "shift_labels"}
 
 
 @dataclass(frozen=True)
-class Alone:
+class SampleLosses:
     """The losses of the samples of two packs, each run by itself."""
 
     #: Σ w·ce of each pack, then Σ w; without weights each trained token has w = 1
@@ -34,7 +34,7 @@ class Alone:
         return [sum(self.summed), sum(self.trained), sum(means), len(means), self.num_samples]
 
 
-def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alone:
+def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> SampleLosses:
     """Run each sample of two packs by itself through the forward of the model's class, not one that a trainer set."""
     model = unwrapped(trainer.model)
     training = model.training
@@ -50,7 +50,7 @@ def samples_alone(trainer: Any, collator: Collator, rows: Sequence[Any]) -> Alon
             trained.append(tokens)
     finally:
         model.train(training)
-    return Alone(summed, trained, num)
+    return SampleLosses(summed, trained, num)
 
 
 def _single(collator: Collator, row: Any) -> Iterator[Pack]:
@@ -70,8 +70,8 @@ def _summed(model: Any, collator: Collator, pack: Pack) -> tuple[float, float]:
     """Return Σ w·ce of a pack, and Σ w."""
     inputs = collator.of_packs([pack])
     of_loss = collator.packs.encoder.batch([pack])
-    given = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
-    logits = class_of(model).forward(model, **given).logits
+    arguments = {name: _moved(value, model.device) for name, value in inputs.items() if name not in _OF_LOSS}
+    logits = class_of(model).forward(model, **arguments).logits
     return float(weighted_loss(logits, of_loss, torch.ones(()))), float(total_weight(of_loss))
 
 
@@ -83,21 +83,22 @@ def reads_in_forward(trainer: Any, collator: Collator, rows: Sequence[Any]) -> s
     """
     model = unwrapped(trainer.model)
     proof = outline_of(model).tower
-    found = []
+    counts_of = []
     for row in rows:
         inputs = {name: _moved(value, model.device) for name, value in collator([row]).items() if name not in _OF_LOSS}
         names = inputs.keys() & (proof.names if proof else set())
         kept = [inputs[name] for name in names if proof and proof.on_host and BOUNDARIES in name]
         plain = {name: value for name, value in inputs.items() if name not in names}
         counts = []
-        for given in (plain, inputs) if names else (plain,):
+        for arguments in (plain, inputs) if names else (plain,):
+            class_of(model).forward(model, **arguments)  # the guard tries the first, and reads much
             with HostReads(kept, model.device) as reads:
-                class_of(model).forward(model, **given)
+                class_of(model).forward(model, **arguments)
             counts.append(reads.number)
-        found.append(counts)
-    before, *after = max(found)
+        counts_of.append(counts)
+    before, *after = max(counts_of)
     told = amount(before, "host read") + " in a forward"
-    return f"{told}, {after[0]} with the values for its vision tower" if after else told
+    return f"{told}, {after[0]:,} with the values for its vision tower" if after else told
 
 
 def _moved(value: Any, device: torch.device) -> Any:

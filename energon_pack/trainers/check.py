@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from energon_pack.errors import PackError, amount
-from energon_pack.trainers.alone import Alone, reads_in_forward, samples_alone
+from energon_pack.trainers.alone import SampleLosses, reads_in_forward, samples_alone
 from energon_pack.trainers.check_dealing import dealing_of, refused
 from energon_pack.trainers.collator import Collator
 from energon_pack.trainers.loss import WeightedSteps
-from energon_pack.training.inputs import MixingError
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.pack_encoder import Pack
 
@@ -46,7 +46,10 @@ def check_trainer(trainer: Any) -> str:
     """
     if told := refused(trainer):
         raise PackError(f"{type(trainer).__name__}: {told}")
-    _patch(trainer)
+    if getattr(trainer.args, "use_liger_kernel", False):  # as `train()` does first; doing it twice changes nothing
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
     loader = _loader(trainer)
     collate = getattr(loader, "base_dataloader", loader).collate_fn  # ms-swift's dispatcher has a loader inside
     collator = _collator(collate)
@@ -58,14 +61,6 @@ def check_trainer(trainer: Any) -> str:
     alone = samples_alone(trainer, collator, rows)
     told = step.compared(alone, trainer)
     return f"✓ {type(trainer).__name__}: {told}; {dealt}; {reads_in_forward(trainer, collator, rows)}"
-
-
-def _patch(trainer: Any) -> None:
-    """Put Liger's kernels into the model, as `train()` does first; doing it twice changes nothing."""
-    if getattr(trainer.args, "use_liger_kernel", False):
-        from transformers.integrations.liger import apply_liger_kernel
-
-        apply_liger_kernel(trainer.model, getattr(trainer.args, "liger_kernel_config", None))
 
 
 def _loader(trainer: Any) -> Any:
@@ -97,24 +92,26 @@ def _collator(collate: Any) -> Collator:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainerStep:
     """The trainer's loss for the step, and the trained tokens of this rank's packs."""
 
     loss: float
     trained: list[int]
 
-    def compared(self, alone: Alone, trainer: Any) -> str:
+    def compared(self, alone: SampleLosses, trainer: Any) -> str:
         """Say that the losses are equal."""
         total = _over_ranks(trainer, [self.loss, 1.0, *alone.parts])
         loss, summed, trained = total[0] / total[1], total[2], total[3]
         expected, means, added = summed / trained, total[4] / total[5], total[4] / total[1]
-        same = _tolerance(trainer.model) * max(1.0, abs(expected))
+        weights = [one for one in trainer.model.parameters() if one.is_floating_point()]
+        is_short = torch.is_autocast_enabled() or any(torch.finfo(one.dtype).eps > 1e-6 for one in weights)
+        same = (_SAME_SHORT if is_short else _SAME) * max(1.0, abs(expected))
         samples = amount(int(total[6]), "sample")
-        said = f"{loss:.5f}, its {samples} alone {expected:.5f}"
+        losses = f"{loss:.5f}, its {samples} alone {expected:.5f}"
         if abs(loss - expected) <= same and abs(loss - expected) <= max(abs(loss - means), 1e-6):
             packs = " and ".join(map(str, self.trained))
-            return f"a step of packs with {packs} trained tokens has the loss {said} (|Δ| {abs(loss - expected):.1e})"
-        where = f"{type(trainer).__name__}: the loss of a step is {said}"
+            return f"a step of packs with {packs} trained tokens has the loss {losses} (|Δ| {abs(loss - expected):.1e})"
+        where = f"{type(trainer).__name__}: the loss of a step is {losses}"
         if abs(loss - means) <= same:
             raise PackError(f"{where}: it is the mean of the packs' means; {_cure(trainer)}")
         if abs(loss - added) <= same:
@@ -166,7 +163,7 @@ def _trained(pack: Pack) -> int:
     return sum(int((member.tokens.labels != IGNORE).sum()) for member in pack.members)
 
 
-def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
+def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> TrainerStep:
     """Run the step as the trainer's own loop does: count, forward, scale, backward."""
     device = trainer.args.device
     with _as_in_a_step(trainer, len(rows)), _without_engine(trainer.accelerator):
@@ -178,7 +175,7 @@ def _step(trainer: Any, collate: Any, rows: Sequence[Any]) -> Step:
                 losses.append(float(trainer.training_step(trainer.model, batch, num_items)))
             except MixingError as error:
                 raise PackError(f"{type(trainer).__name__}: {error}") from None
-    return Step(sum(losses), trained)
+    return TrainerStep(sum(losses), trained)
 
 
 @contextmanager
@@ -225,11 +222,6 @@ def _without_engine(accelerator: Any) -> Iterator[None]:
 
 
 def _over_ranks(trainer: Any, numbers: Sequence[float]) -> list[float]:
-    own = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
-    total: list[float] = trainer.accelerator.reduce(own, "sum").tolist()
+    of_rank = torch.tensor(numbers, dtype=torch.float64, device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(of_rank, "sum").tolist()
     return total
-
-
-def _tolerance(model: Any) -> float:
-    is_short = any(one.is_floating_point() and torch.finfo(one.dtype).eps > 1e-6 for one in model.parameters())
-    return _SAME_SHORT if is_short or torch.is_autocast_enabled() else _SAME

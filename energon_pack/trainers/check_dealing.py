@@ -93,8 +93,8 @@ def dealing_of(trainer: Any, loader: Any) -> str:
     if len(data) > _MOST:
         return f"{len(data):,} packs for {amount(ranks, 'rank')}{epochs}"
     with torch.random.fork_rng():  # a sampler that shuffles draws its seed
-        own = [[int(row) for row in batch] for batch in sampler]
-    return told(_gathered(own, ranks), len(data), in_order(trainer)) + epochs
+        of_rank = [[int(row) for row in batch] for batch in sampler]
+    return told(_gathered(of_rank, ranks), len(data), in_order(trainer)) + epochs
 
 
 def _epochs(trainer: Any, loader: Any) -> str:
@@ -116,12 +116,7 @@ def _epochs(trainer: Any, loader: Any) -> str:
 
 
 def told(dealt: Sequence[Sequence[Sequence[int]]], num: int, in_order: str) -> str:
-    """Say how rows are dealt.
-
-    Args:
-        dealt: the batches of rows of each rank.
-        in_order: the trainer's setting that keeps their order.
-    """
+    """Say how rows are dealt."""
     rows = [row for batches in dealt for batch in batches for row in batch]
     of_turn = len(dealt) * max((len(batch) for batches in dealt for batch in batches), default=0)
     twice, never = len(rows) - len({*rows}), num - len({*rows})
@@ -143,9 +138,9 @@ def _knows_ranks(sampler: Any) -> bool:
     return sampler is not None
 
 
-def _gathered(own: list[list[int]], ranks: int) -> list[list[list[int]]]:
+def _gathered(of_rank: list[list[int]], ranks: int) -> list[list[list[int]]]:
     if ranks == 1:
-        return [own]
+        return [of_rank]
     every: list[Any] = [None] * ranks
-    dist.all_gather_object(every, own)
+    dist.all_gather_object(every, of_rank)
     return every

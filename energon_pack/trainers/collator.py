@@ -32,11 +32,7 @@ class Collator:
         self._outline: Outline = outline_of(model).for_worker()
 
     def __call__(self, rows: Sequence[Any], **_: Any) -> dict[str, Any]:
-        """Lay out the packs of some rows as the inputs of `model.forward`.
-
-        Args:
-            rows: rows of `as_dataset`, or packs. Settings that trainers pass for their own padding are ignored.
-        """
+        """Lay out the packs of some rows as the inputs of `model.forward`."""
         return self.of_packs([self.pack(row) for row in rows])
 
     def pack(self, row: Any) -> Pack:
@@ -44,9 +40,9 @@ class Collator:
         if isinstance(row, Pack):
             return row
         if not isinstance(row, Mapping) or PACK not in row:
-            found = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
+            content = f"the columns {', '.join(row)}" if isinstance(row, Mapping) else f"a {type(row).__name__}"
             raise PackError(
-                f"a row has {found}, and none names a pack: train on packs.as_dataset(), with"
+                f"a row has {content}, and none names a pack: train on packs.as_dataset(), with"
                 " remove_unused_columns=False, and without the trainer's own tokenising and packing"
             )
         named = row[PACK]

@@ -4,25 +4,26 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from energon_pack.dataset.packs_table import PackSums
+from energon_pack.dataset.manifest import PackSums
 from energon_pack.errors import PackError
 from energon_pack.run.seeded import Ints
 from energon_pack.samples.member import MemberInput
 from energon_pack.steps.topology import ranks_here
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.members import Unread
+from energon_pack.training.member_encoder import Unread
 from energon_pack.training.pack_encoder import BadPack, Pack, PackEncoder
 
 if TYPE_CHECKING:
     from energon_pack.trainers.collator import Collator
-    from energon_pack.trainers.loss import TokenMean
 
 
 class ForTrainers:
@@ -46,14 +47,14 @@ class ForTrainers:
 
         return Collator(self, model, weights)
 
-    def loss_func(self) -> "TokenMean":
+    def loss_func(self) -> Callable[..., Tensor]:
         """Return the loss for a Trainer's `compute_loss_func`: the mean over all trained tokens of a step.
 
         Without it, Trainers compute the mean of the packs' means for most models with images.
         """
-        from energon_pack.trainers.loss import TokenMean
+        from energon_pack.trainers.loss import token_mean
 
-        return TokenMean(shifted=self.encoder.labels_shifted)
+        return partial(token_mean, shifted=self.encoder.labels_shifted)
 
 
 class PacksByNumber(ForTrainers, Dataset[Pack]):
@@ -83,9 +84,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         Args:
             index: its number in the epoch of `set_epoch`; or (epoch, number), which `PackSampler` gives.
-
-        Raises:
-            BadPack: a member can't be encoded, and `on_bad_member=raise`; or no member can; or the JSON can't be read.
         """
         if isinstance(index, list):
             raise ValueError(
@@ -102,11 +100,7 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         return pack
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Pack]:
-        """Return the packs of a batch, for torch's DataLoader.
-
-        Raises:
-            ValueError: one (epoch, number) of a `PackSampler` was passed as a batch of two indices.
-        """
+        """Return the packs of a batch, for torch's DataLoader."""
         if isinstance(indices, tuple):
             raise ValueError(f"a batch of {indices}: PackSampler deals single packs: sampler=…, not batch_sampler=…")
         return [self[index] for index in indices]
@@ -152,10 +146,6 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
 
         Returns:
             Each pack of all epochs once. The last packs are left out if they are fewer than `ranks`.
-
-        Raises:
-            PackError: `datasets` is not installed.
-            ValueError: there are fewer packs than one step takes.
         """
         from energon_pack.samplers import PackSampler
 
@@ -166,16 +156,16 @@ class PacksByNumber(ForTrainers, Dataset[Pack]):
         num = epochs * len(self) // ranks * ranks
         packs = PackSampler(self, 0, ranks, micro_batches).of_all_ranks(num)
         lens = np.stack([self.lens(epoch) for epoch in range(epochs)])
-        return rows.PackRows.of(packs, lens[tuple(np.array(packs).T)])
+        return rows.NumberedRows.of(packs, lens[tuple(np.array(packs).T)])
 
 
 def import_rows() -> Any:
     """Return the module of rows that trainers take; raises PackError if `datasets` is not installed."""
     try:
-        from energon_pack.trainers import rows
+        from energon_pack.trainers import numbered_rows
     except ModuleNotFoundError as error:
         if error.name != "datasets":
             raise
-        what = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
-        raise PackError(what) from None
-    return rows
+        missing = "as_dataset needs Hugging Face's datasets, as the trainers that ask for it do: pip install datasets"
+        raise PackError(missing) from None
+    return numbered_rows

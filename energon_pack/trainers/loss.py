@@ -13,37 +13,31 @@ from energon_pack.training.batch import total_weight, weighted_loss
 from energon_pack.training.layout import IGNORE
 
 
-class TokenMean:
-    """Σ ce / all trained tokens of the step, over accumulated batches and ranks: the loss of the unpacked samples.
+def token_mean(
+    outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None, *, shifted: bool = False
+) -> Tensor:
+    """Return a batch's part of Σ ce / all trained tokens of the step, the loss of the unpacked samples: 0-d.
 
     Args:
+        outputs: outputs of the model, with logits [B, S, vocabulary].
+        labels: [B, S].
+        num_items_in_batch: trained tokens of the whole step, of accumulated batches and ranks; None: count those of
+            this batch, as in evaluation.
         shifted: a label stands at the position that predicts it.
     """
-
-    def __init__(self, shifted: bool = False):
-        self._shifted = shifted
-
-    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Return the batch's part of the loss, 0-d.
-
-        Args:
-            outputs: outputs of the model, with logits [B, S, vocabulary].
-            labels: [B, S].
-            num_items_in_batch: trained tokens of the whole step; None: count those of this batch, as in evaluation.
-        """
-        logits = outputs.logits
-        if logits is None:
-            raise PackError(
-                "the model gives no logits, for Liger's fused loss takes their place, which is the mean of each batch:"
-                ' liger_kernel_config={"fused_linear_cross_entropy": False}'
-            )
-        if not self._shifted:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        labels = labels.to(logits.device)
-        total = (labels != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-        loss: Tensor = summed / (total.to(logits.device) if isinstance(total, Tensor) else total)
-        return loss
+    logits = outputs.logits
+    if logits is None:
+        raise PackError(
+            "the model gives no logits, for Liger's fused loss takes their place, which is the mean of each batch:"
+            ' liger_kernel_config={"fused_linear_cross_entropy": False}'
+        )
+    if not shifted:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    labels = labels.to(logits.device)
+    total = (labels != IGNORE).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    summed = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    loss: Tensor = summed / (total.to(logits.device) if isinstance(total, Tensor) else total)
+    return loss
 
 
 __all__ = ["weighted"]
@@ -74,10 +68,10 @@ class WeightedSteps:
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """Return the batches of a step, and Σ w over the step."""
-        theirs: Any = super()
-        batches, _ = theirs.get_batch_samples(epoch_iterator, num_batches, device)
-        own = [total_weight(batch) for batch in batches]
-        total = torch.stack(own).sum() if own else torch.zeros((), dtype=torch.float64)
+        trainer: Any = super()
+        batches, _ = trainer.get_batch_samples(epoch_iterator, num_batches, device)
+        weights = [total_weight(batch) for batch in batches]
+        total = torch.stack(weights).sum() if weights else torch.zeros((), dtype=torch.float64)
         return batches, self.accelerator.reduce(total.float().to(device), "sum")
 
     def compute_loss(

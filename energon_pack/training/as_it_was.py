@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
 
 from energon_pack.training.wrapped import parts
@@ -39,8 +39,8 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
     buffers = [dict(part._buffers) for part in every]
     before = {
         id(buffer): (buffer._version, buffer.detach().clone())
-        for own in buffers
-        for buffer in own.values()
+        for of_part in buffers
+        for buffer in of_part.values()
         if buffer is not None and buffer.numel() <= _MOST
     }
     host = random.getstate(), np.random.get_state()
@@ -61,14 +61,15 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
     finally:
         random.setstate(host[0])
         np.random.set_state(host[1])
-        for part, values, own in zip(every, plain, buffers, strict=True):
+        for part, values, of_part in zip(every, plain, buffers, strict=True):
             for name, value in values.items():
                 if vars(part).get(name) is not value:
                     vars(part)[name] = value
-            part._buffers.update(own)
+            part._buffers.update(of_part)
         for cache, content in kept:
-            _restore(cache, content)
-        for buffer in (buffer for own in buffers for buffer in own.values() if buffer is not None):
+            cache.clear()
+            cache.extend(content) if isinstance(cache, list) else cache.update(content)
+        for buffer in (buffer for of_part in buffers for buffer in of_part.values() if buffer is not None):
             version, old = before.get(id(buffer), (buffer._version, buffer))
             if buffer._version != version:
                 with torch.no_grad():
@@ -79,11 +80,6 @@ def as_it_was(model: Module) -> Iterator[Callable[[int], None]]:
 def _is_cache(name: str, value: Any) -> bool:
     """Say whether an attribute of a part may hold results of its runs: it is not one of torch's own."""
     return type(value) in (dict, list, set) and name not in Module.__annotations__ and not name.endswith("_hooks")
-
-
-def _restore(cache: Any, content: Any) -> None:
-    cache.clear()
-    cache.extend(content) if isinstance(cache, list) else cache.update(content)
 
 
 def silence(model: Any) -> list[tuple[Any, str, float]]:
@@ -157,14 +153,6 @@ def ended(part: Module) -> Iterator[Callable[..., Any]]:
     finally:
         for state in pending:
             state._pre_forward(state._modules[0], (), {})
-
-
-def parameters_of(part: Module) -> set[Parameter]:
-    """Return the parameters of a part, sharded and gathered ones."""
-    groups = [group for one in part.modules() for state in _states(one) for group in state._fsdp_param_groups]
-    sharded = [one for group in groups for one in group.fsdp_params]
-    gathered = [one._unsharded_param for one in sharded if hasattr(one, "_unsharded_param")]
-    return {*part.parameters(), *(one.sharded_param for one in sharded), *gathered}
 
 
 def _states(part: Module) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
+from energon_pack.training.forward_inputs import MEDIA_KEYS, NOT_GUARDED, MixingError
 from energon_pack.training.layout import IGNORE, seq_idx
 from energon_pack.training.masks import (
     BOUNDARIES,
@@ -83,8 +83,8 @@ class PackedBatch(dict[str, Any]):
         from energon_pack.training.together import moved
 
         on_host = _ON_HOST.union(name for name in self if name.startswith(PREFIX) and BOUNDARIES in name)
-        given = [value for name, value in self._tensors() if name not in on_host]
-        return self._with(moved(given, lambda one: one.to(device, non_blocking=non_blocking)))
+        on_device = [value for name, value in self._tensors() if name not in on_host]
+        return self._with(moved(on_device, lambda one: one.to(device, non_blocking=non_blocking)))
 
     def pin_memory(self) -> "PackedBatch":
         """Copy the batch into pinned memory, from which `to` copies beside the work of a GPU."""
@@ -103,12 +103,12 @@ class PackedBatch(dict[str, Any]):
             inner = vars(value) if isinstance(value, VisualInputs) else {name: value}
             yield from ((key, item) for key, item in inner.items() if isinstance(item, Tensor))
 
-    def _with(self, others: Mapping[int, Tensor]) -> "PackedBatch":
+    def _with(self, tensors: Mapping[int, Tensor]) -> "PackedBatch":
 
         def replaced(value: Any) -> Any:
             if isinstance(value, VisualInputs):
                 return VisualInputs(**{key: replaced(item) for key, item in vars(value).items()})
-            return others.get(id(value), value)
+            return tensors.get(id(value), value)
 
         return PackedBatch({name: replaced(value) for name, value in self.items()})
 
@@ -168,9 +168,9 @@ class PackedBatch(dict[str, Any]):
 
     def _of_tower(self, proof: TowerProof, device: torch.device) -> dict[str, Any]:
         """Return the values for a tower; boundaries go to the device if its attention does not read them."""
-        own = {name: value for name, value in values_in(self).items() if name in proof.names}
-        late = {name: own[name].to(device, non_blocking=True) for name in own if BOUNDARIES in name}
-        return own if proof.on_host else own | late
+        values = {name: value for name, value in values_in(self).items() if name in proof.names}
+        late = {name: values[name].to(device, non_blocking=True) for name in values if BOUNDARIES in name}
+        return values if proof.on_host else values | late
 
     def _rope_rows(self, outline: Outline) -> Tensor:
         """Return positions [4, B, S]; without media, the three rows of M-RoPE equal the text row."""
@@ -205,11 +205,7 @@ def _warn_of_weights() -> None:
 
 
 def total_weight(batch: Mapping[str, Any]) -> Tensor:
-    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens.
-
-    Returns:
-        0-d float64.
-    """
+    """Return Σ w of a `neat` batch, the weight of its loss in a step; without `loss_weight`, its trained tokens."""
     return _weights(batch).sum(dtype=torch.float64)
 
 
@@ -238,9 +234,6 @@ def source_losses(logits: Tensor, batch: Mapping[str, Any], sources: Sequence[st
     Returns:
         float64 [2, num_sources]: Σ w·ce and Σ w. Their quotient is the loss of each entry; the quotient of their sums
         is `weighted_loss`.
-
-    Raises:
-        ValueError: the id of a sample begins with another name.
     """
     each, weights, members = _of_tokens(logits.detach(), batch)
     number = {name: index for index, name in enumerate(sources)}
@@ -300,9 +293,6 @@ def touch_vision(model: Any, batch: Mapping[str, Any]) -> Tensor:
     """Return 0, computed from the vision tower and the batch's dummy image: with it in the loss, each rank has
     gradients for this tower, and no token sees the dummy. In a model that hears, it is computed from all other towers,
     too, because a pack without sounds gives them no gradients.
-
-    Raises:
-        ValueError: no part of the model has `get_image_features`.
     """
     return _touch_dummy(model, batch) + _touch_hearing(model)
 
@@ -313,10 +303,12 @@ def _touch_hearing(model: Any) -> Tensor:
         return torch.zeros((), device=next(model.parameters()).device)
     always = (model.get_decoder().layers, model.get_input_embeddings(), model.get_output_embeddings())
     known = {id(parameter) for part in always if part is not None for parameter in part.parameters()}
-    trained = [own for own in model.parameters() if own.requires_grad and id(own) not in known]
+    trained = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in known]
     if not trained:
         return torch.zeros((), device=next(model.parameters()).device)
-    return torch.stack([(own * 0.0).sum() for own in trained]).sum()  # in float16 a sum of weights may be infinite
+    return torch.stack(
+        [(weight * 0.0).sum() for weight in trained]
+    ).sum()  # in float16 a sum of weights may be infinite
 
 
 def _touch_dummy(model: Any, batch: Mapping[str, Any]) -> Tensor:

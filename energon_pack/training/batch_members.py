@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from energon_pack.training.inputs import MixingError
-from energon_pack.training.trial_inputs import Span, spans_of
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.trial_inputs import MemberSpan, spans_of
 
 #: a member as its user gives it: its number of tokens, or its `tokens` and its rows of each media input
 GivenMember = int | Mapping[str, int]
@@ -27,16 +27,12 @@ def is_of_layout(name: str) -> bool:
     return name in LAYOUT or name.startswith((*_CU, "max_length_", "max_seqlen"))
 
 
-def read_members(inputs: Mapping[str, Any], given: GivenRows | None = None) -> "ReadMembers":
+def read_members(inputs: Mapping[str, Any], members: GivenRows | None = None) -> "ReadMembers":
     """Return the members of a batch, without padding.
 
     `cu_seq_lens…` are boundaries in the rows one behind the other. `position_ids` start anew with a member; of M-RoPE's
     three rows all do. `attention_mask` [B, S] beyond 1, and `seq_idx`, number the members. A mask of ones says nothing.
     Padding is masked, or repeats one token.
-
-    Args:
-        inputs: of a forward, by name, with `input_ids` [B, S].
-        given: the members of each row, where no input says them.
 
     Raises:
         MixingError: no input says where members lie; two contradict each other, and both are named; tokens are in no
@@ -46,14 +42,14 @@ def read_members(inputs: Mapping[str, Any], given: GivenRows | None = None) -> "
         raise MixingError("a batch without input_ids [B, S]: nothing shows what its members are")
     tokens, mask = tokens.cpu(), inputs.get("attention_mask")
     real = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.shape == tokens.shape else torch.ones_like(tokens) > 0
-    said = _said(inputs, tokens, real, given)
-    if not said:
+    begins_by = _said(inputs, tokens, real, members)
+    if not begins_by:
         names = ", ".join(sorted(name for name, value in inputs.items() if value is not None))
         raise MixingError(
             f"a batch that says nowhere what its members are ({names}): cu_seq_lens_q, position_ids that start anew or"
             " an attention_mask that numbers members (1 1 2 2 0) do; or give members=[[lengths of a row, …], …] a batch"
         )
-    spans = {name: spans_of(tokens, begins, real) for name, begins in said.items()}
+    spans = {name: spans_of(tokens, begins, real) for name, begins in begins_by.items()}
     _refuse_contradiction(spans)
     shortest = [min(alike, key=lambda one: one.end) for alike in zip(*spans.values(), strict=True)]
     return ReadMembers(" and ".join(spans), shortest)
@@ -65,7 +61,7 @@ class ReadMembers:
 
     #: the inputs that say them
     by: str
-    spans: list[Span]
+    spans: list[MemberSpan]
 
     @property
     def are_packed(self) -> bool:
@@ -73,28 +69,28 @@ class ReadMembers:
         return len({one.row for one in self.spans}) < len(self.spans)
 
 
-def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, given: GivenRows | None) -> dict[str, Tensor]:
+def _said(inputs: Mapping[str, Any], tokens: Tensor, real: Tensor, members: GivenRows | None) -> dict[str, Tensor]:
     """Return where members begin, bool [B, S], by each input that says it."""
-    said = {} if given is None else {"members=": _by_given(given, tokens, real)}
+    begins_by = {} if members is None else {"members=": _by_given(members, tokens, real)}
     for name, value in inputs.items():
         if not isinstance(value, Tensor):
             continue
         value = value.detach().cpu()
         if name.startswith(_CU):
-            said[name] = _by_boundaries(name, value.flatten().tolist(), tokens, real)
+            begins_by[name] = _by_boundaries(name, value.flatten().tolist(), tokens, real)
         elif name == "position_ids":
-            said[name] = _by_positions(value, tokens, real)
+            begins_by[name] = _by_positions(value, tokens, real)
         elif name == "seq_idx" or (name == "attention_mask" and value.dim() == 2 and int(value.max()) > 1):
-            said[name] = pad(value.diff() != 0, (1, 0), value=True)
-    return said
+            begins_by[name] = pad(value.diff() != 0, (1, 0), value=True)
+    return begins_by
 
 
-def _by_given(given: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
+def _by_given(members: GivenRows, tokens: Tensor, real: Tensor) -> Tensor:
     try:
-        rows, width = [[int(tokens_of_given(member)) for member in row] for row in given], tokens.shape[1]
+        rows, width = [[int(tokens_of_given(member)) for member in row] for row in members], tokens.shape[1]
     except (TypeError, KeyError, ValueError):
         raise MixingError(
-            f"members={given} of a batch: a list for each row, of lengths or {{'tokens': length}}"
+            f"members={members} of a batch: a list for each row, of lengths or {{'tokens': length}}"
         ) from None
     if len(rows) != len(tokens) or any(sum(row) > width or min(row, default=0) < 1 for row in rows):
         raise MixingError(f"members={rows} for input_ids {list(tokens.shape)}: a list of lengths for each row")
@@ -116,9 +112,9 @@ def _by_boundaries(name: str, ends: list[int], tokens: Tensor, real: Tensor) -> 
 
 def _begins(name: str, ends: list[int], tokens: Tensor, rest: Tensor) -> Tensor:
     """Return where members begin; `rest` of the tokens is in none, and has to be padding."""
-    for number, (row, left) in enumerate(zip(tokens, rest, strict=True)):
-        if len(row[left].unique()) > 1:
-            raise MixingError(f"{name} leaves {int(left.sum())} of {len(row)} tokens of row {number} in no member")
+    for number, (row, in_none) in enumerate(zip(tokens, rest, strict=True)):
+        if len(row[in_none].unique()) > 1:
+            raise MixingError(f"{name} leaves {int(in_none.sum())} of {len(row)} tokens of row {number} in no member")
     begins = torch.zeros(tokens.numel(), dtype=torch.bool)
     begins[[end for end in ends if end < tokens.numel()]] = True
     begins = begins.view_as(tokens)
@@ -136,21 +132,21 @@ def _by_positions(positions: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
     steps = rows[0].diff()
     if (ahead := ((steps > 1) & real[:, 1:] & real[:, :-1]).nonzero()).numel():
         row, place = ahead[0].tolist()
-        said = rows[0, row, place : place + 2].tolist()
-        raise MixingError(f"position_ids jump from {said[0]} to {said[1]}: they neither go on nor start anew")
+        jump = rows[0, row, place : place + 2].tolist()
+        raise MixingError(f"position_ids jump from {jump[0]} to {jump[1]}: they neither go on nor start anew")
     return pad(steps != 1, (1, 0), value=True)
 
 
-def _refuse_contradiction(spans: Mapping[str, Sequence[Span]]) -> None:
-    (first, expected), *others = spans.items()
-    for name, own in others:
-        if [(one.row, one.start) for one in own] != [(one.row, one.start) for one in expected]:
+def _refuse_contradiction(spans: Mapping[str, Sequence[MemberSpan]]) -> None:
+    (first, expected), *further = spans.items()
+    for name, read in further:
+        if [(one.row, one.start) for one in read] != [(one.row, one.start) for one in expected]:
             raise MixingError(
                 f"{first} and {name} contradict each other: members begin at {_shown(expected)} by {first}, at"
-                f" {_shown(own)} by {name}"
+                f" {_shown(read)} by {name}"
             )
 
 
-def _shown(spans: Sequence[Span]) -> str:
+def _shown(spans: Sequence[MemberSpan]) -> str:
     begins = [f"{one.row}:{one.start}" if one.row else str(one.start) for one in spans]
     return ", ".join(begins[:8]) + (" …" if len(begins) > 8 else "")

@@ -20,13 +20,13 @@ from energon_pack.training.batch_members import (
     read_members,
 )
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import MixingError, attention_of, check_inputs
+from energon_pack.training.forward_inputs import MixingError, attention_of, check_inputs
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.model_trial import Pending, Subject
 from energon_pack.training.trial_inputs import (
-    Placed,
+    MemberSpan,
+    PlacedSample,
     Probe,
-    Span,
     TrialInputs,
     inputs_with_changes,
     leaves_of,
@@ -44,7 +44,7 @@ _CLOSED = -1e4
 
 
 @dataclass
-class Batches(Subject):
+class BatchSubject(Subject):
     """A guarded model with batches of a collator that is not ours."""
 
     model: Any
@@ -124,9 +124,9 @@ class Batches(Subject):
         return "; ".join([told, *dict.fromkeys(self._reasons(inputs))])
 
     def _reasons(self, inputs: Mapping[str, Any]) -> Iterator[str]:
-        for own in (inputs, {**inputs, "use_cache": False}):
+        for tried in (inputs, {**inputs, "use_cache": False}):
             try:
-                check_inputs(own, attention_of(self.model))
+                check_inputs(tried, attention_of(self.model))
             except MixingError as error:
                 yield str(error)
 
@@ -170,22 +170,22 @@ def _refuse_labels(inputs: Mapping[str, Any], members: ReadMembers) -> None:
 
 
 def _samples(
-    inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None
-) -> Iterator[tuple[Span, Encoded]]:
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members: GivenRows | None
+) -> Iterator[tuple[MemberSpan, Encoded]]:
     labels, shape = _labels(inputs, spans), inputs["input_ids"].shape
     rows = {
         name: value
         for name, value in inputs.items()
         if isinstance(value, Tensor) and value.shape[:2] == shape and name not in _ANEW and not is_of_layout(name)
     }
-    media = _shares(inputs, spans, given)
-    for number, (span, own) in enumerate(zip(spans, media, strict=True)):
+    media = _shares(inputs, spans, members)
+    for number, (span, of_member) in enumerate(zip(spans, media, strict=True)):
         ids = span.of(inputs["input_ids"])
         tokens = Member(ids, span.of(labels), torch.zeros_like(ids), None, {k: span.of(v) for k, v in rows.items()})
-        yield span, Encoded(f"member {number}", tokens, own)
+        yield span, Encoded(f"member {number}", tokens, of_member)
 
 
-def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
+def _labels(inputs: Mapping[str, Any], spans: Sequence[MemberSpan]) -> Tensor:
     """Return labels [B, S] that are not shifted; where a batch has none, each token is trained that one predicts."""
     if (shifted := inputs.get("shift_labels")) is not None:
         return torch.nn.functional.pad(shifted[:, :-1].long(), (1, 0), value=IGNORE)
@@ -195,7 +195,7 @@ def _labels(inputs: Mapping[str, Any], spans: Sequence[Span]) -> Tensor:
     return labels
 
 
-def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatch:
+def _labelled(inputs: Mapping[str, Any], placed: Sequence[PlacedSample]) -> PackedBatch:
     if (shifted := inputs.get("shift_labels")) is not None:
         return PackedBatch(labels=shifted, _packed_seq_ids=None)
     labels = torch.full_like(inputs["input_ids"], IGNORE, dtype=torch.long)
@@ -204,10 +204,10 @@ def _labelled(inputs: Mapping[str, Any], placed: Sequence[Placed]) -> PackedBatc
     return PackedBatch(labels=labels)
 
 
-def _placed(samples: Iterator[tuple[Span, Encoded]]) -> list[Placed]:
+def _placed(samples: Iterator[tuple[MemberSpan, Encoded]]) -> list[PlacedSample]:
     """Place the members; the loss is of every second one that is trained, from the last on."""
     placed = [
-        Placed(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
+        PlacedSample(sample, span.row, torch.arange(span.start, span.end), False, leaves_of(sample.media))
         for span, sample in samples
     ]
     trained = [number for number, one in enumerate(placed) if (one.sample.tokens.labels[1:] != IGNORE).any()]
@@ -222,10 +222,12 @@ def _media_of(inputs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _shares(inputs: Mapping[str, Any], spans: Sequence[Span], given: GivenRows | None) -> list[dict[str, Tensor]]:
+def _shares(
+    inputs: Mapping[str, Any], spans: Sequence[MemberSpan], members_of_rows: GivenRows | None
+) -> list[dict[str, Tensor]]:
     """Return the media of each member: the next rows of each input, as many as are given."""
     shares: list[dict[str, Tensor]] = [{} for _ in spans]
-    members = [member for row in given or () for member in row]
+    members = [member for row in members_of_rows or () for member in row]
     for name, value in _media_of(inputs):
         counts = [member.get(name, 0) if isinstance(member, Mapping) else 0 for member in members]
         if len(counts) != len(spans) or sum(counts) != len(value):

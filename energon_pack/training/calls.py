@@ -64,51 +64,47 @@ class Calls:
         self._of_tokens: set[str] = set()
 
     def __call__(self, members: Sequence[Prepared], as_rows: bool = False) -> dict[str, Tensor]:
-        """Process the media of some members in one text that holds all of them.
-
-        Args:
-            as_rows: put each member in its own text.
-        """
+        """Process the media of some members in one text that holds all of them."""
         every = merged(members)
-        given = media_inputs(self._rules, every)
+        arguments = media_inputs(self._rules, every)
         processor, alone = self._loaded
         if alone is not None:
             if other := next(
                 (KINDS[kind].nouns for kind in reversed(KINDS) if every.of(kind) and kind != IMAGE.kind), ""
             ):
                 raise ImportError(f"training on {other} needs torchvision: pip install 'energon-pack[train]'")
-            return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **given.get("images_kwargs", {})))
+            return _tensors(alone(every.of(IMAGE.kind), return_tensors="pt", **arguments.get("images_kwargs", {})))
         placeholders = self._rules.placeholders
         if as_rows and self._rules.nests_images and every.of(IMAGE.kind):
-            given[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
+            arguments[IMAGE.argument] = [images for part in members if (images := part.of(IMAGE.kind))]
         tail = "." if every.of(AUDIO.kind) else ""  # else a mask of frames, one a token, looks like an input of tokens
         texts = [
             "".join(placeholders[kind] for kind in part.order) + tail for part in (members if as_rows else [every])
         ]
         padding: dict[str, Any] = {"padding": True} if as_rows else {}
-        if AUDIO.argument in given:  # else padding would reach sounds, too
+        if AUDIO.argument in arguments:  # else padding would reach sounds, too
             padding = {"text_kwargs": padding}
-        made = processor(text=texts, return_tensors="pt", **padding, **given)
-        found, shape = _tensors(made), made["input_ids"].shape
-        whole = {name: value for name, value in found.items() if not value.is_floating_point()}
+        output = processor(text=texts, return_tensors="pt", **padding, **arguments)
+        tensors, shape = _tensors(output), output["input_ids"].shape
+        whole = {name: value for name, value in tensors.items() if not value.is_floating_point()}
         self._of_tokens |= {name for name, value in whole.items() if value.shape == shape}
-        return {name: value for name, value in found.items() if name not in self._of_tokens}
+        return {name: value for name, value in tensors.items() if name not in self._of_tokens}
 
     def images(self, members: Sequence[Prepared], names: Collection[str]) -> dict[str, Tensor]:
         """Process images with the image processor alone, without any text."""
-        given = media_inputs(self._rules, merged(members))
+        arguments = media_inputs(self._rules, merged(members))
         images = merged(members).of(IMAGE.kind)
         processor, alone = self._loaded
-        made = (alone or processor.image_processor)(images, return_tensors="pt", **given.get("images_kwargs", {}))
-        return _tensors({name: value for name, value in made.items() if name in names})
+        output = (alone or processor.image_processor)(images, return_tensors="pt", **arguments.get("images_kwargs", {}))
+        return _tensors({name: value for name, value in output.items() if name in names})
 
     def of_tokens(self) -> dict[str, TokenRow]:
         """Return functions that make, from a member's tokens, inputs that only this model has for each token."""
         processor, _ = self._loaded
-        made = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
-        if lost := sorted(name for name, make in made.items() if make is None):
+        functions = {name: getattr(processor, f"create_{name}", None) for name in self._of_tokens - _UNUSED}
+        if lost := sorted(name for name, make in functions.items() if make is None):
             raise JoinError(f"{self.name} gives {', '.join(lost)} for each token, for which packs have no place")
-        return {name: make for name, make in made.items() if make is not None}
+        return {name: make for name, make in functions.items() if make is not None}
 
     def token_types(self, ids: list[int]) -> list[int] | None:
         """Return 0 or the number of its kind of media for each token; None: the processor does not tell by ids."""
@@ -143,19 +139,16 @@ class Calls:
         try:
             return full_processor(self._rules), None
         except ImportError:
-            return None, _image_processor(self._rules)
+            from transformers import AutoImageProcessor
+
+            with errors_only():
+                alone = AutoImageProcessor.from_pretrained(self._rules.folder, backend="pil", **self._rules.kwargs)
+            return None, alone
 
 
-@errors_only()
-def _image_processor(rules: InputRules) -> Any:
-    from transformers import AutoImageProcessor
-
-    return AutoImageProcessor.from_pretrained(rules.folder, backend="pil", **rules.kwargs)
-
-
-def _tensors(made: Mapping[str, Any]) -> dict[str, Tensor]:
+def _tensors(output: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the media inputs among a processor's outputs, as tensors."""
-    return {name: _tensor(value) for name, value in made.items() if name not in _NOT_MEDIA}
+    return {name: _tensor(value) for name, value in output.items() if name not in _NOT_MEDIA}
 
 
 def _tensor(value: Any) -> Tensor:

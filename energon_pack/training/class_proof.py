@@ -9,8 +9,8 @@ import torch
 
 from energon_pack.training.encoded import Encoded, text_of
 from energon_pack.training.finding import Proof
-from energon_pack.training.inputs import MixingError, attention_of
-from energon_pack.training.probe import ProbeTree, Samples
+from energon_pack.training.forward_inputs import MixingError, attention_of
+from energon_pack.training.probe_batches import ProbeTree, Samples
 from energon_pack.training.proof import kinds_of, prove, way_out
 from energon_pack.training.wrapped import class_of
 
@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Shown:
+class ClassProof:
     """What was shown of a class, and with which samples."""
 
     #: every test of the class; the last one counts
@@ -49,7 +49,7 @@ class Shown:
         return min((one.longest for one in (self.proofs[-1], self.trees) if one and one.longest), default=None)
 
 
-def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
+def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> ClassProof:
     """Prove that the class of a model keeps members of packs apart."""
     attention, name = attention_of(model), class_of(model).__name__
     mask, longest = (encoder.mask, encoder.max_token_len) if encoder else ("auto", None)
@@ -71,14 +71,14 @@ def prove_class(model: Any, encoder: Encoder | None, is_trusted: bool) -> Shown:
     )
     tree = getattr(encoder, "probe_tree", lambda _: None)(samples)
     if tree is None:
-        return Shown(proofs, samples)
+        return ClassProof(proofs, samples)
     from energon_pack.training.tree_inputs import refuse
 
     refuse(model)
     of_trees = proved(tree, "")
     lacks = "is not shown to train on trees as on their samples alone"
     _refuse_unshown(model, lacks, of_trees, tree, attention, longest, is_trusted)
-    return Shown(proofs, samples, of_trees[-1], tree)
+    return ClassProof(proofs, samples, of_trees[-1], tree)
 
 
 def _refuse_unshown(
@@ -93,11 +93,11 @@ def _refuse_unshown(
     if proofs[-1].is_exact:
         return
     kind = class_of(model)
-    said = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
+    finding = f"{kind.__name__} {lacks}: {'; '.join(map(str, proofs))}"
     if not is_trusted:
         out = way_out(kind, model.config, samples, attention, longest, proofs)
-        raise MixingError(f"{said}. {out} (trust={kind.__name__!r} trains it all the same)")
-    _log.warning("%s; trained all the same: trust=%s", said, kind.__name__)
+        raise MixingError(f"{finding}. {out} (trust={kind.__name__!r} trains it all the same)")
+    _log.warning("%s; trained all the same: trust=%s", finding, kind.__name__)
 
 
 def _texts(vocabulary: int) -> list[Encoded]:

@@ -35,8 +35,8 @@ from energon_pack.training.finding import (
 )
 from energon_pack.training.layout import IGNORE, loss_weights
 from energon_pack.training.routing import Routing, routed
-from energon_pack.training.trial_inputs import Placed, Probe, leaves_of
-from energon_pack.training.watch import Seen, see
+from energon_pack.training.trial_inputs import PlacedSample, Probe, leaves_of
+from energon_pack.training.watch import RunValues, see
 
 
 class ProbeLoss:
@@ -64,14 +64,10 @@ class ProbeLoss:
         return self._named(self._batch["labels"], self._batch["labels"])
 
     def inputs_alone(self, labels: Tensor) -> dict[str, Any]:
-        """Return the inputs from which the model computes its own loss of a sample alone.
-
-        Args:
-            labels: [1, L], not shifted.
-        """
+        """Return the inputs from which the model computes its own loss of a sample alone."""
         return self._named(labels, pad_tensor(labels[:, 1:], (0, 1), value=IGNORE))
 
-    def of_batch(self, seen: Seen) -> Tensor:
+    def of_batch(self, seen: RunValues) -> Tensor:
         """Return the loss of the batch."""
         if self._is_own:
             return _own(seen)
@@ -80,7 +76,7 @@ class ProbeLoss:
         labels = torch.where(labels == IGNORE, IGNORE, labels % values.shape[-1])  # outputs are thinned
         return weighted_loss(values, {**self._batch, "labels": labels}, self._total)
 
-    def alone(self, sample: Encoded, seen: Seen) -> Tensor:
+    def alone(self, sample: Encoded, seen: RunValues) -> Tensor:
         """Return a sample's part in the loss, from its run alone."""
         weights = loss_weights(sample.tokens, self._kind)[1:]
         if self._is_own:
@@ -99,13 +95,13 @@ class ProbeLoss:
         return named | ({"num_items_in_batch": self._total} if self._is_divided else {})
 
 
-def _own(seen: Seen) -> Tensor:
+def _own(seen: RunValues) -> Tensor:
     if seen.loss is None:
         raise ValueError("it computes no loss from labels")
     return seen.loss
 
 
-def logits_of(seen: Seen) -> Tensor:
+def logits_of(seen: RunValues) -> Tensor:
     """Return outputs [B, S, values] in float32."""
     assert seen.values is not None
     return seen.values.float()
@@ -118,7 +114,7 @@ ROUNDED = 16
 
 
 @dataclass(frozen=True)
-class Way:
+class RunOptions:
     """How a model is run for a comparison."""
 
     part: Module
@@ -134,8 +130,6 @@ class Way:
     own_loss: bool = False
     #: whether the model divides its loss by a number that it is given
     is_divided: bool = False
-    #: whether weights need no gradients, so that `backward` leaves them alone: some checkpoints take nothing else
-    is_frozen: bool = False
     #: whether samples alone choose the experts that they choose in the batch
     is_routed: bool = False
     #: entered while a sample runs alone
@@ -154,7 +148,7 @@ class _Run:
     gradients: Gradients = field(default_factory=Gradients)
 
 
-def compare(way: Way, probe: Probe) -> Finding:
+def compare(way: RunOptions, probe: Probe) -> Finding:
     """Run a batch, and each of its samples alone."""
     loss = ProbeLoss(probe, way.own_loss, way.is_divided)
     routing = Routing() if way.is_routed else None
@@ -170,24 +164,31 @@ def compare(way: Way, probe: Probe) -> Finding:
     is_low = eps > 1e-6
     tolerance, block = (way.tolerances[1], BLOCK) if is_low else (way.tolerances[0], 1)
     differences = [difference(packed.values[one.row, one.places], run.values[0], block) for one, run in pairs]
-    own = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
+    outputs_vary = sum(variation(run.values[0]) for run in alone.values()) / len(alone)
     if is_low:  # values that hardly vary are rounded like all others of their size
-        own = max(own, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone))
+        outputs_vary = max(
+            outputs_vary, ROUNDED * eps * sum(size_of(run.values[0]) for run in alone.values()) / len(alone)
+        )
     if not way.follow:
-        return Finding(largest(differences), own, tolerance=tolerance)
+        return Finding(largest(differences), outputs_vary, tolerance=tolerance)
     expected = sum(run.loss for one, run in pairs if one.in_loss)
-    gradients, others = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
+    gradients, of_strangers = compare_gradients(packed.gradients, [(one, run.gradients) for one, run in pairs])
     by_loss = abs(packed.loss - expected) / max(abs(expected), 1e-30)
-    return Finding(largest(differences), own, by_loss, gradients, others, tolerance)
+    return Finding(largest(differences), outputs_vary, by_loss, gradients, of_strangers, tolerance)
 
 
-def _key(way: Way, one: Placed) -> int:
+def _key(way: RunOptions, one: PlacedSample) -> int:
     """Return what is equal for places whose sample runs alone once: each may choose other experts."""
     return id(one if way.is_routed else one.sample)
 
 
 def _run_alone(
-    way: Way, probe: Probe, places: Sequence[Placed], loss: ProbeLoss, routing: Routing | None, shape: torch.Size
+    way: RunOptions,
+    probe: Probe,
+    places: Sequence[PlacedSample],
+    loss: ProbeLoss,
+    routing: Routing | None,
+    shape: torch.Size,
 ) -> _Run:
     """Run the sample of some places in a batch [B, S, …] alone; no gradients are followed of one without a loss."""
     sample, in_loss = places[0].sample, any(one.in_loss for one in places)
@@ -197,15 +198,15 @@ def _run_alone(
     rows = (places[0].row * shape[1] + places[0].places).to(device)
     again = None if routing is None else Routing(routing, rows, shape[0] * shape[1])
     inputs |= loss.inputs_alone(sample.tokens.labels[None].to(device))
-    own = way if in_loss else replace(way, follow=False)
+    followed = way if in_loss else replace(way, follow=False)
     with way.alone():
-        return _run(own, inputs, partial(loss.alone, sample), [*leaves.values()], again)
+        return _run(followed, inputs, partial(loss.alone, sample), [*leaves.values()], again)
 
 
 def _run(
-    way: Way,
+    way: RunOptions,
     inputs: Mapping[str, Any],
-    loss_of: Callable[[Seen], Tensor],
+    loss_of: Callable[[RunValues], Tensor],
     leaves: Sequence[Tensor],
     routing: Routing | None,
 ) -> _Run:
@@ -219,5 +220,5 @@ def _run(
         loss = loss_of(seen)
         if routing is not None:
             routing.is_over = True
-        gradients = gradients_of(loss, seen.embedded, leaves, way.weights, way.is_frozen)
+        gradients = gradients_of(loss, seen.embedded, leaves, way.weights)
     return _Run(values, seen.dtypes, float(loss.detach()), gradients)

@@ -40,10 +40,6 @@ _VIDEO, _SOUND = 2, 3
 
 
 def are_heard(types: Tensor) -> bool:
-    """Whether the videos of a member are heard: tokens of sounds then stand right beside tokens of videos.
-
-    Args:
-        types: [L], as `mm_token_type_ids` has them.
-    """
+    """Whether the videos of a member are heard: tokens of sounds then stand right beside tokens of videos."""
     pairs = torch.stack([types[:-1], types[1:]]).sort(dim=0).values
     return bool(((pairs[0] == _VIDEO) & (pairs[1] == _SOUND)).any())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from energon_pack.training.trial_inputs import Placed
+from energon_pack.training.trial_inputs import PlacedSample
 
 #: gradients are rounded so much more than outputs: of 230 classes in bfloat16 by 11 % at most, outputs by 3 %
 _MORE = 2.5
@@ -68,11 +68,11 @@ class Finding:
         return self.mixes and self.is_shown and all(share <= 10 * self.tolerance for share in self.shares)
 
     def __str__(self) -> str:
-        said = "in train(), " if self.in_training else ""
-        said += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
-        said += "" if self.loss is None else f"; loss by {self.loss:.2g}"
-        said += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
-        return said if not self.others else f"{said}; a loss moves inputs of other members by {self.others:.2g}"
+        text = "in train(), " if self.in_training else ""
+        text += f"packed and alone differ by {self.alone:.2g}, outputs vary by {self.own:.2g}"
+        text += "" if self.loss is None else f"; loss by {self.loss:.2g}"
+        text += "" if self.gradients is None else f"; gradients by {self.gradients:.2g}"
+        return text if not self.others else f"{text}; a loss moves inputs of other members by {self.others:.2g}"
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def difference(first: Tensor, second: Tensor, block: int) -> float:
 
 def variation(values: Tensor) -> float:
     """Return how much the outputs [L, values] of a sample vary from token to token, as a root mean square."""
-    own = _outputs(values)
-    return float((own - own.mean(0)).square().mean().sqrt())
+    outputs = _outputs(values)
+    return float((outputs - outputs.mean(0)).square().mean().sqrt())
 
 
 def size_of(values: Tensor) -> float:
@@ -136,10 +136,6 @@ _NUM_VALUES = 4096
 _Pair = tuple[Tensor | None, Tensor | None]
 
 
-class CheckpointError(Exception):
-    """A checkpoint would give gradients to all weights: they have to need none."""
-
-
 @dataclass(frozen=True)
 class Gradients:
     """The gradients of one run; those that no loss reaches are None."""
@@ -152,31 +148,22 @@ class Gradients:
     weights: Sequence[Tensor | None] = ()
 
 
-def gradients_of(
-    loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor], is_frozen: bool
-) -> Gradients:
-    """Return the gradients of a loss.
-
-    Raises:
-        CheckpointError: weights need gradients, and a checkpoint would write them.
-    """
-    followed = [embedded, *media, *weights]
-    if is_frozen:
-        embedded.retain_grad()
-        torch.autograd.backward(loss)
-        taken: Sequence[Tensor | None] = [one.grad for one in followed]
-    elif _has_backwards_within(loss):
-        raise CheckpointError
-    else:
-        taken = _followed_back(loss, followed)
-    of_media, of_weights = taken[1 : 1 + len(media)], taken[1 + len(media) :]
-    return Gradients(taken[0], of_media, [_thinned(one) for one in of_weights])
-
-
-def _followed_back(loss: Tensor, followed: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """As `torch.autograd.grad`, which leaves `Routing`: checkpoints run parts once more, and choose experts again."""
-    start = (torch.ones_like(loss),)
-    return graph._engine_run_backward((loss,), start, False, False, tuple(followed), True, accumulate_grad=False)
+def gradients_of(loss: Tensor, embedded: Tensor, media: Sequence[Tensor], weights: Sequence[Tensor]) -> Gradients:
+    """Return the gradients of a loss; raises ValueError if checkpoints would write those of all weights."""
+    if _has_backwards_within(loss):
+        raise ValueError(
+            "checkpoints run a backward of their own: gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
+    followed = (
+        embedded,
+        *media,
+        *weights,
+    )  # as `torch.autograd.grad`, which leaves `Routing`: checkpoints choose again
+    gradients: Sequence[Tensor | None] = graph._engine_run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, followed, True, accumulate_grad=False
+    )
+    of_weights = [_thinned(one) for one in gradients[1 + len(media) :]]
+    return Gradients(gradients[0], gradients[1 : 1 + len(media)], of_weights)
 
 
 def _has_backwards_within(loss: Tensor) -> bool:
@@ -196,7 +183,7 @@ def _thinned(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.flatten()[:: -(-gradient.numel() // _NUM_VALUES)].clone()
 
 
-def compare_gradients(packed: Gradients, pairs: Sequence[tuple[Placed, Gradients]]) -> tuple[float, float]:
+def compare_gradients(packed: Gradients, pairs: Sequence[tuple[PlacedSample, Gradients]]) -> tuple[float, float]:
     """Return the largest difference of a gradient, and the largest one of others' inputs, as shares of the largest."""
     assert packed.embedded is not None
     expected = torch.zeros_like(packed.embedded, dtype=torch.float32)
@@ -206,19 +193,19 @@ def compare_gradients(packed: Gradients, pairs: Sequence[tuple[Placed, Gradients
     strangers: list[Tensor | None] = []
     weights: Sequence[Tensor | None] = [None] * len(packed.weights)
     for one, alone in pairs:
-        own = [next(waiting) for _ in one.leaves]
+        of_sample = [next(waiting) for _ in one.leaves]
         if not one.in_loss:
-            strangers += own
+            strangers += of_sample
             continue
-        media += zip(own, alone.media, strict=True)
+        media += zip(of_sample, alone.media, strict=True)
         weights = [_sum(first, second) for first, second in zip(weights, alone.weights, strict=True)]
         is_own[one.row, one.places] = True
         expected[one.row, one.places] += 0.0 if alone.embedded is None else alone.embedded[0].float()
     embedded: list[_Pair] = [(packed.embedded.float()[is_own], expected[is_own])]
     kinds: list[list[_Pair]] = [embedded, media, [*zip(packed.weights, weights, strict=True)]]
-    others = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
+    of_strangers = [_share([packed.embedded[~is_own]], [expected]), _share(strangers, [pair[1] for pair in media])]
     shares = [_share([_difference(*pair) for pair in kind], [pair[1] for pair in kind]) for kind in kinds]
-    return largest(shares), largest(others)
+    return largest(shares), largest(of_strangers)
 
 
 def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:

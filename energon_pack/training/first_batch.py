@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,23 +12,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, parameters_of, silent
-from energon_pack.training.comparison import Way, compare
-from energon_pack.training.finding import CheckpointError, Finding, difference, variation
-from energon_pack.training.inputs import MixingError
-from energon_pack.training.kind import Kind, Tried, kind_of
+from energon_pack.training.as_it_was import as_it_was, ended, full_precision, is_sharded, silent
+from energon_pack.training.comparison import RunOptions, compare
+from energon_pack.training.finding import Finding, difference, variation
+from energon_pack.training.forward_inputs import MixingError
+from energon_pack.training.kind import Kind, TriedKind, kind_of
+from energon_pack.training.model_trial import LOW_PRECISION, SUMS, ModelTrial, Pending, Steps, changes
 from energon_pack.training.routing import is_routed
-from energon_pack.training.trial import LOW_PRECISION, SUMS, Pending, Steps, Trial, changes
-from energon_pack.training.trial_inputs import Probe, Run, Span, TrialInputs, switches_of, without_loss
+from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs, switches_of, without_loss
 from energon_pack.training.watch import see
 from energon_pack.training.wrapped import class_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.trial import Subject
+    from energon_pack.training.model_trial import Subject
 
 
 @dataclass(frozen=True)
-class Alone:
+class SampleComparison:
     """The results of samples, made or of the batch."""
 
     finding: Finding
@@ -39,7 +38,7 @@ class Alone:
     runs: tuple[Run, Run]
 
 
-def try_alone(pending: Pending, probe: Probe) -> Alone:
+def try_alone(pending: Pending, probe: Probe) -> SampleComparison:
     """Compare the samples of a batch with each of them alone."""
     part, way, switches, last = pending.part, _way(pending), switches_of(pending.inputs), probe.placed[-1]
     plain = probe.plain
@@ -47,14 +46,16 @@ def try_alone(pending: Pending, probe: Probe) -> Alone:
     alone = without_loss(probe.plain(last.sample))
     with silent(part):
         is_random = part.training and _is_random(pending, alone)
-        finding = replace(_finding(way, probe), in_training=part.training)
-    span = Span(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
-    return Alone(finding, is_random, ((without_loss(probe.inputs), [span]), (alone, [Span(0, 0, len(last.places))])))
+        finding = replace(compare(way, probe), in_training=part.training)
+    span = MemberSpan(last.row, int(last.places[0]), int(last.places[0]) + len(last.places))
+    return SampleComparison(
+        finding, is_random, ((without_loss(probe.inputs), [span]), (alone, [MemberSpan(0, 0, len(last.places))]))
+    )
 
 
-def _way(pending: Pending) -> Way:
+def _way(pending: Pending) -> RunOptions:
     part, inputs = pending.part, pending.inputs
-    return Way(
+    return RunOptions(
         part,
         pending.call,
         (SUMS, LOW_PRECISION),
@@ -65,14 +66,6 @@ def _way(pending: Pending) -> Way:
         is_routed=is_routed(part),
         begin=partial(pending.begin, 0),
     )
-
-
-def _finding(way: Way, probe: Probe) -> Finding:
-    try:
-        return compare(way, probe)
-    except CheckpointError:
-        with _without_gradients(way.part):
-            return compare(replace(way, weights=(), is_frozen=True), probe)
 
 
 def _weights(part: Module) -> list[Tensor]:
@@ -92,23 +85,8 @@ def _is_random(pending: Pending, alone: Mapping[str, Any]) -> bool:
         return values[0].detach()
 
     first = run(0)
-    same, *others = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
-    return max(others) > 3 * same + 1e-6 * variation(first)
-
-
-@contextmanager
-def _without_gradients(part: Module) -> Iterator[None]:
-    every = [(one, one.requires_grad, one.grad) for one in parameters_of(part)]
-    if not all(one.is_leaf for one, _, _ in every):
-        raise ValueError("checkpoints in FSDP1 have to be made with use_reentrant=False")
-    try:
-        for one, _, _ in every:
-            one.requires_grad_(False)
-        yield
-    finally:
-        for one, requires, grad in every:
-            one.requires_grad_(requires)
-            one.grad = grad
+    same, *other_seeds = (difference(first, run(seed), 1) for seed in (0, 1, 2, 3))
+    return max(other_seeds) > 3 * same + 1e-6 * variation(first)
 
 
 _log = logging.getLogger(__name__)
@@ -121,9 +99,9 @@ class FirstBatch:
         """Remember the model; nothing is run yet."""
         self._subject, self._model = subject, subject.model
         self._is_sharded = self._is_warned = False
-        self._tried: list[Tried] = []
+        self._tried: list[TriedKind] = []
         #: the results
-        self.trials: list[Trial] = []
+        self.trials: list[ModelTrial] = []
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]  # what is compiled is tried compiled
     def check(self, part: Module, inputs: Mapping[str, Any]) -> None:
@@ -162,41 +140,45 @@ class FirstBatch:
 
     def _try(self, part: Module, inputs: Mapping[str, Any], kind: Kind) -> Steps:
         start, name = time.perf_counter(), class_of(self._model).__name__
-        own = {k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()}
-        asked = self._subject.changed(own)
+        copies = {
+            k: v.clone() if isinstance(v, Tensor) and k not in self._subject.media else v for k, v in inputs.items()
+        }
+        asked = self._subject.changed(copies)
         asked = None if self._is_any(asked is None) else asked
         place = None
         try:
             with as_it_was(part) as begin, full_precision(), ended(part) as call:
-                pending = Pending(part, call, own, begin, self._is_any)
+                pending = Pending(part, call, copies, begin, self._is_any)
                 moved = [] if asked is None else (yield from changes(pending, asked))
                 beside = try_alone(pending, self._subject.probe(pending))
-                trial = Trial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
+                trial = ModelTrial(beside.finding, moved, beside.is_random, round(time.perf_counter() - start, 3))
                 if mixes := self._is_any(trial.mixes):
                     place = self._place(pending, asked, trial, beside)
         except (MixingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code, with inputs that it may not be made for
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise MixingError(
-                f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {said}"
+                f"{name} can't be tried with a training batch, so nothing shows that it keeps members apart: {why}"
                 f"{self._subject.all_the_same}"
             ) from error
         self.trials.append(trial)
         if mixes:
-            from energon_pack.training.trial import refusal
+            from energon_pack.training.model_trial import refusal
 
-            said = refusal(name, self._subject.name, trial, place)
-            raise MixingError(f"{said}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
+            why = refusal(name, self._subject.name, trial, place)
+            raise MixingError(f"{why}{self._subject.way_out(inputs)}{self._subject.all_the_same}")
         self._remember(kind, asked is not None, name)
         yield None
 
-    def _place(self, pending: Pending, asked: TrialInputs | None, trial: Trial, beside: Alone) -> str | None:
+    def _place(
+        self, pending: Pending, asked: TrialInputs | None, trial: ModelTrial, beside: SampleComparison
+    ) -> str | None:
         """Name the part that mixes members, if outputs show it; a backward has no places."""
         is_moved = self._is_any(trial.moved_others)
         if not self._is_any(is_moved or not trial.alone.has_outputs):
             return None
-        from energon_pack.training.trial import first_place
+        from energon_pack.training.model_trial import first_place
 
         pending.begin(0)
         with silent(pending.part):
@@ -209,7 +191,7 @@ class FirstBatch:
             known.again(kind, has_others)
         else:
             self._tried = [one for one in self._tried if not kind.covers(one.kind)]
-            self._tried.append(Tried(kind, has_others))
+            self._tried.append(TriedKind(kind, has_others))
         if trial.is_shown:
             batch = self._subject.name
             _log.info("%s keeps the members of %s apart: %s (%.2g s)", name, batch, trial, trial.seconds)

@@ -5,6 +5,7 @@ import logging
 import re
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.finding import Proof
 from energon_pack.training.first_batch import FirstBatch
-from energon_pack.training.inputs import (
+from energon_pack.training.forward_inputs import (
     MEDIA_KEYS,
     PROVEN,
     MixingError,
@@ -25,14 +26,14 @@ from energon_pack.training.inputs import (
     mask_of,
     text_row,
 )
-from energon_pack.training.trial import Trial
+from energon_pack.training.model_trial import ModelTrial
 from energon_pack.training.trial_inputs import members_of
 from energon_pack.training.watch import Check, hook
 from energon_pack.training.wrapped import class_of, is_whole, unwrapped
 
 if TYPE_CHECKING:
     from energon_pack.training.batch_members import GivenRows
-    from energon_pack.training.class_proof import Encoder, Shown
+    from energon_pack.training.class_proof import ClassProof, Encoder
 
 __all__ = ["Guard", "MixingError", "check_inputs", "guard"]
 
@@ -43,37 +44,30 @@ _HANDLES: weakref.WeakKeyDictionary[Module, Sequence[RemovableHandle]] = weakref
 _FEATURES = re.compile(r"get_(?!text)\w+_features")
 
 
+@dataclass(eq=False)
 class Guard:
     """The hooks on a model; `remove()` ends them."""
 
-    def __init__(
-        self,
-        proofs: Sequence[Proof],
-        trees: Proof | None,
-        trials: Sequence[Trial],
-        handles: Sequence[RemovableHandle],
-        model: Module,
-    ):
-        #: every test of the class; the last one counts
-        self.proofs = proofs
-        #: the test of the class with trees; None: the encoder's packs have none
-        self.trees = trees
-        #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
-        self.trials = trials
-        self._handles = handles
-        self._model = model
+    #: every test of the class; the last one counts
+    proofs: Sequence[Proof]
+    #: the test of the class with trees; None: the encoder's packs have none
+    trees: Proof | None
+    #: tests of the model itself; empty until its first batch, and always with `first_batch=False`
+    trials: Sequence[ModelTrial]
+    handles: Sequence[RemovableHandle]
+    model: Module
 
     def remove(self) -> None:
         """Remove the hooks, so that the model takes any inputs again."""
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        if _HANDLES.get(self._model) is self._handles:  # else it was guarded anew
-            PROVEN.pop(self._model, None)
+        if _HANDLES.get(self.model) is self.handles:  # else it was guarded anew
+            PROVEN.pop(self.model, None)
 
 
 def guard(
     model: Any,
-    encoder: "Encoder | None" = None,
+    encoder: Any = None,
     trust: str | None = None,
     first_batch: bool = True,
     batches: Sequence[Mapping[str, Any]] | None = None,
@@ -90,7 +84,8 @@ def guard(
 
     Args:
         model: a model of transformers; it may be wrapped (DDP, FSDP, torch.compile, PEFT).
-        encoder: the encoder of the packs; its processor makes the media for the test. None: the packs are text only.
+        encoder: the encoder of the packs, or what has it; its processor makes the media for the test. None: the packs
+            are text only.
         trust: the name of a class to train even if the test fails.
         first_batch: test the model itself, too. False: adapters, replaced code and hooks are not tested.
         batches: in place of an encoder, a few batches of any collator, with all that the trainer passes to the model.
@@ -109,7 +104,8 @@ def guard(
         if encoder is not None or trust is not None or not first_batch:
             raise ValueError("guard(model, batches=…) takes no encoder, trust or first_batch: those are of packs")
         return _guard_batches(model, batches or (), members)
-    return _guard_packs(model, encoder, trust == class_of(model).__name__, first_batch)
+    inner = getattr(encoder, "encoder", encoder)  # of a task encoder, of packs
+    return _guard_packs(model, inner, trust == class_of(model).__name__, first_batch)
 
 
 def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_batch: bool) -> Guard:
@@ -137,9 +133,9 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
     _end_earlier(model)
     first = None
     if first_batch and not is_trusted:
-        from energon_pack.training.pack_trial import Packs
+        from energon_pack.training.pack_trial import PackSubject
 
-        first = FirstBatch(Packs(model, media, shown.samples, shown.tree, shown.longest))
+        first = FirstBatch(PackSubject(model, media, shown.samples, shown.tree, shown.longest))
     check = _check_of_packs(model, shown, media, tried, first)
     _HANDLES[model], _ = hook(model, check)
     return Guard(shown.proofs, shown.trees, first.trials if first else (), _HANDLES[model], model)
@@ -147,10 +143,10 @@ def _guard_packs(model: Any, encoder: "Encoder | None", is_trusted: bool, first_
 
 def _guard_batches(model: Any, batches: Sequence[Mapping[str, Any]], members: "Sequence[GivenRows] | None") -> Guard:
     """Try a model with batches of any collator now, and with each later one that is of another kind."""
-    from energon_pack.training.batch_trial import Batches
+    from energon_pack.training.batch_trial import BatchSubject
 
     _end_earlier(model)
-    first = FirstBatch(subject := Batches(model))
+    first = FirstBatch(subject := BatchSubject(model))
     handles, check = hook(model, first.check)
     guarded, goes_on = Guard((), None, first.trials, handles, model), False
     try:
@@ -185,7 +181,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _check_of_packs(
-    model: Module, shown: "Shown", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
+    model: Module, shown: "ClassProof", media: frozenset[str], tried: frozenset[str], first: FirstBatch | None
 ) -> Check:
     """Return the check of each forward: its inputs keep members of packs apart in the way that was shown."""
     attention, rope_rows, longest = attention_of(model), has_rope_rows(model), shown.longest
@@ -197,10 +193,10 @@ def _check_of_packs(
 
     def check(part: Module, inputs: dict[str, Any]) -> None:
         check_inputs(inputs, attention)
-        given = mask_of(inputs)
-        if given not in masks:
+        mask = mask_of(inputs)
+        if mask not in masks:
             by = " or ".join(sorted(masks))
-            raise MixingError(f"inputs with mask={given}, and {type(model).__name__} was shown with mask={by}")
+            raise MixingError(f"inputs with mask={mask}, and {type(model).__name__} was shown with mask={by}")
         if shown.trees is None and forks_of(text_row(inputs, inputs["position_ids"])):
             raise MixingError(
                 f"a batch of trees, and {type(model).__name__} was not tried with any: guard(model, encoder) with the"
@@ -222,12 +218,7 @@ def _check_of_packs(
 
 
 def _length_of(inputs: dict[str, Any], longest: int) -> int:
-    """Return the tokens of the longest row, without padding that positions do not count.
-
-    Args:
-        longest: the limit that the result is compared with. Rows that are no wider can't exceed it, so members are
-            not looked for in them.
-    """
+    """Return the tokens of the longest row, without padding that positions do not count."""
     positions = inputs["position_ids"]
     members = members_of(inputs) if positions.shape[-1] > longest else []
     return max(int(positions.max()) + 1, *(member.end for member in members), 0)

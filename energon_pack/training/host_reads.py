@@ -56,11 +56,11 @@ class HostReads(TorchFunctionMode):
             frame = frame.f_back
         self.places[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
-    def note_kept(self, given: list[Tensor], output: Any) -> None:
+    def note_kept(self, inputs: list[Tensor], output: Any) -> None:
         """Keep what is made of kept tensors alone."""
-        kept = [one for one in given if self.is_kept(one)]
-        self.mixes |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(given)
-        if given and len(kept) == len(given):
+        kept = [one for one in inputs if self.is_kept(one)]
+        self.mixes |= any(one.dim() and id(one) in self._kept for one in kept) and len(kept) < len(inputs)
+        if inputs and len(kept) == len(inputs):
             self._kept |= {id(one): one for one in tree_leaves(output) if isinstance(one, Tensor)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,11 +87,11 @@ class _Operators(TorchDispatchMode):
         self._reads = reads
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if _reads(func, args) and not all(map(self._reads.is_kept, given)):
+        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        if _reads(func, args) and not all(map(self._reads.is_kept, inputs)):
             self._reads.note()
         output = func(*args, **(kwargs or {}))
-        self._reads.note_kept(given, output)
+        self._reads.note_kept(inputs, output)
         return output
 
 

@@ -65,11 +65,7 @@ _BELOW = Join()
 
 
 def join(parts: Iterable[Media], joins: Mapping[str, Join] | None = None) -> dict[str, Tensor]:
-    """Join the media of several members, in their order, into one model input for each name.
-
-    Args:
-        joins: rules by name; an input without a rule is concatenated in the first dimension.
-    """
+    """Join the media of several members, in their order, into one model input for each name."""
     parts = [part for part in parts if part]
     joined = {}
     alike = {name for name, rule in (joins or {}).items() if rule.only_alike}
@@ -107,37 +103,37 @@ class JoinError(ValueError):
 
 
 def prove(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given], twins: Sequence[_Given]
+    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], twins: Sequence[_Given]
 ) -> Proven:
     """Find how the media of members are joined.
 
     Args:
         call: calls the processor for the media of some members, in one text or (True) in a text each.
-        given: media of members, in different sizes.
+        members: media of members, in different sizes.
         twins: media of members, all in one size, for processors that take only equal sizes in one call.
     """
-    given, own = _made(call, given)
+    members, of_each = _made(call, members)
     first: Exception | None = None
-    for some, as_rows in ((given, False), (given, True), (twins, False), (twins, True)):
+    for tried, as_rows in ((members, False), (members, True), (twins, False), (twins, True)):
         if as_rows and isinstance(first, JoinError):
             continue  # a common text gave other values; a text for each member can't explain them
         try:
-            together = call(some, as_rows)
-            parts = own if some is given else [call([one], False) for one in twins]
+            together = call(tried, as_rows)
+            parts = of_each if tried is members else [call([one], False) for one in twins]
         except Exception as error:  # any class of any processor may be behind it
             first = first or error
             continue
-        names = {name for part in (*own, *parts) for name in part}
+        names = {name for part in (*of_each, *parts) for name in part}
         if strange := sorted(names ^ together.keys()):
             raise JoinError(f"{', '.join(strange)}: in the media of one member alone, or of several alone")
         joins = {name: rule for name in sorted(names) if (rule := _find(name, parts, together[name]))}
         if lost := sorted(names - joins.keys()):
             first = first or JoinError(f"no rule joins {', '.join(lost)} of several members")
             continue
-        limit = "" if some is given else _limit(own, joins)
-        if limit and (padded := _padded(call, given, own)):
+        limit = "" if tried is members else _limit(of_each, joins)
+        if limit and (padded := _padded(call, members, of_each)):
             return Proven(padded, at_once=False)
-        return Proven(joins, some is given and not as_rows, limit)
+        return Proven(joins, tried is members and not as_rows, limit)
     why = first if isinstance(first, JoinError) else JoinError(f"{type(first).__name__}: {first}")
     if alike := _of_twins(call, twins, str(why)):
         return Proven(alike, at_once=False, limit=str(why))
@@ -161,7 +157,7 @@ def _of_twins(
 
 
 def _padded(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given], own: Sequence[Media]
+    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given], of_each: Sequence[Media]
 ) -> dict[str, Join] | None:
     """Find rules that pad an input where a mask hides it, or behind a length; there and at the edge values may differ.
 
@@ -170,43 +166,49 @@ def _padded(
     together: Media = {}
     for as_rows in (False, True):
         with suppress(Exception):  # any class of any processor may be behind it
-            together = together or call(given, as_rows)
+            together = together or call(members, as_rows)
     masks = {name for name, value in together.items() if not value.is_floating_point() and value.dim() == 2}
     joins: dict[str, Join] = {}
     for name, value in sorted(together.items()):
-        if not all(name in part for part in own):
+        if not all(name in part for part in of_each):
             return None
-        shown = (_masked(name, mask, own, together) for mask in masks)
-        rule = _find(name, own, value) or next(filter(None, shown), None) or _behind(name, own, together)
+        shown = (_masked(name, mask, of_each, together) for mask in masks)
+        rule = _find(name, of_each, value) or next(filter(None, shown), None) or _behind(name, of_each, together)
         if rule is None:
             return None
         joins[name] = rule
     return joins or None
 
 
-def _masked(name: str, mask: str, own: Sequence[Media], together: Media) -> Join | None:
+def _masked(name: str, mask: str, of_each: Sequence[Media], together: Media) -> Join | None:
     """Return the rule that pads an input to the longest member, if values differ only where a mask hides them."""
     value, seen = together[name], _inside(together[mask] != 0)
     rule = Join(0, fill=0.0)
     try:
-        joined = _joined(name, rule, own)
+        joined = _joined(name, rule, of_each)
     except RuntimeError:
         return None
     along = next((dim for dim in range(1, value.dim()) if value.shape[dim] == seen.shape[1]), None)
     if joined.shape != value.shape or along is None or len(seen) != len(value):
         return None
-    rows, others = (of.transpose(1, along)[seen] for of in (joined, value))
-    return rule if _are_equal(rows, others) else None
+    rows, of_call = (values.transpose(1, along)[seen] for values in (joined, value))
+    return rule if _are_equal(rows, of_call) else None
 
 
-def _behind(name: str, own: Sequence[Media], together: Media) -> Join | None:
+def _behind(name: str, of_each: Sequence[Media], together: Media) -> Join | None:
     """Return the rule that pads an input to the longest member, if another input has the length of each row."""
     value, rule = together[name], Join(0, fill=0.0)
-    lengths = [of for of in together.values() if of.dim() == 1 and not of.is_floating_point() and len(of) == len(value)]
-    if not any(len(of.unique()) > 1 for of in lengths) or sum(len(part[name]) for part in own) != len(value):
+    lengths = [
+        tensor
+        for tensor in together.values()
+        if tensor.dim() == 1 and not tensor.is_floating_point() and len(tensor) == len(value)
+    ]
+    if not any(len(tensor.unique()) > 1 for tensor in lengths) or sum(len(part[name]) for part in of_each) != len(
+        value
+    ):
         return None
-    rows = value.split([len(part[name]) for part in own])
-    return rule if all(_begins_with(of, part[name]) for of, part in zip(rows, own, strict=True)) else None
+    rows = value.split([len(part[name]) for part in of_each])
+    return rule if all(_begins_with(tensor, part[name]) for tensor, part in zip(rows, of_each, strict=True)) else None
 
 
 def _begins_with(value: Tensor, part: Tensor) -> bool:
@@ -222,21 +224,21 @@ def _inside(mask: Tensor) -> Tensor:
 
 
 def _made(
-    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], given: Sequence[_Given]
+    call: Callable[[Sequence[_Given], bool], dict[str, Tensor]], members: Sequence[_Given]
 ) -> tuple[list[_Given], list[dict[str, Tensor]]]:
     """Return the members that the processor takes alone, and its output for each; raises if it takes fewer than two."""
     taken: list[_Given] = []
-    own: list[dict[str, Tensor]] = []
+    outputs: list[dict[str, Tensor]] = []
     errors: list[Exception] = []
-    for one in given:
+    for one in members:
         try:
-            own.append(call([one], False))
+            outputs.append(call([one], False))
             taken.append(one)
         except Exception as error:  # any class of any processor may be behind it
             errors.append(error)
-    if len(own) < 2:
+    if len(outputs) < 2:
         raise errors[0]
-    return taken, own
+    return taken, outputs
 
 
 def _limit(parts: Sequence[Media], joins: Mapping[str, Join]) -> str:
@@ -266,11 +268,11 @@ def _rules(name: str, having: Sequence[Media], num_dims: int) -> Iterator[Join]:
     yield from along
     yield from (replace(rule, fill=fill) for fill in _FILLS for rule in along)
     if not having[0][name].is_floating_point():
-        others = [other for other in having[0] if other != name and all(other in part for part in having)]
-        yield from (Join(counts=(other, dims)) for other in others for dims in (1, 2))
+        counted = [other for other in having[0] if other != name and all(other in part for part in having)]
+        yield from (Join(counts=(other, dims)) for other in counted for dims in (1, 2))
 
 
-def _are_equal(some: Tensor, others: Tensor) -> bool:
-    if some.is_floating_point():
-        return torch.allclose(some, others, rtol=0, atol=1e-5, equal_nan=True)
-    return torch.equal(some, others)
+def _are_equal(first: Tensor, second: Tensor) -> bool:
+    if first.is_floating_point():
+        return torch.allclose(first, second, rtol=0, atol=1e-5, equal_nan=True)
+    return torch.equal(first, second)

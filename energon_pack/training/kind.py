@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from energon_pack.training.inputs import mask_of
+from energon_pack.training.forward_inputs import mask_of
 from energon_pack.training.watch import tokens_of
 
 #: batches of a kind until its second trial; until the third so many times as many
@@ -97,7 +97,7 @@ def _code_of(function: Any) -> Any:
 
 
 @dataclass
-class Tried:
+class TriedKind:
     """A kind with which a model was tried."""
 
     kind: Kind

@@ -55,7 +55,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Form:
+class RowForm:
     """How sequences are laid out, the same for a whole run."""
 
     pad_id: int = 0
@@ -91,7 +91,7 @@ def loss_weights(member: Member, kind: str) -> Tensor:
 # -------------------------------------------------------------------------------------------------------------- neat
 
 
-def neat(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
+def neat(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     """Lay members out in rows for transformers and libraries that follow its conventions.
 
     Returns:
@@ -148,7 +148,7 @@ def seq_idx(cu_seq_lens: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- thd
 
 
-def thd(members: Sequence[Member], form: Form) -> Batch:
+def thd(members: Sequence[Member], form: RowForm) -> Batch:
     """Lay members out in one physical row of T tokens for Megatron and Transformer Engine.
 
     Returns:
@@ -192,7 +192,7 @@ def thd(members: Sequence[Member], form: Form) -> Batch:
     return batch | {"max_seqlen_q": longest, "max_seqlen_kv": longest}
 
 
-def rows_of(members: Sequence[Member], form: Form) -> Batch:
+def rows_of(members: Sequence[Member], form: RowForm) -> Batch:
     """Lay each member out in a right-padded row; Megatron-Bridge up to 0.5 packs the rows itself.
 
     It takes the last token other than 0 for the end of a row, so gaps are filled with 0 whatever the pad id is.
@@ -212,7 +212,7 @@ def rows_of(members: Sequence[Member], form: Form) -> Batch:
     }
 
 
-def mlm(members: Sequence[Member], form: Form) -> Batch:
+def mlm(members: Sequence[Member], form: RowForm) -> Batch:
     """Lay members out in one row with the keys of the data loaders of Megatron-LM's multimodal example and of AIAK.
 
     Their training step shifts the labels itself, so labels are one longer than the tokens. Boundaries include the gaps.

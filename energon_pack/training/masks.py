@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from energon_pack.training.inputs import PROVEN, has_rope_rows
+from energon_pack.training.forward_inputs import PROVEN, has_rope_rows
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.wrapped import unwrapped
 
@@ -119,12 +119,7 @@ def reads_prefix_whole(make: Any, config: Any) -> bool:
 
 
 def is_answer(doc_ids: Tensor, labels: Tensor) -> Tensor:
-    """Return bool [B, S]: whether a token is the first trained one of its member, or after it.
-
-    Args:
-        doc_ids: [B, S].
-        labels: [B, S], not shifted.
-    """
+    """Return bool [B, S]: whether a token is its member's first trained one, or after it; labels are not shifted."""
     trained = (labels != IGNORE).long()
     first = torch.arange(doc_ids.shape[1], device=doc_ids.device) - _positions(doc_ids)
     so_far = trained.cumsum(1)
@@ -219,22 +214,13 @@ def _positions(doc_ids: Tensor) -> Tensor:
 
 
 def _same_block(types: Tensor, cuts: Tensor | None = None) -> Tensor:
-    """Return bool [B, S, S]: whether two tokens are in the same unbroken run of image or video tokens."""
-    block = blocks_of(types, cuts)
-    return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
-
-
-def blocks_of(types: Tensor, cuts: Tensor | None = None) -> Tensor:
-    """Return the number [B, S] of each token's unbroken run of image or video tokens in its row; 0: it is in none.
-
-    Args:
-        cuts: bool [B, S]: where a run ends before this token.
-    """
+    """Return bool [B, S, S]: whether two tokens are in one run of image or video tokens; a run ends before a cut."""
     is_image = (types == 1) | (types == 2)
     begins = is_image & ~torch.nn.functional.pad(is_image[:, :-1], (1, 0))
     if cuts is not None:
         begins |= is_image & cuts
-    return torch.where(is_image, begins.cumsum(1), 0)
+    block = torch.where(is_image, begins.cumsum(1), 0)
+    return (block[:, :, None] == block[:, None, :]) & (block > 0)[:, :, None]
 
 
 def cuts_of(doc_ids: Tensor) -> Tensor:

@@ -23,14 +23,14 @@ from energon_pack.samples.tokens import LengthError
 from energon_pack.training import layout as layouts
 from energon_pack.training.batch import PackedBatch, VisualInputs
 from energon_pack.training.calls import keep_pages_in_worker
-from energon_pack.training.inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
+from energon_pack.training.forward_inputs import MEDIA_KEYS, refuse_missing_kernels, refuse_rows
 from energon_pack.training.joining import JoinError
-from energon_pack.training.layout import IGNORE, Form
-from energon_pack.training.members import Encoded, MemberEncoder, Unread
+from energon_pack.training.layout import IGNORE, RowForm
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import RowsError, rope_of
 
 if TYPE_CHECKING:
-    from energon_pack.training.probe import ProbeTree
+    from energon_pack.training.probe_batches import ProbeTree
     from energon_pack.training.tower import Tower
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def check_options(options: Mapping[str, Any], layout: str) -> None:
             raise ValueError(f"{name}={options[name]}: one of {', '.join(map(str, choices))}")
     shapes = options.get("pad_to", "longest"), options.get("pad_segments")
     if shapes != ("longest", None):
-        from energon_pack.training.shapes import check_shapes
+        from energon_pack.training.few_shapes import check_shapes
 
         check_shapes(*shapes)
     layout = options.get("layout") or layout
@@ -138,12 +138,17 @@ class PackEncoder:
         tokens_per_second: float | None = None,
     ):
         self.made, self.layout, self.rules = made, layout or made["layout"], rules
-        given: dict[str, Any] = {"layout": self.layout, "pad_to": pad_to, "labels": labels, "loss_weight": loss_weight}
-        given |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
-        given["pad_segments"] = pad_segments
-        check_options(given, self.layout)
-        given |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
-        self._given = made, rules, given | {"tokens_per_second": tokens_per_second}
+        options: dict[str, Any] = {
+            "layout": self.layout,
+            "pad_to": pad_to,
+            "labels": labels,
+            "loss_weight": loss_weight,
+        }
+        options |= {"attention_mask": attention_mask, "on_bad_member": on_bad_member, "rope_rows": rope_rows}
+        options["pad_segments"] = pad_segments
+        check_options(options, self.layout)
+        options |= {"pad_to_multiple_of": pad_to_multiple_of, "dummy_image": dummy_image}
+        self._given = made, rules, options | {"tokens_per_second": tokens_per_second}
         #: whether the dataset's samples may share their beginnings
         self.has_trees = made["content"].get("packing", {}).get("share", "none") != "none"
         #: whether labels stand where they are predicted
@@ -158,7 +163,7 @@ class PackEncoder:
         self.tower: Tower | None = None
         self._widths: Sequence[int] = ()
         if pad_to != "longest":
-            from energon_pack.training.shapes import widths_of
+            from energon_pack.training.few_shapes import widths_of
 
             self._widths = widths_of(pad_to, made["max_token_len"], self.max_token_len)
         is_neat = self.layout == "neat"
@@ -166,7 +171,7 @@ class PackEncoder:
         self._drop, self._dummy = on_bad_member == "drop", dummy_image and IMAGE.kind in rules.media_tokens
         with_rows = rope_rows or is_neat
         rope = rope_of(made["content"]["model"].get("rope"), rules, tokens_per_second, with_rows)
-        self._form = Form(
+        self._form = RowForm(
             pad_id=rules.token_id(rules.tokens.get("pad_token", "")) or 0,
             multiple=1 if is_neat else _multiple(pad_to_multiple_of, made["pad_to_multiple_of"]),
             shifted=self.labels_shifted,
@@ -179,27 +184,23 @@ class PackEncoder:
         self.members.check()
 
     def encode(self, key: str, members: Iterable[MemberInput | Unread]) -> Pack | None:
-        """Encode each member of a pack; None: all were dropped.
-
-        Raises:
-            BadPack: a member's length differs from packing; a member does not begin as the one before it, and should;
-                or, with `on_bad_member=raise`, a member can't be read or encoded.
-        """
+        """Encode each member of a pack; None: all were dropped."""
         keep_pages_in_worker()
         dropped: list[str] = []
 
         def on_bad(member: MemberInput | Unread, error: Exception) -> None:
-            what = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
+            fault = f"{member.sample_id} in {key}: {type(error).__name__}: {error}"
             if not self._drop or isinstance(error, _NO_FAULT):
-                raise BadPack(f"{what} (on_bad_member=drop leaves such a member out)") from error
-            _log.warning("left out: %s", what)
+                raise BadPack(f"{fault} (on_bad_member=drop leaves such a member out)") from error
+            _log.warning("left out: %s", fault)
             dropped.append(member.sample_id)
 
         try:
             encoded, media = self.members.encode_all(listed := [*members], on_bad)
             alone = listed[0] if len(listed) == 1 else None
             is_new = isinstance(alone, MemberInput) and alone.token_len is None
-            if alone is not None and is_new and encoded and self._is_too_long(encoded[0]):
+            widest = self._widths[-1] if self._widths else math.inf
+            if alone is not None and is_new and encoded and self._rounded(encoded[0].tokens) > widest:
                 error = ValueError(f"{len(encoded[0].tokens)} tokens, more than pad_to={self._pad_to} has room for")
                 on_bad(alone, error)
                 encoded = []
@@ -208,7 +209,7 @@ class PackEncoder:
         except Exception as error:  # conversations and joined media raise anything
             raise BadPack(f"{key}: {type(error).__name__}: {error}") from error
         if layouts.has_trees([[one.tokens for one in encoded]]):
-            from energon_pack.training.trees import refuse_unlike
+            from energon_pack.training.tree_rows import refuse_unlike
 
             try:
                 refuse_unlike([one.tokens for one in encoded], [one.sample_id for one in encoded])
@@ -217,12 +218,7 @@ class PackEncoder:
         return Pack(key, encoded, media, dropped) if encoded else None
 
     def batch(self, packs: Sequence[Pack]) -> PackedBatch:
-        """Lay packs out in a batch.
-
-        Raises:
-            BadPack: several packs in a layout that holds one; a pack longer than the width; weights in `mlm`; samples
-                that share tokens in a layout other than `neat`.
-        """
+        """Lay packs out in a batch."""
         if self.layout == "mlm":
             refuse_weights(packs, "layout=mlm", "layout=thd and rows have: their loss_mask")
         tokens = [[member.tokens for member in pack.members] for pack in packs]
@@ -241,7 +237,7 @@ class PackEncoder:
                 make = {"thd": layouts.thd, "rows": layouts.rows_of, "mlm": layouts.mlm}[self.layout]
                 batch = PackedBatch(make(tokens[0], self._form_of(tokens)))
             if self._num_segments is not None:
-                from energon_pack.training.shapes import with_segments
+                from energon_pack.training.few_shapes import with_segments
 
                 batch |= with_segments(batch, self._num_segments)
             batch.mask = self.mask
@@ -272,7 +268,7 @@ class PackEncoder:
 
     def probe_tree(self, members: Sequence[Encoded]) -> "ProbeTree | None":
         """Return trees of such members to try a model with; None: the dataset has none."""
-        from energon_pack.training.probe import probe_tree
+        from energon_pack.training.probe_batches import probe_tree
 
         return probe_tree(members, self.members.joined) if self.has_trees else None
 
@@ -280,24 +276,20 @@ class PackEncoder:
         """Pickle only the arguments: a spawned worker makes a new encoder."""
         return _encoder, (*self._given, self.tower)
 
-    def _is_too_long(self, member: Encoded) -> bool:
-        """Say whether a member is longer than a batch of fixed width; only samples that were never packed can be."""
-        return bool(self._widths) and self._rounded(member.tokens) > self._widths[-1]
-
     def _rounded(self, member: layouts.Member) -> int:
         return -(-len(member) // self._form.multiple) * self._form.multiple
 
-    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> Form:
+    def _form_of(self, packs: Sequence[Sequence[layouts.Member]]) -> RowForm:
         """Return the form with the least width that has room for each pack; the layout refuses what none has."""
         if not self._widths:
             return self._form
         longest = max(sum(self._rounded(member) - member.shared_len for member in pack) for pack in packs)
-        return replace(self._form, width=next((own for own in self._widths if own >= longest), self._widths[-1]))
+        return replace(self._form, width=next((width for width in self._widths if width >= longest), self._widths[-1]))
 
     def _neat(self, packs: list[list[layouts.Member]]) -> PackedBatch:
         make = layouts.neat
         if layouts.has_trees(packs):
-            from energon_pack.training.trees import neat_trees
+            from energon_pack.training.tree_rows import neat_trees
 
             make = neat_trees
         batch = PackedBatch(make(packs, self._form_of(packs)))
@@ -311,21 +303,21 @@ class PackEncoder:
     def _media(self, media: dict[str, torch.Tensor], batch: PackedBatch, has_images: bool) -> dict[str, Any]:
         """Return the media under the names that the layout's consumer uses."""
         of_tokens = {name for name in self.members.of_tokens if name in batch} if media else set()
-        found: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
+        named_media: dict[str, Any] = {**media, "media_keys": sorted({*media, *of_tokens})}
         if self._dummy and not has_images:
-            found |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
+            named_media |= {f"dummy_{name}": value for name, value in self.members.blank().items()}
         if self.layout == "thd":
             types = batch["mm_token_type_ids"] if media else None
             named = dict.fromkeys(sorted(MEDIA_KEYS)) | media
-            found["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
+            named_media["visual_inputs"] = VisualInputs(**named, mm_token_type_ids=types)
             if "pixel_values" in media and media["pixel_values"].dim() == 4:  # InternVL's tiles
-                found["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
+                named_media["image_flags"] = torch.ones(len(media["pixel_values"]), dtype=torch.int64)
         if self.layout == "mlm":
-            pixels = found.pop("pixel_values", torch.zeros(1, 1))
+            pixels = named_media.pop("pixel_values", torch.zeros(1, 1))
             # Megatron broadcasts no empty tensors: [[0]] says that there are no tiles.
             tiles = torch.ones(len(pixels), dtype=torch.int32) if media else torch.zeros(1, 1, dtype=torch.int32)
-            found |= {"imgs": pixels, "num_tiles": tiles}
-        return found
+            named_media |= {"imgs": pixels, "num_tiles": tiles}
+        return named_media
 
 
 def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) -> int:
@@ -334,41 +326,43 @@ def _num_trained(batch: PackedBatch, packs: Sequence[Sequence[layouts.Member]]) 
     return sum(int((member.labels != IGNORE).sum()) for pack in packs for member in pack)
 
 
-def refuse_trees(packs: Sequence[Pack], what: str) -> None:
+def refuse_trees(packs: Sequence[Pack], where: str) -> None:
     """Raise BadPack if samples share tokens."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.shared_len:
                 raise BadPack(
                     f"{member.sample_id} in {pack.key}: it shares tokens with the sample before it, for which"
-                    f" {what} has no place: pack with packing.share=none"
+                    f" {where} has no place: pack with packing.share=none"
                 )
 
 
-def refuse_weights(packs: Sequence[Pack], what: str, way_out: str) -> None:
+def refuse_weights(packs: Sequence[Pack], where: str, way_out: str) -> None:
     """Raise BadPack if a sample, or a turn of it, has a weight other than 1."""
     for pack in packs:
         for member in pack.members:
             if member.tokens.is_weighted:
                 raise BadPack(
-                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {what}"
+                    f"{member.sample_id} in {pack.key}: it or one of its turns has a weight other than 1, and {where}"
                     f" has no place for it; {way_out}"
                 )
 
 
-def _encoder(made: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None") -> PackEncoder:
-    encoder = PackEncoder(made, rules, **options)
+def _encoder(
+    manifest: Mapping[str, Any], rules: InputRules, options: dict[str, Any], tower: "Tower | None"
+) -> PackEncoder:
+    encoder = PackEncoder(manifest, rules, **options)
     encoder.use_tower(tower)
     return encoder
 
 
-def _multiple(given: int | None, planned: int) -> int:
-    if given is not None and (given < 1 or planned % given):
+def _multiple(multiple: int | None, planned: int) -> int:
+    if multiple is not None and (multiple < 1 or planned % multiple):
         raise ValueError(
-            f"pad_to_multiple_of={given} does not divide {planned}, with which it was packed:"
-            f" packing.pad_to_multiple_of={math.lcm(max(given, 1), planned)} serves both"
+            f"pad_to_multiple_of={multiple} does not divide {planned}, with which it was packed:"
+            f" packing.pad_to_multiple_of={math.lcm(max(multiple, 1), planned)} serves both"
         )
-    return given or planned
+    return multiple or planned
 
 
 def _counts(packs: Sequence[Pack], name: str, per_pack: bool) -> torch.Tensor:

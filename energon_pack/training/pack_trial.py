@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.encoded import Encoded, text_of
-from energon_pack.training.inputs import PROVEN, forks_of, has_rope_rows, text_row
-from energon_pack.training.layout import Form
-from energon_pack.training.probe import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
-from energon_pack.training.trial import Pending, Subject
+from energon_pack.training.forward_inputs import PROVEN, forks_of, has_rope_rows, text_row
+from energon_pack.training.layout import RowForm
+from energon_pack.training.model_trial import Pending, Subject
+from energon_pack.training.probe_batches import ProbeTree, plain_inputs, probe_of, tree_batch, twins_of
 from energon_pack.training.trial_inputs import (
     Probe,
     TrialInputs,
@@ -35,7 +35,7 @@ _BOUNDARIES = frozenset(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_
 
 
 @dataclass(frozen=True)
-class Packs(Subject):
+class PackSubject(Subject):
     """A guarded model, and what was made to try it with batches of packs."""
 
     model: Any
@@ -85,7 +85,7 @@ def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
     if len(pending.part._forward_pre_hooks) < 2:  # the guard's own
         return False
     handle = pending.part.register_forward_pre_hook(
-        lambda _, __, given: kept.append("input_ids" in given), with_kwargs=True
+        lambda _, __, keywords: kept.append("input_ids" in keywords), with_kwargs=True
     )
     try:
         with torch.no_grad():
@@ -97,11 +97,11 @@ def _loses_ids(pending: Pending, inputs: Mapping[str, Any]) -> bool:
 
 def _with_positions(probe: Probe, sample: Encoded) -> dict[str, Any]:
     """Return the inputs of a sample alone with its own positions, as a trainer that embeds its ids passes them."""
-    own = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
-    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, own.row, None, own.places]}
+    place = next(one for one in probe.placed if one.sample.tokens is sample.tokens)
+    return {**probe.plain(sample), "position_ids": probe.inputs["position_ids"][1:, place.row, None, place.places]}
 
 
-def _fitting(subject: Packs, pending: Pending) -> list[Encoded]:
+def _fitting(subject: PackSubject, pending: Pending) -> list[Encoded]:
     """Return the members with no other media than some rank's batch has, and the called part takes."""
     taken = None if pending.part is subject.model else inspect.signature(pending.part.forward).parameters
     fitting = []
@@ -126,7 +126,7 @@ def made_rows(model: Any, inputs: Mapping[str, Any], members: Sequence[Encoded],
     texts = _Texts(model, members)
     first = texts.filling(lengths, max(_LEAST, end - _length(compared)))  # as many runs alone on all ranks of FSDP
     rows = [[*first, *compared], *(texts.filling(lengths[::-1], end) for _ in range(1, num_rows))]
-    form = Form(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
+    form = RowForm(width=max(width, _length(rows[0])), shifted=inputs.get("shift_labels") is not None)
     return probe_of(model, rows, PROVEN[model], [*first[:1], *compared], form, inputs["position_ids"].device)
 
 

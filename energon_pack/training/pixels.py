@@ -66,12 +66,12 @@ class Pixels:
         if all(one.without_text and (is_one or one.at_once) for one in tried):
             return self._call.images(members, joins)
         if is_one or (all(one.at_once for one in tried) and (len(kinds) == 1 or self._mixes)):
-            made = self._call(members)
+            tensors = self._call(members)
         else:
-            made = join((self._call([member]) for member in members), joins)
-        if unknown := made.keys() - joins.keys():
+            tensors = join((self._call([member]) for member in members), joins)
+        if unknown := tensors.keys() - joins.keys():
             raise JoinError(f"{self._call.name} gives {', '.join(sorted(unknown))}, and gave none when it was tried")
-        return made
+        return tensors
 
     def are_split(self, kinds: Collection[str]) -> bool:
         """Say whether a member's media of these kinds were shown to equal its parts' media, joined."""
@@ -124,12 +124,12 @@ class Pixels:
     @errors_only()  # warnings about noise say nothing about the data
     def _try(self, kind: str) -> _Tried:
         name = self._call.name
-        given = list(noisy_members(self._rules, SIZES, kind))
+        members = list(noisy_members(self._rules, SIZES, kind))
         try:
-            proven = prove(self._call, given, list(noisy_members(self._rules, TWINS, kind)))
+            proven = prove(self._call, members, list(noisy_members(self._rules, TWINS, kind)))
         except Exception as error:  # any class of any processor may be behind it
-            said = " ".join(str(error).split())[:300] or type(error).__name__
-            tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {said}")
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            tried = _Tried(refused=f"{name}: {KINDS[kind].nouns} of several members can't be joined: {why}")
         else:
             known = self._known
             other = [key for key, rule in proven.joins.items() if known.get(key, rule) != rule]
@@ -137,34 +137,32 @@ class Pixels:
             if other or (limit and kind == IMAGE.kind):
                 tried = _Tried(refused=f"{name}: {limit}")
             else:
-                without_text = kind == IMAGE.kind and self._needs_no_text([given[0], given[-1]])
-                rows = self._tokens_of_rows(kind, given)
+                without_text = kind == IMAGE.kind and self._needs_no_text([members[0], members[-1]])
+                rows = self._tokens_of_rows(kind, members)
                 tried = _Tried(proven.joins, proven.at_once, without_text, limit=limit, tokens_of_row=rows)
-        if said := tried.refused or (
-            tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"
-        ):
-            _log.warning("%s", said)
+        if why := tried.refused or (tried.limit and f"{name}: {tried.limit} ({_REMEDIES.get(kind, 'a pack a batch')})"):
+            _log.warning("%s", why)
         return tried
 
-    def _tokens_of_rows(self, kind: str, given: Sequence[Prepared]) -> dict[str, float]:
+    def _tokens_of_rows(self, kind: str, members: Sequence[Prepared]) -> dict[str, float]:
         """Return `_Tried.tokens_of_row`: what members of several sizes have in common."""
-        found: dict[str, set[float]] = {}
-        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), given, strict=True):
+        numbers_of: dict[str, set[float]] = {}
+        for tokens, media in zip(members_of_trial(self._rules, SIZES, kind), members, strict=True):
             num_features = sum(medium.num_features for medium in tokens.media)
             try:
-                made = self._call([media])
+                tensors = self._call([media])
             except Exception:  # any class of any processor may be behind it
                 continue
-            for name, value in made.items():
-                found.setdefault(name, set()).add(num_features / max(1, len(value)))
-        return {name: numbers.pop() for name, numbers in found.items() if len(numbers) == 1}
+            for name, value in tensors.items():
+                numbers_of.setdefault(name, set()).add(num_features / max(1, len(value)))
+        return {name: numbers.pop() for name, numbers in numbers_of.items() if len(numbers) == 1}
 
-    def refuse_other_features(self, made: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
+    def refuse_other_features(self, tensors: Mapping[str, Tensor], media: Iterable[SeenMedium]) -> None:
         """Compare the features that a model will make of its inputs with the tokens that wait for them."""
         waiting: Counter[str] = Counter()
         for medium in media:
             waiting[medium.kind] += medium.num_features
-        for name, value in made.items():
+        for name, value in tensors.items():
             kinds = [kind for kind in waiting if name in self._of(kind).joins]
             numbers = {self._of(kind).tokens_of_row.get(name, 0.0) for kind in kinds}
             if len(numbers) != 1 or 0.0 in numbers:
@@ -199,5 +197,5 @@ class Pixels:
             return False
 
 
-def _are_same(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+def _are_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

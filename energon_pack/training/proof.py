@@ -21,11 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
-from energon_pack.training.comparison import Way, compare
+from energon_pack.training.comparison import RunOptions, compare
 from energon_pack.training.finding import Finding, Proof
-from energon_pack.training.inputs import KINDS, TREE, attention_of, check_inputs
+from energon_pack.training.forward_inputs import TREE, attention_of, check_inputs
 from energon_pack.training.masks import reads_prefix_whole
-from energon_pack.training.probe import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
+from energon_pack.training.probe_batches import ProbeTree, Samples, probe_of, rows_of, samples_of, tree_batch
 from energon_pack.training.small_model import small_model
 from energon_pack.training.trial_inputs import SOUNDS
 from energon_pack.training.wrapped import class_of, parts
@@ -64,9 +64,6 @@ def prove(
         attention: attention implementation; None: the class's own choice.
         longest: tokens of the longest pack; None: not known.
         kinds: kinds of parts that the small model must have: see `kinds_of`. None: all kinds of the full-size model.
-
-    Returns:
-        A proof for each mask that was tried.
     """
 
     @cache
@@ -108,7 +105,7 @@ def _kinds(make: Any, config: Any, attention: str | None) -> frozenset[str]:
     """Return the kinds of parts of the full-size model, built without weights; empty if that is impossible."""
     if not hasattr(make, "_from_config"):
         return frozenset()
-    is_named = attention and attention not in KINDS  # those of this package are of the text part alone
+    is_named = attention and attention != TREE  # this package's is of the text part alone
     chosen = {"attn_implementation": attention} if is_named else {}  # some models have a layer class for each
     with torch.device("meta"):
         return kinds_of(make._from_config(copy.deepcopy(config), **chosen))
@@ -120,19 +117,19 @@ def kinds_of(model: Module) -> frozenset[str]:
     Parts from other packages (adapters, quantized weights) are left out.
     """
     homes = set(_homes(model))
-    found = set()
+    kinds = set()
     for part in model.modules():
         kind = class_of(part)
         if kind.__module__ in homes:
             is_whole = hasattr(part, "_from_config")  # trainers keep notes on these
             values = {} if is_whole else {k: v for k, v in vars(part).items() if not k.startswith("_")}
-            found.add(kind.__name__)
-            found |= {
+            kinds.add(kind.__name__)
+            kinds |= {
                 f"{kind.__name__} with {name}={value}"
                 for name, value in values.items()
                 if isinstance(value, (bool, str, type(None))) and name not in _SWITCHES
             }
-    return frozenset(found)
+    return frozenset(kinds)
 
 
 def replaced_in(model: Module) -> list[str]:
@@ -158,11 +155,6 @@ def _bare(function: Any) -> Any:
 
 def try_class(model: Any, samples: Samples, mask: str = "positions") -> Finding:
     """Compare outputs in eval(), and outputs, loss and gradients in train().
-
-    Args:
-        model: with nothing random in train(). It is left in eval(), without gradients.
-        samples: at least two members, or trees.
-        mask: how members are kept apart: `model.mask`; trees have no choice.
 
     Returns:
         A finding that mixes, or that of train(). A difference that may be rounding (recursion lets it grow) is tried
@@ -222,19 +214,16 @@ def _tried(model: Any, samples: Samples, mask: str) -> Finding:
         check_inputs(probe.inputs, attention_of(model))
         weights = [one for one in model.parameters() if one.requires_grad]
         short = _SHORT_MEDIA if any(one.media for one in samples_of(samples)) else _SHORT_TEXT
-        way = Way(model, model, (_TOLERANCE, short), follow, weights, alone=alone)
+        way = RunOptions(model, model, (_TOLERANCE, short), follow, weights, alone=alone)
         return compare(way, probe)
 
 
 @contextmanager
 def _as_users_do(model: Any) -> Iterator[None]:
-    """Let a model attend by its class's own function, where it attends by ours or by FlexAttention.
-
-    FlexAttention on a CPU has wrong values for texts of some lengths (torch 2.13).
-    """
+    """Let a model attend by its class's own function, where it attends by ours."""
     text = model.config.get_text_config()
     before = text._attn_implementation
-    if before in KINDS or before == "flex_attention":
+    if before == TREE:
         text._attn_implementation = "eager"
     try:
         yield
@@ -268,7 +257,8 @@ def way_out(
             seen.append(proof)
             if proof.is_exact:
                 settings = [f"PackedTaskEncoder(attention_mask={mask!r})"] if mask not in masks else []
-                settings += [_setting(name)] if name != attention or is_partly_set else []
+                setting = "use_tree_attention(model)" if name == TREE else f"attn_implementation={name!r}"
+                settings += [setting] if name != attention or is_partly_set else []
                 return f"{' and '.join(settings)} keeps them apart ({proof.finding})"
     if isinstance(samples, ProbeTree):
         return "nothing tried here keeps them apart: pack with packing.share=none"
@@ -281,7 +271,3 @@ def way_out(
     if not any(proof.finding for proof in seen):
         return "nothing could be tried here: does the encoder's processor go with this model?"
     return "nothing tried here keeps them apart: train this class on unpacked samples"
-
-
-def _setting(attention: str | None) -> str:
-    return "use_tree_attention(model)" if attention == TREE else f"attn_implementation={attention!r}"

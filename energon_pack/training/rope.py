@@ -16,7 +16,7 @@ ROPE_KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeRule:
     """The settings of a model that its positions depend on."""
 
     kind: str  # of ROPE_KINDS
@@ -25,7 +25,7 @@ class Rope:
 
 
 def rope_positions(
-    rope: Rope,
+    rope: RopeRule,
     types: Tensor,
     image_grid_thw: Tensor | None = None,
     video_grid_thw: Tensor | None = None,
@@ -37,9 +37,6 @@ def rope_positions(
         types: [L]: 0 text, 1 image, 2 video.
         image_grid_thw, video_grid_thw: [media, 3] in patches.
         second_per_grid_ts: [videos] seconds from one row of a video's grid to the next.
-
-    Returns:
-        [3, L] int64.
     """
     if image_grid_thw is None and video_grid_thw is None and not bool(types.any()):
         return torch.arange(len(types)).expand(3, -1)
@@ -59,10 +56,10 @@ def rope_positions(
             pieces.append((torch.arange(length) + position).expand(3, -1))
             position += length
             continue
-        found = next(waiting[kind], None)
-        if found is None:
+        medium = next(waiting[kind], None)
+        if medium is None:
             raise ValueError(f"visual tokens at {num_tokens} have no grid")
-        (time, height, width), step = found
+        (time, height, width), step = medium
         height, width = height // rope.merge_size, width // rope.merge_size
         if time * height * width != length:
             raise ValueError(f"{length} visual tokens at {num_tokens} for a grid of {time}×{height}×{width}")
@@ -74,7 +71,7 @@ def rope_positions(
     return torch.cat(pieces, dim=1)
 
 
-def _tokens_per_second(rope: Rope) -> float:
+def _tokens_per_second(rope: RopeRule) -> float:
     if rope.tokens_per_second is None:
         raise ValueError(
             "positions in a video depend on tokens_per_second of the model's vision_config: load the processor from a"

@@ -31,13 +31,7 @@ class Routing(TorchFunctionMode):
     """Records the choices of one run, or has it make those of an earlier run; `routed` enters it."""
 
     def __init__(self, earlier: "Routing | None" = None, rows: Tensor | None = None, num_rows: int = 0):
-        """Record; or repeat.
-
-        Args:
-            earlier: the run with the choices.
-            rows: which of its rows, in the flattened B·S, are the rows of this run; None: all.
-            num_rows: how many it has.
-        """
+        """Record; or repeat."""
         super().__init__()
         #: set it behind the forward: checkpoints run parts once more in the backward, the last ones first
         self.is_over = False

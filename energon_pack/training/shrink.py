@@ -56,11 +56,11 @@ def shrink_sizes(config: Any) -> None:
         for old, new in _shrink_width(part, foreign - {vars(part).get(_width(part) or "")}).items():
             widths.setdefault(old, new)
     for part in every:
-        own = _width(part)
+        width_name = _width(part)
         for name, value in list(vars(part).items()):
-            if name != own and type(value) is int and value > 0 and _is_wide(name):
+            if name != width_name and type(value) is int and value > 0 and _is_wide(name):
                 setattr(part, name, _narrowed(value, widths, part is config))
-        for name in ("out_hidden_size", *(("hidden_size",) if own == "embed_dim" else ())):
+        for name in ("out_hidden_size", *(("hidden_size",) if width_name == "embed_dim" else ())):
             if vars(part).get(name) and part is not config:
                 setattr(part, name, text.hidden_size)
 
@@ -133,14 +133,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _shrink_width(part: Any, foreign: set[int]) -> dict[int, int]:
-    """Keep two heads or few more, of their old size, so that rotary sections fit; sizes as large as the width follow.
-
-    Args:
-        foreign: widths of other parts; a size of this part that equals one of them does not follow.
-
-    Returns:
-        The new width by the old one.
-    """
+    """Keep few heads of their old size, so that rotary sections fit; return the new width by the old one."""
     names = [k for k, v in vars(part).items() if _HEADS.fullmatch(k) and type(v) is int and v > 0]
     name = _width(part)
     if not name:

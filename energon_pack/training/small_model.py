@@ -11,8 +11,8 @@ from torch import Tensor
 
 from energon_pack.training.as_it_was import silence
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import KINDS
-from energon_pack.training.probe import plain_logits
+from energon_pack.training.forward_inputs import TREE
+from energon_pack.training.probe_batches import plain_logits
 from energon_pack.training.shrink import shrink
 from energon_pack.training.wrapped import parts
 
@@ -121,16 +121,7 @@ def small_model(
     members: Sequence[Encoded] = (),
     device: torch.device | str = "cpu",
 ) -> Any:
-    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding.
-
-    Args:
-        config: the full-size config; it is not changed.
-        longest: tokens of the longest pack; see `shrink`.
-        members: members to try it with; sizes that count tokens are made smaller than these. Without any, they stay.
-
-    Returns:
-        The model in eval(); nothing in it is random in train().
-    """
+    """Build a small model with random weights, in float32 if its attention supports it: bfloat16 adds rounding."""
     small, device = shrink(copy.deepcopy(config), longest), torch.device(device)
     if not members:
         return _built(make, small, attention, device)
@@ -156,11 +147,11 @@ def _logits(model: Any, members: Sequence[Encoded]) -> Tensor:
 
 
 def _made(make: Any, config: Any, attention: str | None) -> Any:
-    if attention in KINDS:  # of the text part alone
+    if attention == TREE:  # of the text part alone
         model = _made(make, config, None)
         from energon_pack.training.tree_attention import use_tree_attention
 
-        use_tree_attention(model, KINDS[attention])
+        use_tree_attention(model)
         return model
     chosen = {"attn_implementation": attention} if attention else {}
     if hasattr(make, "_from_config"):
@@ -170,13 +161,13 @@ def _made(make: Any, config: Any, attention: str | None) -> Any:
     return make(config)
 
 
-def _leave_unset(config: Any, own: Any) -> None:
+def _leave_unset(config: Any, full_config: Any) -> None:
     """Take the attention implementation from parts that have none in the model's own config.
 
     `attn_implementation` reaches all parts, a model loaded without it only those that are models: Fun-ASR-Nano's
     adaptor then sees padding.
     """
-    chosen = [getattr(part, "_attn_implementation", None) for part in parts(own)]
+    chosen = [getattr(part, "_attn_implementation", None) for part in parts(full_config)]
     for part, name in zip(parts(config), chosen, strict=False):
         if chosen[0] and name is None:
             part._attn_implementation = None

@@ -18,10 +18,10 @@ def together(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     small = [one for one in {id(one): one for one in tensors}.values() if one.nbytes <= _SMALL_BYTES]
     *starts, num_bytes = accumulate((-(-one.nbytes // _ALIGNED) * _ALIGNED for one in small), initial=0)
     buffer = torch.empty(num_bytes, dtype=torch.uint8)
-    found = {}
+    in_buffer = {}
     for start, one in zip(starts, small, strict=True):
-        found[id(one)] = buffer[start : start + one.nbytes].view(one.dtype).view(one.shape).copy_(one)
-    return found
+        in_buffer[id(one)] = buffer[start : start + one.nbytes].view(one.dtype).view(one.shape).copy_(one)
+    return in_buffer
 
 
 def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
@@ -29,14 +29,14 @@ def moved(tensors: Iterable[Tensor], move: Callable[[Tensor], Tensor]) -> dict[i
     buffers: defaultdict[int, dict[int, Tensor]] = defaultdict(dict)
     for one in tensors:
         buffers[one.untyped_storage()._cdata][id(one)] = one
-    found: dict[int, Tensor] = {}
-    for own in buffers.values():
-        storage = next(iter(own.values())).untyped_storage()
-        if len(own) == 1 or storage.nbytes() > 2 * sum(one.nbytes for one in own.values()):
-            found |= {key: move(one) for key, one in own.items()}
+    results: dict[int, Tensor] = {}
+    for sharing in buffers.values():
+        storage = next(iter(sharing.values())).untyped_storage()
+        if len(sharing) == 1 or storage.nbytes() > 2 * sum(one.nbytes for one in sharing.values()):
+            results |= {key: move(one) for key, one in sharing.items()}
             continue
         whole = move(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)).untyped_storage()
-        for key, one in own.items():
+        for key, one in sharing.items():
             empty = torch.empty(0, dtype=one.dtype, device=whole.device)
-            found[key] = empty.set_(whole, one.storage_offset(), one.size(), one.stride())
-    return found
+            results[key] = empty.set_(whole, one.storage_offset(), one.size(), one.stride())
+    return results

@@ -17,10 +17,10 @@ from torch.nn import Module
 from energon_pack.errors import one_line
 from energon_pack.training.as_it_was import full_precision
 from energon_pack.training.encoded import Encoded
+from energon_pack.training.forward_inputs import attention_of
 from energon_pack.training.host_reads import HostReads
-from energon_pack.training.inputs import attention_of
 from energon_pack.training.masks import BOUNDARIES, PREFIX, TOWERS, TowerProof, values_in
-from energon_pack.training.probe import probe_of, rows_of
+from energon_pack.training.probe_batches import probe_of, rows_of
 from energon_pack.training.small_model import small_model
 from energon_pack.training.wrapped import class_of, is_whole
 
@@ -46,9 +46,6 @@ class Tower:
     def __call__(self, media: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a batch brings for the tower.
 
-        Args:
-            media: a batch's, on the host, with `image_grid_thw` or `video_grid_thw` [media, 3].
-
         Returns:
             `tower`: the mark; for each kind `tower_image_cu_seqlens`, `tower_image_position_ids`,
             `tower_image_max_seqlen` …: whatever the tower has, behind the name under which a model takes it.
@@ -57,10 +54,10 @@ class Tower:
 
         values: dict[str, Any] = {}
         for key in filter(_OF_A_KIND.fullmatch, media):
-            made = {_GRID: media[key]}
-            precompute_export_inputs(self._module, made)
+            inputs = {_GRID: media[key]}
+            precompute_export_inputs(self._module, inputs)
             kind = key.removesuffix(_GRID)  # with its underscore
-            values |= {f"{PREFIX}{kind}{name}": value for name, value in made.items() if name != _GRID}
+            values |= {f"{PREFIX}{kind}{name}": value for name, value in inputs.items() if name != _GRID}
         return {"tower": self.mark} | {name: value for name, value in values.items() if value is not None}
 
     @cached_property
@@ -94,11 +91,7 @@ _SAME, _SAME_SHORT = 1e-6, 1e-2
 
 
 def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -> frozenset[str]:
-    """Let an encoder make the values for a model's tower, if a small model of the class shows that they change nothing.
-
-    Returns:
-        The names of the values.
-    """
+    """Let an encoder make values for a model's tower if they change nothing in a small model; return their names."""
     TOWERS.pop(model, None)
     tower, device = tower_in(model), model.device if model.device.type == "cuda" else torch.device("cpu")
     if tower is None or not hasattr(encoder, "use_tower") or not any(one.media for one in samples):
@@ -124,33 +117,32 @@ def use_tower(model: Any, encoder: Any, samples: Sequence[Encoded], mask: str) -
 
 def tried(model: Any, tower: Tower, samples: Sequence[Encoded], mask: str, device: torch.device) -> TowerProof | None:
     small = small_model(class_of(model), copy.deepcopy(model.config), attention_of(model), device=device)
-    own, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
-    if own is None:
+    small_tower, batch = tower_in(small), probe_of(small, rows_of(samples, mask), mask).batch
+    if small_tower is None:
         return None
-    given = values_in(own(batch))
-    inputs, is_flash = batch.to(device).model_inputs(small, labels=False), _is_flash(model)
-    kept = [value for name, value in given.items() if BOUNDARIES in name and not is_flash]
+    prepared = values_in(small_tower(batch))
+    inputs = batch.to(device).model_inputs(small, labels=False)
+    is_flash = "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
+    kept = [value for name, value in prepared.items() if BOUNDARIES in name and not is_flash]
     plain = _counted(small, inputs, (), device)
     try:
-        ours = _counted(small, {**inputs, **(placed := _placed(given, kept, device))}, kept, device)
+        ours = _counted(small, {**inputs, **(placed := _placed(prepared, kept, device))}, kept, device)
     except RuntimeError:  # on a GPU, where boundaries on the host meet other tensors
         ours = None
     if ours is None or ours.mixes:
-        kept, placed = [], _placed(given, (), device)
+        kept, placed = [], _placed(prepared, (), device)
         ours = _counted(small, {**inputs, **placed}, (), device)
     if ours.number >= plain.number or not _are_alike(run_of(small, inputs), run_of(small, {**inputs, **placed})):
         return None
-    return TowerProof(tower.mark, frozenset(given), bool(kept), (plain.number, ours.number))
+    return TowerProof(tower.mark, frozenset(prepared), bool(kept), (plain.number, ours.number))
 
 
-def _is_flash(model: Any) -> bool:
-    return "flash" in (getattr(module_in(model).config, "_attn_implementation", None) or "")
-
-
-def _placed(given: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
+def _placed(prepared: Mapping[str, Any], kept: Sequence[Tensor], device: torch.device) -> dict[str, Any]:
     """Put the values on a device, but those that are kept on the host."""
-    moves = {name for name, value in given.items() if isinstance(value, Tensor) and all(value is not k for k in kept)}
-    return {name: value.to(device) if name in moves else value for name, value in given.items()}
+    moves = {
+        name for name, value in prepared.items() if isinstance(value, Tensor) and all(value is not k for k in kept)
+    }
+    return {name: value.to(device) if name in moves else value for name, value in prepared.items()}
 
 
 @torch.no_grad()
@@ -165,11 +157,11 @@ def run_of(model: Any, inputs: Mapping[str, Any]) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
     logits = model(**inputs).logits
     logits.float().square().mean().backward()
-    return [logits.detach(), *(own.grad for own in model.parameters() if own.grad is not None)]
+    return [logits.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
 
-def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    same = _SAME if some[0].dtype == torch.float32 else _SAME_SHORT
-    return len(some) == len(others) and all(
-        bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(some, others, strict=True)
+def _are_alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    same = _SAME if first[0].dtype == torch.float32 else _SAME_SHORT
+    return len(first) == len(second) and all(
+        bool((one - other).abs().max() <= same * one.abs().max()) for one, other in zip(first, second, strict=True)
     )

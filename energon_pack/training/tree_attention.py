@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from energon_pack.training.inputs import KINDS, TREE, TREE_FLEX
+from energon_pack.training.forward_inputs import TREE
 from energon_pack.training.wrapped import unwrapped
 
 
@@ -31,36 +31,23 @@ class TreePlan(NamedTuple):
     ends_k: tuple[int, ...]
 
 
-def use_tree_attention(model: Any, kind: str = "varlen") -> None:
+def use_tree_attention(model: Any) -> None:
     """Let the text part of a model attend by this package's function; its images keep their attention.
 
-    Batches without trees, generation and evaluation go as with sdpa (`flex`: as with flex_attention).
-
-    Args:
-        model: a model of transformers; it may be wrapped.
-        kind: `varlen`: gathered keys; `flex`: FlexAttention, also in classes that refuse it by its own name.
-
-    Raises:
-        ValueError: there is no such kind.
+    Batches without trees, generation and evaluation go as with sdpa. A wrapped model is unwrapped.
     """
-    names = {one: name for name, one in KINDS.items()}
-    if kind not in names:
-        raise ValueError(f"use_tree_attention({kind!r}): one of {', '.join(names)}")
     register()
-    unwrapped(model).config.get_text_config()._attn_implementation = names[kind]
+    unwrapped(model).config.get_text_config()._attn_implementation = TREE
 
 
 @cache
 def register() -> None:
-    """Tell transformers the names, once."""
+    """Tell transformers the name, once."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.flex_attention import flex_attention_forward
-    from transformers.masking_utils import flex_attention_mask, sdpa_mask
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(TREE, tree_attention)
     AttentionMaskInterface.register(TREE, sdpa_mask)
-    AttentionInterface.register(TREE_FLEX, flex_attention_forward)
-    AttentionMaskInterface.register(TREE_FLEX, flex_attention_mask)
 
 
 def tree_attention(
@@ -75,7 +62,7 @@ def tree_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     tree_plan: TreePlan | None = None,
-    **others: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Attend along the paths of trees; transformers calls this.
 
@@ -86,16 +73,13 @@ def tree_attention(
         sliding_window: how many tokens of its sample a token sees, itself among them.
         s_aux: [heads]: the sinks of gpt-oss.
         tree_plan: None: no trees; as sdpa.
-
-    Returns:
-        [B, S, heads, D], None.
     """
     if tree_plan is None:
         if softcap is None and s_aux is None:
             from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
             return sdpa_attention_forward(
-                module, query, key, value, attention_mask, dropout, scaling, is_causal=others.get("is_causal")
+                module, query, key, value, attention_mask, dropout, scaling, is_causal=keywords.get("is_causal")
             )
         if attention_mask is None:
             attention_mask = _bottom_right(query.shape[2], key.shape[2], sliding_window, query.device)
@@ -121,12 +105,12 @@ def tree_attention(
             softcap=softcap or 0.0,
         )
         return out.view(batch, length, heads, -1), None
-    found = []
+    outputs = []
     for (a, b), (start, end) in zip(pairwise(tree_plan.ends_q), pairwise(tree_plan.ends_k), strict=True):
         mask = _bottom_right(b - a, end - start, sliding_window, query.device)
         q, k, v = (part.transpose(0, 1)[None] for part in (queries[a:b], keys[start:end], values[start:end]))
-        found.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
-    return torch.cat(found).view(batch, length, heads, -1), None
+        outputs.append(_attend(q, k, v, mask, dropout, scaling, softcap, s_aux)[0].transpose(0, 1))
+    return torch.cat(outputs).view(batch, length, heads, -1), None
 
 
 def _bottom_right(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Make what a model needs to see the trees of a batch: a plan, additive masks, or block masks, by its attention.
+"""Make what a model needs to see the trees of a batch: a plan, or additive masks, by its attention.
 
 Nothing is left to transformers, which would take positions that jump back for one text, or for other packs.
 """
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from energon_pack.training.inputs import TREE, TREE_FLEX, MixingError, attention_of
+from energon_pack.training.forward_inputs import TREE, MixingError, attention_of
 from energon_pack.training.masks import (
     Outline,
     Sight,
     TreeRows,
-    blocks_of,
     cuts_of,
     outline_of,
     reads_prefix_whole,
@@ -51,17 +50,13 @@ def attention_inputs(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
             )
         nothing = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)  # so that no mask is made
         return {"attention_mask": _each(model, lambda _: nothing), "tree_plan": plan_of(batch)}
-    masks = _block_masks if attention in ("flex_attention", TREE_FLEX) else _dense_masks
-    return {"attention_mask": _each(model, masks(batch, model).__getitem__)}
+    return {"attention_mask": _each(model, _masks(batch, outline_of(model)).__getitem__)}
 
 
 def form_of(model: Any) -> str:
     """Return how the inputs of trees keep branches apart in a model, as `mask_of` names it."""
-    attention = attention_of(model)
-    if attention == TREE:
+    if attention_of(model) == TREE:
         return "tree_plan"
-    if attention in ("flex_attention", TREE_FLEX):
-        return "blocks"
     return "prefix4d" if len(kinds_of_layers(model.config.get_text_config())) == 1 else "dict4d"
 
 
@@ -97,10 +92,10 @@ def refuse(model: Any) -> None:
         raise MixingError(f"{name} reads all before the answer in both directions, and trees have none; {_WAY_OUT}")
     if attention == TREE and getattr(text, "attention_chunk_size", None):
         raise MixingError(f"{name} attends in chunks, which {TREE} does not: attn_implementation='sdpa' or 'eager'")
-    if attention not in ("sdpa", "eager", "flex_attention", TREE, TREE_FLEX):
+    if attention not in ("sdpa", "eager", TREE):
         raise MixingError(
             f"attn_implementation={attention!r} of {name} takes no tree: use_tree_attention(model) has it use"
-            " flash-attn where that is installed; sdpa, eager and flex_attention take masks"
+            " flash-attn where that is installed; sdpa and eager take masks"
         )
 
 
@@ -120,17 +115,12 @@ def _each(model: Any, mask: Callable[[str], Any]) -> Any:
     return mask(kinds[0]) if len(kinds) == 1 else {kind: mask(kind) for kind in kinds}
 
 
-def _dense_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Tensor]:
-    outline = outline_of(model)
-    return tree_masks(_rows(batch, outline), outline)
-
-
-def _rows(batch: Mapping[str, Any], outline: Outline) -> TreeRows:
-    """Return what masks are made of, on the model's device."""
+def _masks(batch: Mapping[str, Any], outline: Outline) -> dict[str, Tensor]:
+    """Make additive masks on the model's device."""
     if outline.sight is not Sight.CAUSAL:
         _refuse_cut_images(batch)
     names = ("tree_end", "tree_index", "doc_ids", "mm_token_type_ids")
-    return TreeRows(*(batch[name].to(outline.device) for name in names))
+    return tree_masks(TreeRows(*(batch[name].to(outline.device) for name in names)), outline)
 
 
 def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
@@ -140,39 +130,3 @@ def _refuse_cut_images(batch: Mapping[str, Any]) -> None:
         before = (index[row, :place] == index[row, place] - 1) & (batch["tree_end"][row, :place] > place)
         if bool((is_image[row, :place] & before).any()):
             raise MixingError(f"a branch begins inside a run of image tokens, at token {place} of row {row}")
-
-
-def _block_masks(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Make masks of FlexAttention, which say the same as the additive ones."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    register()
-    outline = outline_of(model)
-    end, index, docs, types = _rows(batch, outline)
-    block, sight = blocks_of(types, cuts_of(docs)), outline.sight
-    window, chunk = outline.sliding_window or 0, outline.attention_chunk_size or 0
-
-    def image(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (block[b, q] == block[b, k]) & (block[b, k] > 0)
-
-    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (q < end[b, k])
-
-    def both(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return causal(b, h, q, k) | image(b, q, k)
-
-    seen = causal if sight in (Sight.CAUSAL, Sight.IN_WINDOWS_ALONE) else both
-
-    def sliding(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        near = index[b, q] - index[b, k] < window
-        if sight is Sight.BEYOND_WINDOWS:
-            return causal(b, h, q, k) & near | image(b, q, k)
-        return (causal if sight is Sight.CAUSAL else both)(b, h, q, k) & near
-
-    def chunked(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return seen(b, h, q, k) & (index[b, q] // chunk == index[b, k] // chunk)
-
-    makes = {"full_attention": seen} | ({"sliding_attention": sliding} if window else {})
-    makes |= {"chunked_attention": chunked} if chunk else {}
-    rows, width = end.shape
-    return {name: create_block_mask(make, rows, None, width, width, str(model.device)) for name, make in makes.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import Encoded
-from energon_pack.training.inputs import MEDIA_KEYS, MixingError, forks_of, text_row
+from energon_pack.training.forward_inputs import MEDIA_KEYS, MixingError, forks_of, text_row
 from energon_pack.training.watch import tokens_of
 from energon_pack.training.wrapped import parts
 
@@ -31,7 +31,7 @@ _VALUES = ("pixel_values", *SOUNDS)
 
 
 @dataclass(frozen=True)
-class Span:
+class MemberSpan:
     """The place of a member: its row, and its tokens from `start` to `end` in the row."""
 
     row: int
@@ -44,11 +44,11 @@ class Span:
 
 
 #: inputs of a run, and the members to look at
-Run = tuple[Mapping[str, Any], Sequence[Span]]
+Run = tuple[Mapping[str, Any], Sequence[MemberSpan]]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedSample:
     """A sample in a batch, which is compared with itself alone."""
 
     sample: Encoded
@@ -66,7 +66,7 @@ class Probe:
     """A batch of samples to try a model with, and how it and each of them run."""
 
     batch: PackedBatch
-    placed: Sequence[Placed]
+    placed: Sequence[PlacedSample]
     #: the inputs of the batch, without labels
     inputs: Mapping[str, Any]
     #: makes the inputs of a sample alone
@@ -80,16 +80,16 @@ class TrialInputs:
     """The inputs of the test runs with one batch."""
 
     as_is: dict[str, Any]
-    members: list[Span]
+    members: list[MemberSpan]
     #: the members whose words are replaced: every second one
-    changed: list[Span]
+    changed: list[MemberSpan]
     #: inputs in which they are
     other_words: dict[str, Any]
     #: inputs in which the first medium is changed, and the last one; empty: there is none
     other_media: list[dict[str, Any]]
 
     @property
-    def runs(self) -> list[tuple[dict[str, Any], list[Span]]]:
+    def runs(self) -> list[tuple[dict[str, Any], list[MemberSpan]]]:
         """The inputs with and without other words, and the members that should be the same in both."""
         same = [member for member in self.members if member not in self.changed]
         return [(self.as_is, same), (self.other_words, same)]
@@ -105,13 +105,9 @@ def trial_inputs(inputs: Mapping[str, Any], config: Any, media: frozenset[str]) 
 
 
 def inputs_with_changes(
-    inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[Span], ends: Sequence[Span]
+    inputs: Mapping[str, Any], config: Any, media: frozenset[str], members: list[MemberSpan], ends: Sequence[MemberSpan]
 ) -> TrialInputs | None:
-    """As `trial_inputs`, for a batch whose members are known.
-
-    Args:
-        ends: the members on which no other one builds.
-    """
+    """As `trial_inputs`, for a batch whose members are known."""
     as_is = without_loss(inputs)
     is_word = _is_word(as_is, special_ids(config))
     worded = [member for member in ends if is_word is None or member.of(is_word).any()]
@@ -119,8 +115,8 @@ def inputs_with_changes(
     other_words = _with_other_words(as_is, changed, is_word)
     if not changed or len(members) == len(changed) or other_words is None:
         return None
-    given = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
-    return TrialInputs(as_is, members, changed, other_words, _with_other_media(as_is, given))
+    tensors = {name: value for name, value in as_is.items() if name in media and isinstance(value, Tensor)}
+    return TrialInputs(as_is, members, changed, other_words, _with_other_media(as_is, tensors))
 
 
 def without_loss(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,10 +129,10 @@ def switches_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if isinstance(value, (bool, str))}
 
 
-def _ends_of_branches(row: Sequence[Span], starts: Tensor) -> list[Span]:
+def _ends_of_branches(row: Sequence[MemberSpan], starts: Tensor) -> list[MemberSpan]:
     """Return the members of a row on which no other member builds; in a row without trees, return all members."""
     begins = [int(starts[member.row % len(starts), member.start]) for member in row]
-    is_end = [later <= own for own, later in pairwise(begins)]
+    is_end = [later <= begin for begin, later in pairwise(begins)]
     return [member for member, ends in zip(row, [*is_end, True], strict=True) if ends]
 
 
@@ -163,7 +159,7 @@ def _are_kinds_added() -> bool:
     return bool(entry_points(group="energon_pack.kinds"))
 
 
-def members_of(inputs: Mapping[str, Any]) -> list[Span]:
+def members_of(inputs: Mapping[str, Any]) -> list[MemberSpan]:
     """Return the places of the members of packs, by positions that start anew."""
     tokens, mask = tokens_of(inputs), inputs.get("attention_mask")
     positions = text_row(inputs, inputs["position_ids"]).expand(tokens.shape[:2])
@@ -172,20 +168,20 @@ def members_of(inputs: Mapping[str, Any]) -> list[Span]:
     return spans_of(tokens, begins, is_real)
 
 
-def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[Span]:
+def spans_of(tokens: Tensor, begins: Tensor, real: Tensor) -> list[MemberSpan]:
     """Return the stretches of real tokens between begins, bool [B, S]; one that repeats one token is padding."""
-    found = []
+    spans = []
     for row in range(len(tokens)):
         starts = begins[row].nonzero().flatten().tolist()
         for start, end in pairwise([*starts, tokens.shape[1]]):
             places = (start + real[row, start:end].nonzero().flatten()).tolist() or [start]
-            span = Span(row, places[0], places[-1] + 1)
+            span = MemberSpan(row, places[0], places[-1] + 1)
             if bool((span.of(tokens) == span.of(tokens)[:1]).all()):
                 continue
             if span.end - span.start != len(places):
                 raise MixingError(f"attention_mask has holes in the member from token {span.start} of row {row} on")
-            found.append(span)
-    return found
+            spans.append(span)
+    return spans
 
 
 def special_ids(config: Any) -> list[int]:
@@ -212,7 +208,9 @@ def _is_word(inputs: Mapping[str, Any], special: Sequence[int]) -> Tensor | None
     return is_word
 
 
-def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: Tensor | None) -> dict[str, Any] | None:
+def _with_other_words(
+    inputs: dict[str, Any], changed: Sequence[MemberSpan], is_word: Tensor | None
+) -> dict[str, Any] | None:
     """Replace the words of `changed` by other words of the batch; None: the batch has no other words."""
     tokens = tokens_of(inputs).clone()
     if is_word is None:
@@ -223,9 +221,9 @@ def _with_other_words(inputs: dict[str, Any], changed: Sequence[Span], is_word: 
     if len(words) < 2:
         return None
     for member in changed:
-        own = member.of(tokens)
-        other = words[(torch.searchsorted(words, own) + len(words) // 2) % len(words)]
-        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, own)
+        ids = member.of(tokens)
+        other = words[(torch.searchsorted(words, ids) + len(words) // 2) % len(words)]
+        tokens[member.row, member.start : member.end] = torch.where(member.of(is_word), other, ids)
     return {**inputs, "input_ids": tokens}
 
 

@@ -15,14 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from energon_pack.training.batch import tensors_in
-from energon_pack.training.inputs import MixingError, attention_of
+from energon_pack.training.forward_inputs import MixingError, attention_of
 
 #: values kept for each token: a whole vocabulary would take gigabytes, and show the same
 _NUM_VALUES = 256
 
 
 @dataclass
-class Seen:
+class RunValues:
     """What one run shows."""
 
     #: [B, S, values]: outputs of each token, thinned
@@ -40,13 +40,13 @@ def see(
     inputs: Mapping[str, Any],
     call: Callable[..., Any],
     follow: bool = False,
-) -> Seen:
+) -> RunValues:
     """Run a part of a model.
 
     Args:
         follow: keep the embeddings of the tokens, with gradients, even if their table is frozen.
     """
-    seen, shape = Seen(), tokens_of(inputs).shape[:2]
+    seen, shape = RunValues(), tokens_of(inputs).shape[:2]
 
     def note(_: Module, __: Any, output: Any) -> Any:
         seen.dtypes.update(one.dtype for one in tensors_in(output) if one.is_floating_point())
@@ -111,11 +111,7 @@ class _Calls(threading.local):
 
 
 def hook(model: Module, check_call: Check) -> tuple[list[RemovableHandle], Check]:
-    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes.
-
-    Returns:
-        The hooks; and the check, for inputs without a call.
-    """
+    """Check each call of the model or its parts; of nested calls only the outermost, and none that the check makes."""
     calls = _Calls()
     attention = attention_of(model)
     norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]

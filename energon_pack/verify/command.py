@@ -19,7 +19,7 @@ from energon_pack.config import MediaIn
 from energon_pack.dataset.files import LEDGER, PLAN, PlanFile, at, has_messages
 from energon_pack.dataset.folder import DatasetFolder, opened
 from energon_pack.dataset.manifest import MANIFEST, REPORT
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.plan.settings import Share
 from energon_pack.plan.splits import split_shares
@@ -33,7 +33,7 @@ from energon_pack.run.progress import Progress
 from energon_pack.run.stores.requests import losing_no_fault
 from energon_pack.samples.flavors import flavor_written
 from energon_pack.samples.flavors.base import PackedFlavor
-from energon_pack.sources.shard import Source
+from energon_pack.sources.find import Source
 from energon_pack.verify import dataset as checks
 from energon_pack.verify.findings import CHECKS, Findings
 from energon_pack.verify.packs import samples_of

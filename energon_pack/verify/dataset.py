@@ -104,21 +104,15 @@ def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[
     """Check what Energon's own files say of the shards."""
     there = {shard.name: len(shard.packs) for shard in shards}
     for name in (".info.json", ".info.yaml"):
-        if not folder.has(f"{META_FOLDER}/{name}"):
-            continue  # the check `files` reports it where the file is needed
-        try:
-            claimed = at(_load(folder, name), "shard_counts")
-        except (OSError, ValueError) as error:
-            yield f"{name} can't be read: {short(str(error))}"
-            continue
-        if not isinstance(claimed, dict):
-            yield f"{name} has shard_counts={short(claimed)}"
+        value, why = _load(folder, name)
+        claimed = at(value, "shard_counts")
+        if value is None or not isinstance(claimed, dict):
+            yield from why if value is None else [f"{name} has shard_counts={short(claimed)}"]
             continue
         for shard in sorted({*claimed, *there}, key=str):
-            if shard not in there:
-                yield f"{name} counts {short(claimed[shard])} packs of {short(shard)}, which is not there"
-            elif claimed.get(shard) != there[shard]:
-                yield f"{name} counts {short(claimed.get(shard))} packs of {shard}, there are {there[shard]}"
+            if claimed.get(shard) != there.get(shard):
+                numbers = f"{short(claimed.get(shard))} packs of {short(shard)}, there are {there.get(shard, 0)}"
+                yield f"{name} counts {numbers}"
     planned = {split: at(manifest, "splits", split, "packs") or 0 for split in SPLITS}
     yield from _splits(folder, there, planned, {shard.name: shard.splits for shard in shards})
 
@@ -126,12 +120,9 @@ def counts(folder: DatasetFolder, manifest: Mapping[str, Any], shards: Sequence[
 def _splits(
     folder: DatasetFolder, counts: Mapping[str, int], planned: Mapping[str, int], of_samples: Mapping[str, set[str]]
 ) -> Iterator[str]:
-    if not folder.has(f"{META_FOLDER}/split.yaml"):
-        return
-    try:
-        value = _load(folder, "split.yaml")
-    except (OSError, ValueError) as error:
-        yield f"split.yaml can't be read: {short(str(error))}"
+    value, why = _load(folder, "split.yaml")
+    if value is None:
+        yield from why
         return
     splits, left_out = at(value, "split_parts"), at(value, "exclude")
     if left_out:
@@ -175,12 +166,11 @@ def _dataset_yamls(folder: DatasetFolder, manifest: Mapping[str, Any]) -> Iterat
 
 def _changed_yamls(folder: DatasetFolder, wanted: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, expected in wanted.items():
-        try:
-            found = _load(folder, name)
-        except (OSError, ValueError) as error:
-            yield f"{name} can't be read: {short(str(error))}"
-            continue
-        yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(found, expected))
+        value, why = _load(folder, name)
+        if value is None:
+            yield from why or [f"{name} is missing"]
+        else:
+            yield from (f"{name}: {key} is not what packing writes" for key in changed_keys(value, expected))
 
 
 def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]:
@@ -192,12 +182,15 @@ def _sample_loader(folder: DatasetFolder, flavor: PackedFlavor) -> Iterator[str]
         yield f"{SAMPLE_LOADER} can't be read: {error.strerror or error}"
 
 
-def _load(folder: DatasetFolder, name: str) -> Any:
-    """Load a file of the metadata; raises OSError and ValueError."""
+def _load(folder: DatasetFolder, name: str) -> tuple[Any, list[str]]:
+    """Load a file of the metadata, or return None and why it can't be read; the check `files` reports a missing one."""
     path = f"{META_FOLDER}/{name}"
-    if name.endswith(".json"):
-        return folder.read_object(path)
-    return yaml_value(folder.read(path))
+    try:
+        return (folder.read_object(path) if name.endswith(".json") else yaml_value(folder.read(path))), []
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError) as error:
+        return None, [f"{name} can't be read: {short(str(error))}"]
 
 
 def sqlite(folder: DatasetFolder, shards: Sequence[str]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 
 _CHUNK = 1 << 20  # bytes compared at once
+_BEFORE, _EXCERPT = 20, 60  # characters before a difference, and of an excerpt
 
 
 def compared(
@@ -85,7 +86,7 @@ def is_within(member: PlanRow, shard: Shard) -> bool:
     """Say whether a source shard is long enough: a damaged plan may ask for any number of bytes."""
     record = member.record_offset, member.record_size
     if shard.media_root is not None:  # media are files of their own
-        return shard.has_place(*record)
+        return min(record) >= 0 and (sum(record) <= shard.size or not shard.is_read_by_place)
     parts: list[AnyPart] = [*member.parts, *member.positions]
     places = [record, *((part.offset, part.size) for part in parts)]
     return all(offset >= BLOCK and size >= 0 and offset + size <= shard.size for offset, size in places)
@@ -95,33 +96,17 @@ def _text_differs(packed: Any, expected: dict[str, Any]) -> Iterator[str]:
     if not isinstance(packed, dict):
         yield "it is not in the pack's JSON"
         return
-    for name in {**expected, **packed}:
-        if name not in packed or name not in expected:
-            yield f"{name} is {'only in the pack' if name in packed else 'missing'}"
-        elif not _same(packed[name], expected[name]):
-            ours, right = packed[name], expected[name]
-            if isinstance(ours, list) and isinstance(right, list) and len(ours) == len(right):
-                index = next(i for i, pair in enumerate(zip(ours, right, strict=True)) if not _same(*pair))
-                name, ours, right = f"{name}[{index}]", ours[index], right[index]
-            excerpt, right_excerpt = _excerpts(ours, right)
-            yield f"{name} is {excerpt}, in the source {right_excerpt}"
+    for name in {**expected, **packed}:  # as JSON, where 1 equals neither true nor 1.0
+        texts = [_as_json(value[name]) if name in value else "missing" for value in (packed, expected)]
+        if texts[0] != texts[1]:
+            pairs = enumerate(zip_longest(*texts))
+            start = max(0, next(place for place, pair in pairs if pair[0] != pair[1]) - _BEFORE)
+            ours, right = (text[start : start + _EXCERPT] for text in texts)
+            yield f"{name} is {ours}, in the source {right}"
 
 
-def _same(packed: Any, expected: Any) -> bool:
-    """Say whether two values are equal as JSON: 1 equals neither true nor 1.0."""
-    return json.dumps(packed, sort_keys=True) == json.dumps(expected, sort_keys=True)
-
-
-def _excerpts(packed: Any, expected: Any) -> tuple[str, str]:
-    """Cut both values around the place where they differ; of messages, cut their texts."""
-    if isinstance(packed, dict) and isinstance(expected, dict) and packed.get("content") != expected.get("content"):
-        packed, expected = packed.get("content"), expected.get("content")
-    if isinstance(packed, str) and isinstance(expected, str):
-        pairs = enumerate(zip(packed, expected, strict=False))
-        same = next((i for i, (ours, right) in pairs if ours != right), min(len(packed), len(expected)))
-        start = max(0, same - 20)
-        packed, expected = packed[start:], expected[start:]
-    return short(packed), short(expected)
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _media_differ(

@@ -5,7 +5,7 @@ All of them run, whatever the earlier ones report, and they take any JSON there 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,18 +34,17 @@ _ARRAY_MAGIC = b"\x93NUMPY"
 
 def parts(pack: Pack) -> Iterator[str]:
     """Check that a pack has exactly the parts its JSON names: JSON first, then the media in the JSON's order."""
-    there = [part.name for part in pack.files.parts]
-    yield from (f"{name} comes {number} times" for name, number in Counter(there).items() if number > 1)
+    names = [part.name for part in pack.files.parts]
     yield from (f"{part.name} holds no bytes of its own" for part in pack.files.parts if part.size < 0)
     if pack.named is None:
         return
-    shared, first = pack.num_shared, ["json", TOKENS]
-    named = [name for names, num in zip(pack.named, shared, strict=True) for name in names[num:]]
-    yield from (f"{name} is named {number} times" for name, number in Counter(named).items() if number > 1)
-    yield from (f"{name} is named, but not there" for name in named if name not in pack.parts)
-    yield from (f"{name} is there, but not named" for name in pack.parts if name not in named and name not in first)
-    yield from (f"it has no part {name}" for name in first if name != "json" and name not in pack.parts)
-    if Counter(there) == Counter([*first, *named]) and there != [*first, *named]:
+    shared = pack.num_shared
+    expected = ["json", TOKENS, *chain.from_iterable(map(lambda named, num: named[num:], pack.named, shared))]
+    counts, expected_counts = Counter(names), Counter(expected)
+    for name in {**counts, **expected_counts}:
+        if counts[name] != expected_counts[name]:
+            yield f"{name} is there {counts[name]} times, and should be {expected_counts[name]} times"
+    if counts == expected_counts and names != expected:
         yield "the parts are not in the order of media_files, after the JSON and the tokens"
     media = [
         [(kind or IMAGE.kind, name.rpartition(".")[2]) for name, kind in zip(names, kinds, strict=True)]
@@ -137,20 +136,6 @@ def sums(pack: Pack) -> Iterator[str]:
         if total != tokens:
             without = " without what is shared" if any(pack.shared_lens) else ""
             yield f"total_token_len is {total}, token_lens{without} sum to {tokens}"
-    for index, (tokens, trained) in enumerate(
-        zip(pack.meta.get("token_lens", ()), pack.meta.get("num_supervised", ()), strict=False)
-    ):
-        if trained > tokens:
-            yield f"member {index} has {tokens} tokens, {trained} of them supervised"
-
-
-def shared(pack: Pack) -> Iterator[str]:
-    """Check that each member shares less than it has, and no more than the member before it has."""
-    lens = pack.meta.get("token_lens", [])
-    for index, (shared_len, token_len) in enumerate(zip(pack.meta.get("shared_lens", ()), lens, strict=False)):
-        before = lens[index - 1] if index else 0
-        if shared_len and shared_len > min(before, token_len - 1):
-            yield f"member {index} shares {shared_len} of its {token_len} tokens with one of {before}"
 
 
 def _own_lens(pack: Pack) -> list[int]:

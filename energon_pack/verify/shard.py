@@ -15,7 +15,7 @@ from energon_pack.dataset.contents import Pack, parse, with_media, written_token
 from energon_pack.dataset.files import PlanFile, PlanRow, PlanRows
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_files import PackFiles, packs_in
-from energon_pack.dataset.referenced import DatasetMedia
+from energon_pack.dataset.source_media import DatasetMedia
 from energon_pack.dataset.sources import Sources
 from energon_pack.errors import PackError, short
 from energon_pack.plan.splits import SPLITS, split_numbers
@@ -257,8 +257,6 @@ def _check(job: VerifyJob, pack: Pack, members: list[PlanRow] | None, findings: 
     findings.add("parts", where, checks.parts(pack), len(pack.files.parts))
     findings.add("placeholders", where, checks.placeholders(pack), len(pack.members or ()))
     findings.add("sums", where, checks.sums(pack))
-    if "shared_lens" in pack.flavor.meta:
-        findings.add("shared", where, checks.shared(pack))
     findings.add("capacity", where, checks.capacity(pack, job.packing, members))
     findings.add("fingerprint", where, checks.fingerprint(pack, job.fingerprint))
 

@@ -13,9 +13,9 @@ import numpy as np
 from energon_pack.config.output_dir import cache_folder
 from energon_pack.dataset.files import at
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.inputs import OtherTokenizer
+from energon_pack.dataset.kept_inputs import OtherTokenizer
 from energon_pack.dataset.manifest import REPORT, processor_folder, when_packed
-from energon_pack.dataset.referenced import source_root
+from energon_pack.dataset.source_media import source_root
 from energon_pack.errors import PackError, one_line, short
 from energon_pack.packed_with import load_template
 from energon_pack.plan.settings import MOST_EPOCHS
@@ -28,8 +28,9 @@ from energon_pack.samples.settings import ReadSettings
 from energon_pack.sources import forms
 from energon_pack.sources.copies import copy_numbers, drawn_keys
 from energon_pack.sources.demo import make_demo
+from energon_pack.sources.find import Source
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.shard import Shard, Source
+from energon_pack.sources.shard import Shard
 from energon_pack.sources.storage import folder_of, path_in
 from energon_pack.verify.findings import Findings, Hashes, hashes, joined, named
 

@@ -17,10 +17,8 @@ from megatron.energon import (
     DefaultTaskEncoder,
     SampleDecoder,
     WorkerConfig,
-    get_loader,
     get_savable_loader,
     get_train_dataset,
-    get_val_dataset,
 )
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors import BaseWebdatasetFactory
@@ -147,14 +145,6 @@ def test_a_loader_goes_on_where_it_was_saved(packed: Path) -> None:
     again.restore_state_rank(state)
     stream = iter(again)
     assert [next(stream).__key__ for _ in range(8)] == expected
-
-
-def test_a_batch_of_packs(packed: Path) -> None:
-    dataset = get_val_dataset(
-        packed, split_part="train", worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=2
-    )
-    batch = next(iter(get_loader(dataset)))
-    assert len(batch.messages) == 2
 
 
 def test_images_come_upright(config: Callable[..., PackConfig], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Two runs with one output, a step at a time, in every order: no published dataset is lost or spoilt.
 
-The code of `in_folder.py`, `in_store.py` and `put_shard.py` runs as it is; what a step is, is said by the two worlds. A
+The code of `in_folder.py` and `in_store.py` runs as it is; what a step is, is said by the two worlds. A
 stop for ever at any step is an order, too. Without this a run that was stopped and goes on, or a lock that a file
 system does not have, could destroy what the next run published.
 """
@@ -23,10 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from energon_pack.dataset import in_folder, put_shard
-from energon_pack.dataset.destination import Destination
-from energon_pack.dataset.in_folder import InFolder
-from energon_pack.dataset.in_store import InStore
+from energon_pack.dataset import in_folder, in_store
+from energon_pack.dataset.in_folder import DatasetInFolder
+from energon_pack.dataset.in_store import DatasetInStore
 from energon_pack.errors import PackError
 from energon_pack.run import stores
 from energon_pack.run.stores.requests import Found, Objects
@@ -85,7 +84,7 @@ def is_published(errors: Sequence[BaseException | None], is_over: Sequence[bool]
     return any(over and error is None for error, over in zip(errors, is_over, strict=True))
 
 
-def run(destination: Destination, wish: Wish, write: Callable[[Path], None]) -> None:
+def run(destination: DatasetInFolder, wish: Wish, write: Callable[[Path], None]) -> None:
     """Do the part of `pack` that comes after the plan."""
     destination.refuse_existing(wish.overwrite)
     with destination.staging(wish.identity) as staging:
@@ -121,7 +120,7 @@ class Folder(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(wish: Wish) -> None:
-            run(InFolder(self._final), wish, lambda staging: self._write(staging, wish.identity))
+            run(DatasetInFolder(self._final), wish, lambda staging: self._write(staging, wish.identity))
 
         return [lambda wish=wish: body(wish) for wish in self._wishes]  # type: ignore[misc]
 
@@ -140,7 +139,7 @@ class Folder(World):
 
     def judge(self, errors: list[BaseException | None], is_over: list[bool]) -> None:
         refuse_long_stories(errors)
-        with InFolder(self._final).staging("next"):
+        with DatasetInFolder(self._final).staging("next"):
             found = {
                 path.relative_to(self._final).as_posix(): path.read_text()
                 for path in self._final.rglob("*")
@@ -295,12 +294,12 @@ class Stored(World):
 
     def bodies(self) -> list[Callable[[], None]]:
         def body(number: int, wish: Wish) -> None:
-            destination = InStore("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
+            destination = DatasetInStore("s3://bucket/out/NAME", self._folder / str(number) / "NAME")
             run(destination, wish, lambda staging: self._write(destination, wish.identity, staging))
 
         return [partial(body, number, wish) for number, wish in enumerate(self._wishes)]
 
-    def _write(self, destination: InStore, identity: str, staging: Path) -> None:
+    def _write(self, destination: DatasetInStore, identity: str, staging: Path) -> None:
         for name in shard_names(identity):
             job: Any = SimpleNamespace(path=staging / name, plan=identity, row_group=0, identity=None)
             destination.write_shard(job)
@@ -338,10 +337,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     one_pack = SimpleNamespace(read_row_group=lambda _: pa.table({"pack": ["a"]}))
     made = Store()
     monkeypatch.setattr(stores, "objects_of", lambda _: made)
-    monkeypatch.setattr(put_shard, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
-    monkeypatch.setattr(put_shard, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
-    monkeypatch.setattr(put_shard, "write_packs", write_packs)
-    monkeypatch.setattr(put_shard, "written_shard", lambda *_, was_there: None)
+    monkeypatch.setattr(in_store, "pq", SimpleNamespace(ParquetFile=lambda _: one_pack))
+    monkeypatch.setattr(in_store, "TarWriter", lambda fileno: SimpleNamespace(fileno=fileno))
+    monkeypatch.setattr(in_store, "write_packs", write_packs)
+    monkeypatch.setattr(in_store, "written_shard", lambda *_, was_there: None)
     monkeypatch.setattr(uuid, "uuid4", lambda: SimpleNamespace(hex=STEPPER.name()))
     return made
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from support import processors
 from support.packed import files
-from support.running import ROOT, need_torchvision, run_here
-from support.samples import chat, sound, write_tar
+from support.running import ROOT, run_here
 
 SETTINGS = (
     "output.name=packed",
@@ -106,17 +104,3 @@ def test_kills_at_thirty_moments(demo: tuple[Path, Path], tmp_path: Path) -> Non
         (".staging/packed/*/report.json", 1), ("packed", 1), ("packed/report.json", 1),
     ]  # fmt: skip
     kill_and_rerun(of_demo(demo), tmp_path, places)
-
-
-@pytest.mark.slow
-def test_kills_of_packs_with_sounds(tmp_path: Path) -> None:
-    """Sounds of several formats, whose lengths are asked once a step: a run that goes on asks for others first."""
-    need_torchvision()
-    members: dict[str, bytes] = {}
-    for i in range(90):
-        members |= {f"s{i:02d}.json": chat("<audio>What is said?", f"{i}."), f"s{i:02d}.wav": sound(2000 + 977 * i)}
-    write_tar(tmp_path / "source" / "a.tar", members)
-    processor = processors.qwen2_audio(tmp_path / "processor")
-    command = ["+model=qwen2_audio", f"model.processor={processor}", f"source.path={tmp_path / 'source'}", *SETTINGS]
-    moments = [(".cache/lengths/*/*", 1), (".staging/packed/*/*.idx", 1), (".staging/packed/*/*.idx", 6)]
-    kill_and_rerun([*command, "packing.max_token_len=400"], tmp_path, moments, True, least_shards=9)

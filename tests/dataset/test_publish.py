@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from energon_pack.dataset import in_folder
-from energon_pack.dataset.in_folder import InFolder
+from energon_pack.dataset.in_folder import DatasetInFolder
 from energon_pack.errors import PackError, sized
 
 
@@ -17,7 +17,7 @@ def test_little_room_is_said_in_units_that_show_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=8e6))
     (tmp_path / "packed-000000.tar").write_bytes(bytes(1_000_000))
     with pytest.raises(PackError, match=r"the shards take about 13\.1 MB, and 8\.0 MB are free beside"):
-        InFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000, overwrite=False)
+        DatasetInFolder(tmp_path / "packed").begin(tmp_path, "identity", 14_060_000, overwrite=False)
     assert [sized(number) for number in (12, 3_400, 2.5e9)] == ["12 bytes", "3.4 kB", "2.5 GB"]
 
 
@@ -27,7 +27,7 @@ def test_a_run_whose_folder_is_gone_does_not_move_the_dataset(tmp_path: Path, mo
     (final / ".nv-meta").mkdir(parents=True)
     (final / ".nv-meta/energon_pack.json").touch()
     rename, inode = os.rename, in_folder._inode
-    run = InFolder(final)
+    run = DatasetInFolder(final)
 
     def stop_at_the_dataset(source: Path, target: Path) -> None:
         assert source != final

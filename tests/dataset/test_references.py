@@ -24,15 +24,16 @@ from energon_pack.config import Flavor, Format, MediaIn, Overlong, PackConfig
 from energon_pack.dataset.contents import Beside
 from energon_pack.dataset.manifest import read_manifest
 from energon_pack.dataset.readable import refuse_lost
-from energon_pack.dataset.referenced import DatasetMedia, source_root
+from energon_pack.dataset.source_media import DatasetMedia, source_root
 from energon_pack.errors import PackError
 from energon_pack.loading import cookers
 from energon_pack.pack import pack
 from energon_pack.samples.flavors import PACKED
 from energon_pack.samples.flavors.references import with_names
 from energon_pack.samples.parts import Reference
+from energon_pack.sources.find import Source
 from energon_pack.sources.referenced import SourceMedia
-from energon_pack.sources.shard import Shard, Source, TarShard
+from energon_pack.sources.shard import Shard, TarShard
 from energon_pack.unpack import unpack
 from support.batches import same
 from support.damage import change, found, lines, read_shard
@@ -138,24 +139,6 @@ def referred(config: Make, tmp_path: Path) -> Path:
     """Two shards of images, referred to; the source lies in tmp_path/source."""
     settings = {"packing__max_token_len": 512, "packing__overlong": Overlong.split_turns}
     return packed(config(write_tars(tmp_path / "source"), output__media=MediaIn.reference, **settings))
-
-
-@pytest.mark.parametrize(
-    ("name", "format"), [slow("image_demo", "wds"), slow("video_demo", "wds"), ("image_demo", "jsonl")]
-)
-@pytest.mark.long("real clips and photographs, packed twice")
-def test_real_samples_are_those_of_copies(real: Path, config: Make, name: str, format: str) -> None:
-    """Photographs of up to 5,304 × 3,540 pixels, several in a chat; clips in mp4 and avi."""
-    source = real / "wds" / name if format == "wds" else real / "jsonl" / f"{name}.jsonl"
-    settings: dict[str, Any] = {"source__format": Format(format), "packing__max_token_len": 65_536, "max_skipped": 0.3}
-    settings |= {"source__media_root": str(real / "data" / name)} if format == "jsonl" else {}
-    settings |= {"model__processor": str(real / "processors" / "qwen2_5_vl"), "model__factor": 28}
-    copied, referred = (
-        packed(config(source, output__media=media, output__name=media.value, **settings)) for media in BOTH
-    )
-    assert (copied / "pack_plan.parquet").read_bytes() == (referred / "pack_plan.parquet").read_bytes()
-    assert list(map(plain, train(copied))) == list(map(plain, train(referred)))
-    assert lines(found(referred, source=[])) == ""
 
 
 # ------------------------------------------------------------------------------------------------- what is loaded
@@ -352,24 +335,6 @@ def test_a_source_that_moved_to_an_object_store(
         list(train(local))
 
 
-@pytest.mark.parametrize("is_mixture", [False, True])
-def test_tars_of_several_folders(config: Make, tmp_path: Path, is_mixture: bool) -> None:
-    """Sample ids begin with the name of a folder or of an entry, which does not say where a tar lies."""
-    places = [tmp_path / name for name in ("x/a", "y/b")]
-    for place in places:
-        write_tar(place / "s.tar", {"k.json": chat("<image>?", "a"), "k.jpg": picture()})
-    source: str | list[str] = list(map(str, places))
-    if is_mixture:
-        source = str(tmp_path / "mix.yaml")
-        entries = [{"path": str(place), "name": f"called {place.name}"} for place in places]
-        Path(source).write_text(json.dumps({"mixture": entries}))
-    made = packed(config(source, source__format=Format.auto, output__media=MediaIn.reference))
-    assert source_root(made) == str(tmp_path)
-    (value,) = (json.loads(parts["json"]) for parts in samples(made).values())
-    assert sorted(of_member[0][0] for of_member in value["media_refs"]) == ["x/a/s.tar", "y/b/s.tar"]
-    assert len(list(train(made))) == 1
-
-
 def test_two_stores_have_no_folder_in_common() -> None:
     shards: list[Shard] = [TarShard("a.tar", f"s3://{bucket}/a.tar", 1, "") for bucket in ("one", "two")]
     with pytest.raises(PackError, match=r"output.media=reference: the source lies in s3://one and s3://two: no folder"):
@@ -474,24 +439,6 @@ def test_a_stale_file_ends_the_training(
     path.unlink() if data is None else path.write_bytes(data)
     with pytest.raises(FatalSampleError, match=f"source/{name}.*{what}"):
         list(train(folder))
-
-
-def test_a_stale_lmdb_ends_the_training(config: Make, tmp_path: Path) -> None:
-    """One that another took the place of; its values are as long."""
-    lmdb = pytest.importorskip("lmdb")
-    settings = lines_of(Flavor.packed_multi_mix_qa, config, tmp_path / "source")
-    folder = packed(config(max_skipped=0.9, output__media=MediaIn.reference, **settings))
-    for image, told in (
-        (picture(31, 44)[:-40] + bytes(40), "i.lmdb::k1 is not s"),
-        (None, "i.lmdb::k1, where .* lies, can't be read"),
-    ):
-        with lmdb.open(str(tmp_path / "j.lmdb"), subdir=False) as database, database.begin(write=True) as transaction:
-            for name in ("k0", "k2"):
-                transaction.put(name.encode(), picture(30 + int(name[1]), 44))
-            transaction.put(b"k1", image) if image else transaction.delete(b"k1")
-        (tmp_path / "j.lmdb").replace(tmp_path / "source" / "i.lmdb")
-        with pytest.raises(FatalSampleError, match=told):
-            list(train(folder))
 
 
 def test_a_run_that_was_stopped_goes_on(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,10 @@
 """Datasets on an object store: the same bytes as on disk, there whole or not at all, and read by Energon from there."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.run.stores import by_obstore, requests
 from support.packed import files
-from support.running import ROOT, run_here
+from support.running import run_here
 from support.samples import chat, picture, write_tar
 from support.stores import Bucket, Request
 
@@ -258,32 +254,3 @@ def test_a_sweep_into_a_bucket_has_a_folder_of_this_machine(bucket: Bucket, tmp_
     assert "sweep.html" in out
     assert len([name for name in bucket.names("out/") if name.endswith("/dataset.yaml")]) == 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_leaves_no_half_of_a_dataset(
-    demo: tuple[Path, Path], bucket: Bucket, tmp_path: Path
-) -> None:
-    """The kill may come at any moment; uploads in parts and threads end with the process."""
-    command = [sys.executable, "-m", "energon_pack", "+model=qwen2_5_vl", f"model.processor={demo[1]}"]
-    command += [f"source.path={demo[0]}", f"output.dir={bucket.address}/out", "output.name=packed"]
-    command += ["output.max_shard_packs=3", "measure.verify=0", f"cache_dir={tmp_path}/cache", "executor.num_workers=2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    wanted = same(bucket.files("out/packed"))
-    for number in range(1, 28, 3):
-        bucket.clear()
-        numbers = count()
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-
-        def kill(request: Request, left: int = number, process: Any = process, numbers: Any = numbers) -> None:
-            if request.method in ("PUT", "POST") and next(numbers) == left:
-                process.kill()
-
-        bucket.proxy.fault = kill
-        process.wait()
-        bucket.proxy.fault = lambda request: None
-        assert not is_published(bucket) or same(bucket.files("out/packed")) == wanted
-        if not is_published(bucket):
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-        assert same(bucket.files("out/packed")) == wanted

@@ -29,7 +29,7 @@ from energon_pack.samples.tokens import MemberTokens
 from energon_pack.samples.tokens_part import CHECKSUM, PackTokens
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.inputs import tokens_of
-from energon_pack.templates.tokens.counter import TokenCounter
+from energon_pack.templates.template import Template
 from energon_pack.unpack import unpack
 from support import processors
 from support.batches import same
@@ -191,12 +191,13 @@ def test_an_engine_that_counts_wrong_is_not_asked_again(
 ) -> None:
     """The same command would measure the same wrong lengths, and end in the same way, for ever."""
     source = write_tar(tmp_path / "source/a.tar", {f"{i}.json": chat(f"Is it {i}?", "Yes.") for i in range(3)}).parent
-    count = TokenCounter.count
+    count = Template.count
 
-    def miscount(counter: TokenCounter, texts: Any) -> list[tuple[int, int] | None]:
-        return [numbers and (numbers[0] + 1, numbers[1]) for numbers in count(counter, texts)]
+    def miscount(template: Template, rendered: Any, engine: str) -> list[tuple[int, int]]:
+        counts = count(template, rendered, engine)
+        return [(length + (engine != "tokenizers"), num_trained) for length, num_trained in counts]
 
-    monkeypatch.setattr(TokenCounter, "count", miscount)
+    monkeypatch.setattr(Template, "count", miscount)
     make: Callable[..., PackConfig] = partial(config, source, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(LengthsWrong, match=r"28 tokens, .*, and 29 and 4 as measured with measure.engine=auto"):
         pack(make())
@@ -251,19 +252,6 @@ def test_packs_without_conversations_are_trained_alike(
         assert len(both[0]) == len(both[1]) > 1
         assert all(map(same, *both))
     assert lines(found(whole, source=[])) == lines(found(bare, source=[], decode=True)) == ""
-
-
-def test_trees_without_conversations_are_trained_alike(config: Make, demo: tuple[Path, Path], tmp_path: Path) -> None:
-    need_torchvision()
-    members: dict[str, bytes] = {}
-    for i in range(4):
-        members |= {f"q{i}.json": chat("<image>What is it?", f"It is {i}."), f"q{i}.jpg": picture(280, 280)}
-    source = write_tar(tmp_path / "source/a.tar", members).parent
-    make = partial(config, source, packing__share=Share.prefix)
-    whole, bare = packed(make(output__name="whole")), packed(make(output__name="bare", output__messages=False))
-    without_messages(bare)
-    assert all(map(same, *(batches_of(folder, demo[1], "neat") for folder in (whole, bare))))
-    assert lines(found(bare, source=[])) == ""
 
 
 def test_what_packs_without_conversations_can_not_do_is_said(

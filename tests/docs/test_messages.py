@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from energon_pack.plan.items import NOTES
+from energon_pack.plan.noted import NOTES
 from support.pages import PAGES, code, table
 from support.running import ROOT
 

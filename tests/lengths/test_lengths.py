@@ -25,7 +25,7 @@ from energon_pack.run.context import Run
 from energon_pack.run.executors.local import LocalExecutor
 from energon_pack.run.progress import Progress
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.shard import shard_of
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.tar import num_tar_bytes
 from energon_pack.templates.processor import prepare_template
 from support.finding import find_shards

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from energon_pack.online.length_groups import Groups, Limits, group
+from energon_pack.online.length_groups import Groups, group
 from energon_pack.samplers import LengthGroupedSampler
 
 LENS = np.minimum(np.random.default_rng(0).lognormal(6, 1, 1000), 8000).astype(np.int64) + 1
@@ -38,7 +38,7 @@ def padding(lens: Any, groups: Groups) -> float:
 def test_ten_samples_for_two_ranks_by_head() -> None:
     """One window, four batches in two steps: sizes differ by one, and each step has neighbours in length."""
     lens = np.array([5, 90, 6, 80, 7, 70, 8, 60, 9, 50])
-    groups = group(lens, 2, Limits(batch_size=3), window=100, seed=0)
+    groups = group(lens, 2, 3, None, window=100, seed=0)
     batches = [sorted(lens[groups.samples(place)].tolist()) for place in range(4)]
     assert sorted(batches) == [[5, 6], [7, 8, 9], [50, 60], [70, 80, 90]]
     assert sorted([sorted(groups.row[:2]), sorted(groups.row[2:])]) == [[0, 1], [2, 3]]
@@ -48,9 +48,9 @@ def test_ten_samples_for_two_ranks_by_head() -> None:
 def test_a_limit_of_tokens_counts_padding_by_head() -> None:
     """12 tokens: 3 × 4, 2 × 6 and one of 12; a batch is halved for the rank that would have none."""
     lens = np.array([4, 3, 4, 6, 6, 12])
-    groups = group(lens, 1, Limits(max_batch_tokens=12), window=100, seed=0)
+    groups = group(lens, 1, None, 12, window=100, seed=0)
     assert sorted(sorted(lens[groups.samples(place)].tolist()) for place in range(3)) == [[3, 4, 4], [6, 6], [12]]
-    halved = group(lens, 2, Limits(max_batch_tokens=12), window=100, seed=0)
+    halved = group(lens, 2, None, 12, window=100, seed=0)
     assert sorted(sorted(lens[halved.samples(place)].tolist()) for place in range(4)) == [[3], [4, 4], [6, 6], [12]]
 
 
@@ -67,8 +67,7 @@ def test_each_sample_once_and_each_rank_as_many_batches(
 ) -> None:
     """A lost sample would go unnoticed, and ranks with different numbers of steps would hang."""
     array = np.array(lens)
-    limits = Limits(max_batch_tokens=tokens) if tokens else Limits(batch_size=size)
-    groups = group(array, ranks, limits, window, seed)
+    groups = group(array, ranks, None if tokens else size, tokens, window, seed)
     batches = [groups.samples(place).tolist() for place in range(len(groups.row))]
     assert sorted(flat(batches)) == list(range(len(lens)))
     assert len(batches) % ranks == 0 or all(len(batch) == 1 for batch in batches)
@@ -77,11 +76,11 @@ def test_each_sample_once_and_each_rank_as_many_batches(
         assert tokens is None or len(batch) == 1 or len(batch) * max(array[batch]) <= tokens
 
 
-@pytest.mark.parametrize("limits", [Limits(batch_size=8), Limits(max_batch_tokens=8192)])
-def test_like_lengths_meet_and_steps_come_in_random_order(limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [(8, None), (None, 8192)])
+def test_like_lengths_meet_and_steps_come_in_random_order(limits: tuple[int | None, int | None]) -> None:
     """Padding is small; neither short nor long samples come first."""
-    groups = group(LENS, 2, limits, window=500, seed=0)
-    assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, limits, window=1, seed=0))
+    groups = group(LENS, 2, *limits, window=500, seed=0)
+    assert padding(LENS, groups) < 0.1 < 0.3 < padding(LENS, group(LENS, 2, *limits, window=1, seed=0))
     of_ranks = np.array([LENS[groups.samples(place)].max() for place in range(len(groups.row))]).reshape(-1, 2)
     longest = of_ranks[:, 0]
     quarter = len(longest) // 4
@@ -108,17 +107,6 @@ def test_ranks_share_each_epoch(settings: dict[str, int]) -> None:
     again = samplers(3, **settings)[1]
     again.set_epoch(1)
     assert list(again) == second[1]
-
-
-def test_an_epoch_that_is_under_way_is_not_begun_again() -> None:
-    """Trainers say the epoch before each loop, after a resume, too."""
-    (sampler,) = samplers(1, batch_size=8)
-    expected = list(samplers(1, batch_size=8)[0])
-    assert list(islice(sampler, 5)) == expected[:5]
-    sampler.set_epoch(0)
-    assert list(sampler) == expected[5:]
-    sampler.set_epoch(0)
-    assert list(sampler) == expected
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 8}, {"max_batch_tokens": 8192}])
@@ -150,26 +138,6 @@ def test_other_ranks_train_what_is_left_of_the_epoch(settings: dict[str, int], r
         for sampler in expected:
             sampler.set_epoch(1)
         assert following == [list(sampler) for sampler in expected]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_finished_epoch_is_finished_whoever_goes_on(ranks: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A job that was started again at the end of its epoch read another whole one, though it named its epoch."""
-    first, of_rank = samplers(2, batch_size=8)[0], samplers(ranks, batch_size=8)[0]
-    num = len(list(first))
-    for state in (first.state_dict(), first.state_dict(num)):  # of a loader that reads ahead, too
-        for epoch, found in ((None, 0), (0, 0), (1, len(of_rank))):
-            sampler = samplers(ranks, batch_size=8)[0]
-            sampler.load_state_dict(state)
-            again = samplers(ranks, batch_size=8)[0]
-            again.load_state_dict(sampler.state_dict())
-            if epoch is not None:
-                again.set_epoch(epoch)
-            assert len(list(again)) == found
-            assert len(list(again)) == len(of_rank)
-    first.set_epoch(0)
-    assert len(list(first)) == num, "in the same process, an epoch that is named again is read again"
-    assert "the state is of the end of an epoch: this iteration has nothing of it" in caplog.text
 
 
 class Numbers(Dataset[int]):
@@ -211,30 +179,6 @@ def test_a_plain_loader_goes_on_by_the_batches_it_gave(num_workers: int, at: int
             again.load_state_dict(damaged)  # type: ignore[arg-type]
     again.load_state_dict(state)
     assert list(islice(endless(again), 80)) == expected
-
-
-@ends(40, others=(1, 63))
-def test_torchdatas_loader_goes_on_where_it_was(num_workers: int, at: int) -> None:
-    """By its own state, which has the sampler's as it was for the batches that came out."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
-
-    def loader(**states: Any) -> Any:
-        sampler = samplers(2, batch_size=8)[1]
-        made = stateful.StatefulDataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers, collate_fn=list)
-        for state in states.values():
-            made.load_state_dict(state)
-        return made
-
-    def endless(made: Any) -> Any:
-        while True:
-            yield from made
-
-    first = loader()
-    stream = endless(first)
-    list(islice(stream, at))
-    state = first.state_dict()
-    expected = list(islice(stream, 80))
-    assert list(islice(endless(loader(state=state)), 80)) == expected
 
 
 def test_a_sample_that_makes_no_whole_step_is_not_lost() -> None:

@@ -216,23 +216,6 @@ def test_a_state_goes_on_with_the_same_settings_alone(make: Any) -> None:
         make(SOURCES, "packing.max_images=4", rank=0, world_size=2, buffer_size=12).load_state_dict(state)
 
 
-def test_epochs_and_seeds_are_other_orders(make: Any) -> None:
-    dataset = make(SOURCES, seed=1)
-    first, again = (ids(islice(dataset, 5)) for _ in range(2))
-    dataset.set_epoch(1)
-    second = ids(islice(dataset, 5))
-    other = ids(islice(make(SOURCES, seed=2), 5))
-    assert first == again
-    assert len({str(packs) for packs in (first, second, other)}) == 3
-
-
-def test_samples_are_drawn_by_weight(make: Any) -> None:
-    """Packs stay as full, and the dataset with three times the weight gives three quarters of the samples."""
-    packs = ids(islice(make(SOURCES, "packing.group_by=none", weights=[1, 3], buffer_size=20), 60))
-    of = Counter(name[0] for pack in packs for name in pack)
-    assert abs(of["b"] / of.total() - 0.75) < 0.05
-
-
 def test_a_sample_that_can_not_be_read_is_counted_or_ends_the_training(make: Any) -> None:
     """Never is it replaced by another, and never is it missing without a word."""
     sources = [Conversations("a", 30, bad=[3, 7])]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_pack.dataset.plan_file import shard_bounds
 from energon_pack.errors import PackError
 from energon_pack.plan.packs import LEFT_OUT, PackPlan
 from energon_pack.plan.plan import plan_packs, without_window
 from energon_pack.plan.settings import GroupBy, Overlong, PackingConfig
+from energon_pack.plan.shard_plan import shard_bounds
 from energon_pack.samples.media.kinds import MEDIA_TYPES
 from energon_pack.samples.skip import Reason
 from energon_pack.steps.evenness import spread_of

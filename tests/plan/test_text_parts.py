@@ -27,7 +27,7 @@ from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.unpack import unpack
 from energon_pack.verify import Options, verify
 from support.packed import json_lines, lengths, packed, train

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from energon_pack.online.packs import Draw, Draws, permuted
+from energon_pack.online.stream_packs import Draw, Draws, permuted
 from energon_pack.steps.position import Position, taken_by
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from energon_pack.dataset.contents import parse
 from energon_pack.dataset.files import PlanFile
 from energon_pack.dataset.folder import DatasetFolder
-from energon_pack.dataset.lookup import Packs
+from energon_pack.dataset.lookup import PackLookup
 from energon_pack.dataset.pack_files import packs_in
 from energon_pack.errors import PackError
 from energon_pack.report.views.packed import Place, pack_view
@@ -43,7 +43,7 @@ def dataset(demo: tuple[Path, Path], cache: Path, tmp_path_factory: pytest.TempP
 def test_every_pack_is_found_by_number_and_by_key(dataset: Path) -> None:
     """Numbers are those of the plan: over the borders of shards, with and without what says where packs begin."""
     keys = list(dict.fromkeys(key for (keys,) in PlanFile(DatasetFolder(dataset)).columns("pack") for key in keys))
-    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
         assert [packs[i].pack.files.key for i in range(len(packs))] == keys
         assert [packs.number_of(key) for key in keys] == list(range(len(keys)))
         assert packs.number_of("nothing") is None
@@ -61,7 +61,7 @@ def test_a_pack_is_found_without_its_index(dataset: Path, tmp_path: Path, index:
         (tmp_path / f"{path.name}.idx").write_bytes(index)
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: 3}}))
-    with Packs(DatasetFolder(dataset), DEFAULT) as packs, Packs(DatasetFolder(tmp_path), DEFAULT) as copied:
+    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs, PackLookup(DatasetFolder(tmp_path), DEFAULT) as copied:
         assert [copied[i].pack.files.key for i in range(3)] == [packs[i].pack.files.key for i in range(3, 6)]
 
 
@@ -72,13 +72,13 @@ def test_a_count_that_is_none_is_counted(dataset: Path, tmp_path: Path, stated: 
     (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / ".nv-meta").mkdir()
     (tmp_path / ".nv-meta" / ".info.json").write_text(json.dumps({"shard_counts": {path.name: stated}}))
-    with Packs(DatasetFolder(tmp_path), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(tmp_path), DEFAULT) as packs:
         assert len(packs) == 3
 
 
 def test_a_view_has_what_the_plan_and_the_tokenizer_say(dataset: Path, template: Template) -> None:
     rows = PlanFile(DatasetFolder(dataset))
-    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
         for found in packs.all():
             its_rows = rows.members({found.pack.files.key})[found.pack.files.key]
             place = Place(found.number, len(packs), found.shard)
@@ -111,7 +111,7 @@ def shown(tmp_path: Path, value: Any, template: Template | None = None, **media:
 
 def test_members_that_are_not_shown_are_not_read(dataset: Path) -> None:
     """A page shows eight members of a pack; the headers of all its images, and all its text, were read for it."""
-    with Packs(DatasetFolder(dataset), DEFAULT) as packs:
+    with PackLookup(DatasetFolder(dataset), DEFAULT) as packs:
         found = packs[0]
         place = Place(0, len(packs), found.shard)
         first, *others = pack_view(found.file, found.pack, place, most_read=1).members

@@ -25,12 +25,10 @@ from support.jobs import (
     die_where_first,
     double,
     fail_beside,
-    freeze_once,
     hold,
     large,
     listed,
     refuse,
-    sleep,
     where,
 )  # fmt: skip
 from support.packed import files
@@ -110,7 +108,7 @@ def test_an_error_comes_with_its_type_in_its_turn(settings: ExecutorConfig) -> N
 
 @pytest.mark.slow
 def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_path: Path) -> None:
-    """A try of its own, not one of the run's: each of these has one."""
+    """Each job has a retry of its own."""
     paths, settings.retries = [tmp_path / str(number) for number in range(6)], 1
     with executor_of(settings) as executor:
         assert list(executor.map(die_once, paths)) == [path.name for path in paths]
@@ -119,22 +117,9 @@ def test_the_job_of_a_lost_worker_is_done_again(settings: ExecutorConfig, tmp_pa
 @pytest.mark.slow
 def test_a_job_that_one_node_has_no_room_for_is_done_on_another(settings: ExecutorConfig, tmp_path: Path) -> None:
     """One node short of memory ended the run: its jobs came back to it until there were no tries left."""
-    paths, settings.retries = [tmp_path / str(number) for number in range(4)], 1
+    paths = [tmp_path / str(number) for number in range(4)]
     with executor_of(settings) as executor:
         assert list(executor.map(die_where_first, paths)) == [path.name for path in paths]
-
-
-@pytest.mark.slow
-def test_a_frozen_worker_holds_nobody_up(settings: ExecutorConfig, tmp_path: Path) -> None:
-    """Results come in order, so one worker that was stopped, or waits for a dead disk, held up all others for ever."""
-    paths = [tmp_path / str(number) for number in range(12)]
-    for path in paths[1:]:
-        path.touch()  # these do not freeze
-    try:
-        with RayExecutor(settings, slow_after=1.0) as executor:
-            assert list(executor.map(freeze_once, paths)) == [path.name for path in paths]
-    finally:
-        os.kill(int(paths[0].read_text()), signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -165,9 +150,10 @@ print(json.dumps([sorted(open_to), mode, [name for name in os.environ if name.st
 
 @pytest.mark.slow
 def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings: ExecutorConfig) -> None:
+    settings.retries = 1
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"was lost 4 times, .*executor\.memory or executor\.num_cpus"),
+        pytest.raises(PackError, match=r"lost more than executor.retries=1 times, .*executor\.memory or"),
     ):
         list(executor.map(die, range(2)))
 
@@ -175,10 +161,9 @@ def test_a_job_that_kills_every_worker_is_an_error_that_names_the_knobs(settings
 @pytest.mark.slow
 def test_a_worker_that_never_returns_is_an_error(settings: ExecutorConfig, tmp_path: Path) -> None:
     """Without it, a deadlock in a decoder would let a run wait for ever."""
-    settings.retries = 1
-    for work in (hold, sleep):
-        with RayExecutor(settings, patience=2.0) as executor, pytest.raises(PackError, match="stuck for 2 s"):
-            list(executor.map(work, [tmp_path / "one", tmp_path / "two"]))
+    settings.give_up_after = 4.0
+    with executor_of(settings) as executor, pytest.raises(PackError, match="for 4 s no job of this run has ended"):
+        list(executor.map(hold, [tmp_path / "one", tmp_path / "two"]))
 
 
 @pytest.mark.slow
@@ -186,18 +171,9 @@ def test_a_task_for_which_there_is_no_room_is_not_waited_for(settings: ExecutorC
     settings.num_cpus, settings.give_up_after = 64.0, 2.0
     with (
         executor_of(settings) as executor,
-        pytest.raises(PackError, match=r"of its 4 CPUs are free, and a task takes executor\.num_cpus=64\."),
+        pytest.raises(PackError, match=r"of the 4 CPUs .* free, and a task takes executor\.num_cpus=64\."),
     ):
         list(executor.map(double, range(2)))
-
-
-@pytest.mark.slow
-def test_a_long_job_is_no_reason_to_give_up(settings: ExecutorConfig) -> None:
-    with executor_of(settings) as executor:
-        list(executor.map(double, range(8)))  # workers are up
-        settings.give_up_after = 4.0
-        executor.share([])
-        assert len(list(executor.map(where, [7.0, 7.0]))) == 2
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from energon_pack.samples.dialects.table import DIALECTS
 from energon_pack.samples.record import Record, parse_record
 from energon_pack.samples.settings import ReadSettings, SampleType, Take
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
 from support.dialects import CONVERSATIONS, FORMS, Changed, Form, changed, expected
@@ -48,9 +49,16 @@ def test_each_row_of_the_table_has_its_conversations() -> None:
     [
         ({"instruction": "i", "output": "o", "query": "q", "response": "r"}, "'alpaca' and as 'query and response'"),
         ({"prompt": "p", "response": "r", "completion": "c"}, "'prompt and completion' and as 'prompt and response'"),
-        ({"conversation": [], "turns": []}, "'conversation' and as 'turns'"),
-        ({"conversation": [{"user": "q", "assistant": "a"}], "prompt": ["x"]}, "has a list in prompt, too"),
-        ({"conversation": [{"user": "q", "assistant": "a"}], "text": "x"}, "and as a document in its field text"),
+        ({"conversation": [{"user": "q"}], "turns": [{"user": "p"}]}, "'conversation' and as 'turns'"),
+        ({"conversation": [{"user": "q", "assistant": "a"}], "prompt": ["x"]}, "'conversation' and as 'prompt'"),
+        ({"conversation": [{"user": "q", "assistant": "a"}], "text": "x"}, "'conversation' and as 'text'"),
+        (
+            {"messages": [{"user": "q", "assistant": "a"}], "conversations": [{"user": "p", "assistant": "b"}]},
+            "'messages' and as 'conversations', which say different things: source.messages_key=messages decides",
+        ),
+        ({"messages": [{"user": "q", "assistant": "a"}], "text": "t"}, "'messages' and as 'text'"),
+        ({"caption": "c", "instruction": "i", "output": "o"}, "'caption' and as 'alpaca'"),
+        ({"question": "q", "answer": "a", "response": "r"}, "'question and answer' and as 'question and response'"),
     ],
 )
 def test_what_fits_two_is_left_out_with_both_names(value: Any, said: str) -> None:
@@ -85,10 +93,65 @@ def test_values_of_another_type_are_named(value: Any, said: str) -> None:
 def test_what_is_read_today_is_read_first() -> None:
     """Another order would change datasets that are packed."""
     both = {"instruction": "i", "output": "o"}
-    assert texts(parse_record({"caption": "c", **both}, AUTO)) == ["", "c"]
-    assert texts(parse_record({"question": "q", "answer": "a", "response": "r"}, AUTO)) == ["q", "a"]
-    assert texts(parse_record({"text": "formatted", **both}, AUTO)) == ["i", "o"]  # as Alpaca has it on the hub
+    assert texts(parse_record({"caption": "c", **both}, ReadSettings(sample_type=SampleType.captioning))) == ["", "c"]
+    assert texts(parse_record({"text": "## i\n\n## o", **both}, AUTO)) == ["i", "o"]  # as Alpaca has it on the hub
     assert texts(parse_record({"question": "q", "answers": ["a", "b"]}, AUTO)) == ["q", "a"]
+
+
+SAID = [{"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "A cat."}]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"prompt": "What is it?", "completion": "A cat."}, []),  # UltraChat has its first question twice
+        ({"conversations": [{"from": "human", "value": "What  is it?"}, {"from": "gpt", "value": "A cat."}]}, []),
+        ({"text": "<|user|>What is it?<|assistant|>A cat."}, []),
+        ({"prompt": "Look!", "answer": "B"}, ["answer", "prompt"]),
+        ({"history": [], "caption": None}, []),
+    ],
+)
+def test_what_repeats_the_conversation_is_none_of_its_own_and_other_texts_are_named(
+    more: dict[str, Any], named: list[str]
+) -> None:
+    """Other texts beside `messages` were dropped without a word."""
+    record = parse_record({"messages": SAID, **more}, AUTO)
+    assert [turn["content"] for turn in record.messages] == [turn["content"] for turn in SAID]
+    assert sorted(record.unknown) == named
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": SAID, "image": "a.jpg", "images": ["b.jpg"]},
+        {"messages": SAID, "video": "a.mp4", "videos": ["b.mp4"]},
+        {"messages": SAID, "tools": [{"name": "f"}], "functions": [{"name": "g"}]},
+        {"messages": SAID, "system": "a", "system_prompt": "b"},
+        {"messages": [{"role": "user", "content": "q", "value": "p"}, SAID[1]]},
+        {"messages": [SAID[0], {**SAID[1], "thinking": "a", "reasoning_content": "b"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q", "value": "p"}]}, SAID[1]]},
+    ],
+)
+def test_two_spellings_of_one_thing_that_differ_are_an_error(value: dict[str, Any]) -> None:
+    """One was trained, the other dropped without a word; media of both were joined in a guessed order."""
+    assert "two spellings of one thing" in said_of(value)
+
+
+def test_two_spellings_that_say_the_same_are_one_medium() -> None:
+    line = {"messages": SAID, "image": "a.jpg", "images": ["a.jpg"]}
+    assert parse_line(line, Lines("/data"), AUTO).listed_media == ["a.jpg"]
+    part = {"role": "user", "content": [{"type": "image", "image": "/x/a.jpg"}, {"type": "text", "text": "q"}]}
+    assert parse_line({"messages": [part, SAID[1]], "images": ["a.jpg"]}, Lines("/data"), AUTO).listed_media == [
+        "a.jpg"
+    ]
+    with pytest.raises(Skip, match=r"a content part names '/x/a\.jpg', and the sample lists 'b\.jpg'"):
+        parse_line({"messages": [part, SAID[1]], "images": ["b.jpg"]}, Lines("/data"), AUTO)
+
+
+def test_a_turn_has_one_role() -> None:
+    assert "is from 'gpt'" in said_of({"messages": [{"role": "user", "from": "gpt", "content": "q"}, SAID[1]]})
+    same = [{"role": "user", "from": "human", "content": "q"}, {**SAID[1], "from": "a name"}]
+    assert len(parse_record({"messages": same}, AUTO).messages) == 2
 
 
 def test_a_kind_that_is_asked_for_is_the_only_one() -> None:

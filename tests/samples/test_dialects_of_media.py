@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from energon_pack.errors import PackError
 from energon_pack.samples.conversation import place
 from energon_pack.samples.listed import media_parts
 from energon_pack.samples.record import parse_record
@@ -11,6 +12,7 @@ from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import Columns, ReadSettings, Roles
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
+from energon_pack.sources.settings import SourceConfig
 
 AUTO = ReadSettings()
 LINES = Lines("/data")
@@ -145,6 +147,11 @@ def test_a_column_that_is_not_there_is_named(ours: str) -> None:
         parse_record(asked("q"), settings)
     with pytest.raises(Skip, match=r"bad_message: source\.columns\.response=r: the field is empty"):
         parse_record({"p": "q", "r": ""}, ReadSettings(columns=Columns(prompt="p", response="r")))
+
+
+def test_two_settings_that_name_the_conversation_contradict_each_other() -> None:
+    with pytest.raises(PackError, match=r"source\.columns\.messages: each says where the conversation is; set one"):
+        SourceConfig(messages_key="x", columns=Columns(messages="y")).check()
 
 
 def test_settings_that_are_not_set_change_no_key_of_a_cache() -> None:

@@ -37,9 +37,8 @@ def test_forms_of_a_document(value: dict[str, Any], settings: ReadSettings) -> N
 @pytest.mark.parametrize(
     ("value", "roles"),
     [
-        ({"text": "x", "caption": "a cat"}, ["user", "assistant"]),
-        ({"text": "x", "question": "q", "answer": "a"}, ["user", "assistant"]),
-        ({"text": "x", "texts": [{"role": "user", "content": "q"}, ANSWER]}, ["user", "assistant"]),
+        ({"text": "It is a cat.", "caption": "a cat"}, ["user", "assistant"]),
+        ({"text": "q: a", "question": "q", "answer": "a"}, ["user", "assistant"]),
         ({"messages": [ANSWER, ANSWER]}, ["assistant", "assistant"]),
         ({"messages": [ANSWER], "system": "Be brief."}, ["system", "assistant"]),
         ({"messages": [{**ANSWER, "reasoning_content": "Hm."}]}, ["assistant"]),

@@ -12,12 +12,13 @@ from energon_pack.samples.options import options_of
 from energon_pack.samples.record import with_hearing
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.dialects import Lines, parse_line
 from energon_pack.sources.named_bytes import may_have_base64
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
-from energon_pack.sources.shard import JsonlShard, shard_of
+from energon_pack.sources.shard import JsonlShard
 from support.samples import sound
 
 ANSWER = {"role": "assistant", "content": "Hello."}

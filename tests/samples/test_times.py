@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from energon_pack.config import Flavor, Format, Overlong, PackConfig
-from energon_pack.loading import load_multi_mix_qa
 from energon_pack.pack import pack
 from energon_pack.packed_with import load_template
 from energon_pack.samples.flavors import PACKED
@@ -129,16 +128,6 @@ def test_they_count_exactly_in_both_flavors(
     assert lens[0]["s.jsonl:2"] > lens[0]["s.jsonl:4"]  # times are text
 
 
-def test_the_task_encoder_comes_to_the_same(config: Callable[..., PackConfig], source: Path) -> None:
-    """It reads both flavours by one path, and knows the times that packed_captioning has in its fields."""
-    for flavor in Flavor:
-        folder, _ = packed(config, source, flavor)
-        for sample in train(folder):
-            for index, member in enumerate(inputs_of(sample)):
-                spoken = "".join(str(message["content"]) for message in member.messages)
-                assert ("seconds>" in spoken) == (sample.sample_ids[index] in {f"s.jsonl:{n}" for n in (1, 2, 3)})
-
-
 def test_they_travel_in_their_own_fields(config: Callable[..., PackConfig], source: Path) -> None:
     folder, _ = packed(config, source, Flavor.packed_captioning)
     with tarfile.open(folder / "packed-000000.tar") as tar:
@@ -238,24 +227,3 @@ def test_what_a_tar_may_name(config: Callable[..., PackConfig], demo: tuple[Path
     assert arrays["x.tar/none"] == [None, None]
     lens_in_training(folder, demo[1])
     assert verify(folder, Options(source=[], num_workers=1)).first(99) == []
-
-
-def test_an_unpacked_sample_has_the_same_times(
-    config: Callable[..., PackConfig], demo: tuple[Path, Path], source: Path, tmp_path: Path
-) -> None:
-    """Blended with packs, it is as long as it was measured."""
-    unpack(packed(config, source, Flavor.packed_captioning, name="to unpack")[0], tmp_path / "tars")
-    folder, _ = packed(config, tmp_path / "tars", Flavor.packed_multi_mix_qa)
-    lens = lens_in_training(folder, demo[1])
-    template = load_template(folder, str(demo[1]))
-    num = 0
-    with tarfile.open(tmp_path / "tars" / "s.tar") as tar:
-        data = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
-    for key in sorted({name.partition(".")[0] for name in data}):
-        parts: dict[str, Any] = {n.partition(".")[2]: d for n, d in data.items() if n.startswith(f"{key}.")}
-        if f"s.tar/{key}" in lens:
-            sample = load_multi_mix_qa({"__key__": key, **parts})
-            media = [Media("image", *image.size) for image in sample["image"]]
-            assert len(template.encode(Sample(sample["messages"], media)).ids) == lens[f"s.tar/{key}"]
-            num += 1
-    assert num == len(lens) == 5

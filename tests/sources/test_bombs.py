@@ -15,7 +15,7 @@ from energon_pack.errors import PackError
 from energon_pack.run import bounds
 from energon_pack.run.plain_data import NotPlain, json_value, yaml_value
 from energon_pack.samples.skip import Skip
-from energon_pack.sources import batches, inside, tables
+from energon_pack.sources import inside, tables
 from energon_pack.sources.field_map import read_field_map
 from energon_pack.sources.inside import open_member
 from energon_pack.sources.prepared import read_prepared
@@ -31,14 +31,6 @@ LAUGHS = "a: &a [lol, lol]\n" + "".join(
 @pytest.fixture(autouse=True)
 def _bounds_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "_hold", [True])  # as in the command, and in workers
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound that takes less time to reach."""
-    for module in (batches, tables):
-        monkeypatch.setattr(module, "LARGEST", 48 << 20)
-        monkeypatch.setattr(module, "MOST_TIMES", 1)
 
 
 HOW: list[dict[str, object]] = [

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +12,11 @@ from energon_pack.config import OnDamaged
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.inside import open_medium
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.jsonl.index import index_lines
-from energon_pack.sources.shard import JsonlShard, shard_of
-from energon_pack.sources.tables import table_of
+from energon_pack.sources.shard import JsonlShard
 from energon_pack.sources.wds import about_of, damage_of
 from support.packed import Make
 from support.running import command_here
@@ -114,18 +113,6 @@ def test_coco_captions_that_break_off(tmp_path: Path, first: str) -> None:
     assert index(tmp_path / "x.json", data) == ([("1", None), ("2", None)], [])
     for at in range(1, len(data)):
         assert index(tmp_path / "x.json", data[:at])[1] != []
-
-
-def test_an_arrow_stream_that_breaks_off_behind_a_batch(tmp_path: Path) -> None:
-    """It was read as whole, with the rows that were there."""
-    table = pa.table({"q": ["a"] * 10})
-    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as stream:
-        stream.write_table(table)
-    data = (tmp_path / "a.arrow").read_bytes()
-    for cut, said in ((0, []), (8, ["it breaks off behind a batch of rows, without the mark of a stream's end"])):
-        path = tmp_path / f"{cut}.arrow"
-        path.write_bytes(data[: len(data) - cut])
-        assert [what for _, what in table_of(str(path)).damage] == said
 
 
 def test_an_lmdb_that_breaks_off(tmp_path: Path) -> None:

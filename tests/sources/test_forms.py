@@ -10,8 +10,7 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.pack import pack
 from energon_pack.samples.settings import ReadSettings
-from energon_pack.sources.described import read_as
-from energon_pack.sources.forms import find_source, format_of, look
+from energon_pack.sources.forms import find_source, format_of, look, read_as
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, rows_of
 from energon_pack.sources.sample import read_sample
@@ -40,8 +39,7 @@ def test_a_file_is_what_it_is_called(tmp_path: Path, name: str, form: str) -> No
     assert look(str(path)).forms == [form]
     source = find_source(AUTO, str(path))
     assert format_of(source) == form
-    expected = {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, messages: role/content, 1 file"}
-    assert read_as(source, AUTO.reading) == expected[form]
+    assert read_as(source) == {"wds": "WebDataset tars, 1 file", "jsonl": "JSONL, 1 file"}[form]
 
 
 def test_names_in_capitals_are_the_same_forms(tmp_path: Path) -> None:
@@ -65,13 +63,14 @@ def test_a_folder_of_several_forms_is_one_source(tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     source = find_source(AUTO, str(tmp_path))
     assert (format_of(source), [shard.name for shard in source.shards]) == (Format.auto, ["a.tar", "more.jsonl"])
-    assert read_as(source, AUTO.reading, 2) == (
-        "WebDataset tars, 1 file; JSONL, messages: role/content, 1 file; 2 samples"
-    )
+    assert read_as(source, 2) == "WebDataset tars, 1 file; JSONL, 1 file; 2 samples"
     assert format_of(find_source(SourceConfig(format="wds"), str(tmp_path))) is Format.wds
     with pytest.raises(PackError, match=r"notes\.csv: CSV and TSV are not read: csv\.DictReader and json\.dumps"):
         find_source(AUTO, str(tmp_path / "notes.csv"))
-    with pytest.raises(PackError, match=r"notes\.csv: source=table reads \*\.parquet and \*\.arrow"):
+    (tmp_path / "data.arrow").touch()
+    with pytest.raises(PackError, match=r"data\.arrow: Arrow, which is not read: .*to_parquet"):
+        find_source(AUTO, str(tmp_path / "data.arrow"))
+    with pytest.raises(PackError, match=r"notes\.csv: source=table reads \*\.parquet"):
         find_source(SourceConfig(format="table"), str(tmp_path / "notes.csv"))
 
 
@@ -81,12 +80,6 @@ def test_lines_with_the_name_of_a_tar_are_refused(tmp_path: Path) -> None:
     a_file_of_lines(tmp_path / "00000.jsonl")
     with pytest.raises(PackError, match=r"00000\.jsonl has the name of a tar beside it: source=wds reads the tars"):
         find_source(AUTO, str(tmp_path))
-
-
-def test_a_question_with_its_answer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"image": "a.png", "question": "q", "answer": "a"}\n')
-    source = find_source(AUTO, str(tmp_path / "a.jsonl"))
-    assert read_as(source, AUTO.reading) == "JSONL, question and answer, image in files, 1 file"
 
 
 def lines_with(path: Path, *names: str) -> Path:
@@ -153,8 +146,20 @@ def test_ledgers_are_no_samples(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl, \*\.parquet or \*\.arrow there"):
+    with pytest.raises(PackError, match=r"no \*\.tar, \*\.jsonl or \*\.parquet there"):
         find_source(AUTO, str(tmp_path))
+
+
+def test_a_json_that_is_alone_in_its_folder_is_read_and_several_are_named(tmp_path: Path) -> None:
+    """The most common form, LLaVA's JSON beside a folder of images, was refused with advice to type its name."""
+    path = tmp_path / "llava.json"
+    path.write_text('[{"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}]')
+    assert [shard.name for shard in find_source(AUTO, str(tmp_path)).shards] == ["llava.json"]
+    (tmp_path / "stats.json").write_text("{}")
+    with pytest.raises(PackError, match=r"several \*\.json \(.*llava\.json, .*stats\.json\): name the one to read"):
+        find_source(AUTO, str(tmp_path))
+    a_file_of_lines(tmp_path / "train.jsonl")
+    assert [shard.name for shard in find_source(AUTO, str(tmp_path)).shards] == ["train.jsonl"]
 
 
 def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_folders_without_samples_name_what_is_there(tmp_path: Path) -> None:
         find_source(AUTO, str(tmp_path))
     blend = tmp_path / "blend.yaml"
     blend.write_text("__module__: megatron.energon\n__class__: MetadatasetV2\n")
-    with pytest.raises(PackError, match=r"no split train with datasets; there are: none"):
+    with pytest.raises(PackError, match=r"no form of YAML that is read: a mixture has a list `mixture`"):
         find_source(AUTO, str(blend))
 
 

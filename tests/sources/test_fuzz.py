@@ -23,7 +23,7 @@ from energon_pack.samples.record import parse_record
 from energon_pack.samples.sample import Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.sources.shard import shard_of
+from energon_pack.sources.find import shard_of
 from energon_pack.templates.processor import prepare_template
 from support.models import of_model
 from support.samples import chat, picture, write_tar

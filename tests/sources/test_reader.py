@@ -8,13 +8,11 @@ import pytest
 from energon_pack.errors import PackError
 from energon_pack.samples.record import Record
 from energon_pack.samples.sample import Part
-from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.jsonl.dialects import Lines
-from energon_pack.sources.jsonl.index import LINE
 from energon_pack.sources.reader import Reader
-from energon_pack.sources.rows import SampleRow
-from energon_pack.sources.shard import JsonlShard, Shard, shard_of
+from energon_pack.sources.shard import JsonlShard, Shard
 from support.samples import picture, write_tar
 
 
@@ -109,14 +107,3 @@ def test_an_lmdb_that_gives_no_image_costs_its_sample_alone(tmp_path: Path) -> N
             with pytest.raises(Skip, match="unreadable_media") as skip:
                 reader.media(shard, Record([], listed_media=[name]), "1", [])
             assert str(tmp_path) not in skip.value.detail
-
-
-def test_a_line_is_read_by_its_place(tmp_path: Path) -> None:
-    line = b'{"image": "a.jpg", "prompts": ["<image>?"], "captions": ["yes"]}'
-    shard = lines_in(tmp_path, b"{", line)
-    with Reader() as reader:
-        raw = reader.raw(shard, SampleRow("2", LINE, 2, len(line)))
-        record = shard.record(raw, LINE, False, ReadSettings())
-        with pytest.raises(Skip, match="invalid_json"):
-            shard.record(reader.raw(shard, SampleRow("1", LINE, 0, 1)), LINE, False, ReadSettings())
-    assert (record.listed_media, [m["content"] for m in record.messages]) == (["a.jpg"], ["<image>?", "yes"])

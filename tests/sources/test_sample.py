@@ -17,10 +17,11 @@ from energon_pack.samples.cut import Cut
 from energon_pack.samples.sample import MediaPart, Part
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
+from energon_pack.sources.find import shard_of
 from energon_pack.sources.reader import Reader
 from energon_pack.sources.rows import IndexRow, MeasuredRow, rows_of
 from energon_pack.sources.sample import ReadSample, read_again, read_but_media, read_sample
-from energon_pack.sources.shard import Shard, TarShard, shard_of
+from energon_pack.sources.shard import Shard, TarShard
 from support.samples import chat, picture, write_tar
 
 READ = ReadSettings()

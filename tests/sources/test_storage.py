@@ -48,8 +48,7 @@ def write_source(folder: Path, source: Format) -> Path:
     if source is Format.table:
         rows = [{**sample, "image": (folder / sample["image"]).read_bytes()} for sample in samples]
         pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet", row_group_size=2)
-        with pa.ipc.new_stream(folder / "b.arrow", pa.Table.from_pylist(rows).schema) as stream:
-            stream.write_table(pa.Table.from_pylist(rows))
+        pq.write_table(pa.Table.from_pylist(rows), folder / "b.parquet", compression="zstd")
         return folder
     (folder / "array.json").write_text(json.dumps(samples))
     (folder / "lines.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))

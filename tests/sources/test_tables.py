@@ -1,9 +1,8 @@
-"""Parquet and Arrow: a row is a sample, its images are cells or files beside the table."""
+"""Parquet: a row is a sample, its images are cells or files beside the table."""
 
 import json
 import os
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from energon_pack.samples.nulls import without_nulls
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources import tables
-from energon_pack.sources.described import read_as
 from energon_pack.sources.find import of_split
-from energon_pack.sources.forms import find_source, format_of, look
+from energon_pack.sources.forms import find_source, format_of, look, read_as
 from energon_pack.sources.named_bytes import with_names
 from energon_pack.sources.page_content import Snappy, content_of
 from energon_pack.sources.reader import Reader
@@ -59,20 +57,6 @@ def write_parquet(path: Path, table: pa.Table, **how: Any) -> Path:
     return path
 
 
-def write_arrow(path: Path, table: pa.Table) -> Path:
-    """A stream, as `save_to_disk` writes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.ipc.new_stream(path, table.schema) as stream:
-        stream.write_table(table, max_chunksize=1)
-    return path
-
-
-def write_arrow_file(path: Path, table: pa.Table) -> Path:
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table)
-    return path
-
-
 def read(path: Path) -> list[Any]:
     """Each sample of a file, or why it is skipped."""
     source = find_source(SourceConfig(), str(path))
@@ -88,12 +72,9 @@ def read(path: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "write"), [("a.parquet", write_parquet), ("a.arrow", write_arrow), ("b.arrow", write_arrow_file)]
-)
-def test_rows_of_the_hub(name: str, write: Callable[[Path, pa.Table], Path], tmp_path: Path) -> None:
+def test_rows_of_the_hub(tmp_path: Path) -> None:
     """Images are bytes in the row, texts are pairs: the form of the_cauldron and FineVision."""
-    first, second = read(write(tmp_path / name, the_cauldron()))
+    first, second = read(write_parquet(tmp_path / "a.parquet", the_cauldron()))
     assert [m["content"] for m in first[0]] == ["<image>what is it?", "a cat"]
     assert first[1] == [PNG]
     assert [m["content"] for m in second[0]] == ["and this?", "a dog"]
@@ -182,13 +163,9 @@ def test_forms_of_folders(tmp_path: Path) -> None:
     """A hub snapshot is found; a table about a tar of its name, as img2dataset writes it, is none."""
     write_parquet(tmp_path / "hub/data/train-00000-of-00001.parquet", the_cauldron())
     (tmp_path / "hub/README.md").touch()
-    write_arrow(tmp_path / "hub/cache-1.arrow", the_cauldron())
     source = find_source(SourceConfig(), str(tmp_path / "hub"))
     assert format_of(source) is Format.table
-    assert read_as(source, SourceConfig().reading) == "Parquet, texts: user/assistant, images inside, 1 file"
-    write_arrow(tmp_path / "saved/train/data-00000-of-00001.arrow", the_cauldron())
-    (tmp_path / "saved/train/state.json").write_text('{"_format_type": null}')
-    assert look(str(tmp_path / "saved")).forms == [Format.table]
+    assert read_as(source) == "Parquet, 1 file"
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/00000.tar").touch()
     write_parquet(tmp_path / "tars/00000.parquet", the_cauldron())

@@ -75,15 +75,6 @@ def test_a_state_that_is_none_is_refused_in_one_line(change: Any) -> None:
             Journal(dataset, [change])
 
 
-@pytest.mark.parametrize("change", [None, [], 1, "position", {}, {**GOOD, "share": 1, "position": None}])
-def test_a_state_of_another_kind_is_refused_in_one_line(change: Any) -> None:
-    """`share` is what states before this version had: with a list of them a training began anew."""
-    if isinstance(change, dict):
-        change = {name: value for name, value in change.items() if name != "position"}
-    with pytest.raises(ValueError, match=r"^states: a list with what Journal\.state\(\) .* or an earlier version's"):
-        resume([change], START, 10)
-
-
 def test_states_that_do_not_belong_together() -> None:
     """Otherwise packs would be lost, or come twice, in silence."""
     positions = [position.after(2) for position in of_ranks(3)]

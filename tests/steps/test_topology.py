@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from megatron.energon import WorkerConfig
 from megatron.energon.flavors.webdataset.sharder import Sharder
 
 from energon_pack.errors import PackError
@@ -122,41 +122,3 @@ def test_the_figures_of_a_report_by_hand(dataset: Path) -> None:
     figures = json.loads((dataset / "report.json").read_text())["steps"]["in_order"]
     assert figures["both"]["epoch"] == round(2 * sum(map(max, steps)) / sum(map(sum, steps)), 4)
     assert figures["steps"] == len(steps) > 50
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    ("ranks", "workers"),
-    [
-        (2, 2),
-        pytest.param(3, 2, marks=pytest.mark.slow),
-        pytest.param(4, 1, marks=pytest.mark.slow),
-        pytest.param(5, 3, marks=pytest.mark.slow),
-    ],
-)
-def test_energons_own_loader_reads_in_the_order_of_a_stream(dataset: Path, ranks: int, workers: int) -> None:
-    """Of each rank the real loader, with its worker processes; whole rows of one pack a worker are steps."""
-    keys = list(dict.fromkeys(pq.read_table(dataset / "pack_plan.parquet")["pack"].to_pylist()))
-    in_order = np.array(keys)[stream(len(keys), Topology(ranks, workers))]
-    num_steps = len(keys) // (ranks * workers) * workers
-    read = [read_by(dataset, rank, ranks, workers) for rank in range(ranks)]
-    assert [*zip(*(mine[:num_steps] for mine in read), strict=True)] == [
-        tuple(step) for step in in_order[: num_steps * ranks].reshape(-1, ranks).tolist()
-    ]
-    assert sorted(key for mine in read for key in mine[num_steps:]) == sorted(in_order[num_steps * ranks :].tolist())
-
-
-def read_by(dataset: Path, rank: int, ranks: int, workers: int) -> list[str]:
-    """Keys of the packs of one epoch of a rank."""
-    packs = get_train_dataset(
-        dataset,
-        worker_config=WorkerConfig(rank=rank, world_size=ranks, num_workers=workers),
-        batch_size=None,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        shuffle_over_epochs_multiplier=None,
-        parallel_shard_iters=1,
-        repeat=False,
-        task_encoder=DefaultTaskEncoder(),
-    )
-    return [str(pack.__key__) for pack in get_savable_loader(packs)]

@@ -12,7 +12,7 @@ from energon_pack.samples.input_rules import InputRules
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.templates.template import Template
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from support.packed import demo_config, packed, train
 
 

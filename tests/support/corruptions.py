@@ -210,9 +210,9 @@ CORRUPTIONS: dict[str, Corruption] = {
     "a missing part": (
         change_files(lambda members, i: members.pop(i + 2)),
         {},
-        {"parts": "is named, but not there"},
+        {"parts": "is there 0 times"},
     ),
-    "no tokens": (change_files(lambda members, i: members.pop(i + 1)), {}, {"parts": "it has no part tokens"}),
+    "no tokens": (change_files(lambda members, i: members.pop(i + 1)), {}, {"parts": "tokens is there 0 times"}),
     "tokens that are cut": (change_files(cut_tokens), {}, {"tokens": "bytes by their header, and"}),
     "tokens of a member under another": (
         change_files(change_tokens(move_a_token)),
@@ -261,7 +261,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "an extra part": (
         change_files(lambda members, i: members.insert(i + 1, (members[i][0].replace("json", "npy"), b"x"))),
         {},
-        {"parts": "npy is there, but not named"},
+        {"parts": "npy is there 1 times, and should be 0"},
     ),
     "the JSON last": (
         change_files(lambda members, i: members.insert(i, members.pop(i + 1))),
@@ -299,7 +299,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "an extra shard": (
         extra_shard,
         {},
-        {"metadata": "of packed-000099.tar", "keys": "is there twice", "samples": "twice", "totals": ""},
+        {"metadata": "of 'packed-000099.tar'", "keys": "is there twice", "samples": "twice", "totals": ""},
     ),
     "a pack twice": (
         duplicate_pack,

@@ -18,8 +18,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Form, Member, thd
-from energon_pack.training.shapes import packed_seq_params
+from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.layout import IGNORE, Member, RowForm, thd
 from support.gpt import NUM_LAYERS, VOCABULARY, cpu_for_cuda, tiny_gpt
 from support.shards import Group, megatron_shards
 
@@ -91,8 +91,8 @@ def beside(tp: int, cp: int) -> dict[str, Any]:
     """A batch on ranks that are tensor and context parallel; with M-RoPE, too."""
     settings: dict[str, Any] = {"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1}
     settings["context_parallel_size"] = cp
-    found = spread(tiny_gpt(mtp_num_layers=DEPTH, **settings), thd(make_members(), Form(multiple=multiple(tp, cp))))
-    model, batch = tiny_gpt(**MROPE, **settings), thd(make_members(), Form(multiple=multiple(tp, cp), rope=True))
+    found = spread(tiny_gpt(mtp_num_layers=DEPTH, **settings), thd(make_members(), RowForm(multiple=multiple(tp, cp))))
+    model, batch = tiny_gpt(**MROPE, **settings), thd(make_members(), RowForm(multiple=multiple(tp, cp), rope=True))
     if cp == 2:  # megatron-core cuts the rows as if they were of one text; with more ranks that may not even run
         found["mrope_cut"] = spread(model, batch)
     model.rotary_pos_emb.cp_group = Group(1, 0)  # rows left whole, as in Megatron-Bridge's Qwen3-VL
@@ -115,12 +115,12 @@ def forward(batch: dict[str, Any], model: Any) -> Tensor:
 def alone(folder: Path) -> dict[str, Any]:
     """Each member by itself: what every depth predicts; loss and gradients of what the pipeline trains on."""
     model = tiny_gpt(mtp_num_layers=DEPTH)
-    found: dict[str, Any] = {"members": [spread(model, thd([member], Form())) for member in make_members()]}
+    found: dict[str, Any] = {"members": [spread(model, thd([member], RowForm())) for member in make_members()]}
     model = tiny_gpt(**MROPE)
-    found["mrope"] = [spread(model, thd([member], Form(rope=True))) for member in make_members()]
+    found["mrope"] = [spread(model, thd([member], RowForm(rope=True))) for member in make_members()]
     model, members = tiny_gpt(), make_members()
     trained = [members[i] for micro_batch in MICRO_BATCHES for i in micro_batch]
-    batches = [thd([member], Form()) for member in trained]
+    batches = [thd([member], RowForm()) for member in trained]
     num_trained = sum(int(batch["loss_mask"].sum()) for batch in batches)
     found["loss"] = 0.0
     for batch in batches:
@@ -146,7 +146,7 @@ def pipeline(folder: Path, pp: int) -> dict[str, Any]:
         for name in model.state_dict()
     }
     model.load_state_dict({name: whole[of] for name, of in names.items()})
-    batches = [thd([members[i] for i in pack], Form(multiple=8, width=WIDTH)) for pack in MICRO_BATCHES]
+    batches = [thd([members[i] for i in pack], RowForm(multiple=8, width=WIDTH)) for pack in MICRO_BATCHES]
     num_trained = sum(int(batch["loss_mask"].sum()) for batch in batches)
 
     def step(data: Any, model: Any) -> tuple[Tensor, Any]:

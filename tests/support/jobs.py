@@ -77,14 +77,6 @@ def die_where_first(path: Path) -> str:
     return path.name
 
 
-def freeze_once(path: Path) -> str:
-    """Stops its process the first time: it neither goes on nor ends."""
-    if not path.exists():
-        path.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return path.name
-
-
 def die(_: int) -> None:
     os._exit(9)
 

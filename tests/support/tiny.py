@@ -11,9 +11,9 @@ from torch import Tensor
 from energon_pack.templates.full import prepare_torchvision
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, Member, neat
-from energon_pack.training.members import Encoded
-from energon_pack.training.rope import Rope, rope_positions
+from energon_pack.training.layout import IGNORE, Member, RowForm, neat
+from energon_pack.training.member_encoder import Encoded
+from energon_pack.training.rope import RopeRule, rope_positions
 
 prepare_torchvision()
 #: transformers; its classes take their settings as keywords of every type
@@ -57,7 +57,7 @@ class Family:
     config: Callable[[], Any]
     #: media of a member: "image", "video" → model inputs
     media: dict[str, Callable[[], dict[str, Tensor]]] = field(default_factory=dict)
-    rope: Rope | None = None
+    rope: RopeRule | None = None
     mask: str = "positions"
     model: str = "AutoModelForImageTextToText"
 
@@ -191,9 +191,9 @@ _QWEN3_MEDIA = {"image": _patches(1), "video": _without_seconds(_patches(2))}
 _TEXT_MODEL = "AutoModelForCausalLM"
 
 FAMILIES: dict[str, Family] = {
-    "qwen2_vl": Family(_qwen2_vl, _QWEN3_MEDIA, Rope("qwen2_vl")),
-    "qwen2_5_vl": Family(_qwen2_5_vl, _QWEN_MEDIA, Rope("qwen2_5_vl", tokens_per_second=2)),
-    "qwen3_vl": Family(_qwen3_vl, _QWEN3_MEDIA, Rope("qwen3_vl")),
+    "qwen2_vl": Family(_qwen2_vl, _QWEN3_MEDIA, RopeRule("qwen2_vl")),
+    "qwen2_5_vl": Family(_qwen2_5_vl, _QWEN_MEDIA, RopeRule("qwen2_5_vl", tokens_per_second=2)),
+    "qwen3_vl": Family(_qwen3_vl, _QWEN3_MEDIA, RopeRule("qwen3_vl")),
     "internvl": Family(_internvl, {"image": _tiles(2, 3, 8, 8)}),
     "llava": Family(_llava, {"image": _tiles(1, 3, 8, 8)}),
     "llava_onevision": Family(
@@ -201,14 +201,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "idefics3": Family(_idefics3, {"image": _tiles(1, 2, 3, 8, 8)}),
     "smolvlm": Family(_smolvlm, {"image": _tiles(1, 2, 3, 8, 8)}),
-    "glm4v": Family(_glm4v, {"image": _patches(1)}, Rope("qwen2_vl")),
+    "glm4v": Family(_glm4v, {"image": _patches(1)}, RopeRule("qwen2_vl")),
     "gemma3": Family(_gemma3, {"image": _tiles(1, 3, 8, 8)}, mask="dict4d"),
     "gpt_oss": Family(_gpt_oss, mask="dict4d", model=_TEXT_MODEL),
     "qwen2": Family(lambda: tf.Qwen2Config(**TEXT), model=_TEXT_MODEL),
     "qwen3": Family(lambda: tf.Qwen3Config(**TEXT, head_dim=8), model=_TEXT_MODEL),
     "llama": Family(lambda: tf.LlamaConfig(**TEXT), model=_TEXT_MODEL),
     "mistral": Family(lambda: tf.MistralConfig(**TEXT, sliding_window=8), model=_TEXT_MODEL),
-    "qwen3_5": Family(_qwen3_5, _QWEN3_MEDIA, Rope("qwen3_vl"), mask="hybrid"),
+    "qwen3_5": Family(_qwen3_5, _QWEN3_MEDIA, RopeRule("qwen3_vl"), mask="hybrid"),
 }
 
 
@@ -271,7 +271,7 @@ def make_batch(name: str, packs: Sequence[Sequence[Encoded]], **form: Any) -> Pa
     family = FAMILIES[name]
     rows = [[member.tokens for member in pack] for pack in packs]
     media = join(member.media for pack in packs for member in pack)
-    batch = PackedBatch(neat(rows, Form(rope=family.rope is not None, **form)) | media)
+    batch = PackedBatch(neat(rows, RowForm(rope=family.rope is not None, **form)) | media)
     batch.mask = family.mask
     return batch
 

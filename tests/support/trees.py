@@ -12,8 +12,8 @@ from PIL import Image
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
-from energon_pack.training.members import Encoded, MemberEncoder
-from energon_pack.training.probe import ProbeTree, probe_tree
+from energon_pack.training.member_encoder import Encoded, MemberEncoder
+from energon_pack.training.probe_batches import ProbeTree, probe_tree
 from energon_pack.training.rope import rope_positions
 from support.samples import noise
 from support.tiny import FAMILIES, make_members

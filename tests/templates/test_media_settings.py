@@ -4,7 +4,6 @@ Without it `max_pixels` of a picture is ignored: 914 tokens are packed and train
 """
 
 import io
-import math
 import random
 from dataclasses import replace
 from functools import cache as once
@@ -32,7 +31,7 @@ from energon_pack.templates.processor_inputs import full_ids
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.settings import Alpha, MediaConfig
 from energon_pack.templates.template import Template
-from support.labels.media_meaning import smart_resize
+from support.labels.media_meaning import frames_by, size_by
 from support.models import of_model
 from support.running import REAL, need_torchvision
 from support.samples import video
@@ -162,46 +161,6 @@ def test_models_without_squares_of_pixels_refuse_them() -> None:
 
 
 # ------------------------------------------------------------------- against the full processor, with real pixels
-
-
-def resized(width: float, height: float, factor: int, least: float, most: float) -> tuple[int, int]:
-    """qwen_vl_utils' resizing, a second time."""
-    down, across = smart_resize(height, width, least, most, factor)
-    return across, down
-
-
-def size_by(
-    settings: dict[str, Any], size: tuple[int, int], factor: int, num_frames: int, always: bool
-) -> tuple[int, int]:
-    """What `fetch_image` or `fetch_video` make of a size; as it is where nothing is said of pixels, unless `always`."""
-    area = factor * factor
-    if not always and not settings.keys() & {"min_pixels", "max_pixels", "resized_width", "total_pixels"}:
-        return size
-    if "resized_width" in settings:
-        return resized(settings["resized_width"], settings["resized_height"], factor, 4 * area, 16384 * area)
-    if not num_frames:
-        least, most = settings.get("min_pixels", 4 * area), settings.get("max_pixels", 16384 * area)
-        return resized(*size, factor, least, most)
-    least = settings.get("min_pixels", 128 * area)
-    in_all = settings.get("total_pixels", 128000 * area * 0.9)
-    most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
-    return resized(*size, factor, least, min(settings.get("max_pixels", most), most))
-
-
-def frames_by(settings: dict[str, Any], total: int, fps: float) -> tuple[list[int], int]:
-    """Which frames, and of how many: `calculate_video_frame_range` and `smart_nframes`."""
-    start = math.ceil(settings.get("video_start", 0) * fps)
-    end = min(math.floor(settings.get("video_end", total / fps) * fps), total - 1)
-    num = end - start + 1
-    if "nframes" in settings:
-        wanted = round(settings["nframes"] / 2) * 2
-    else:
-        least, most = (
-            math.ceil(settings.get("min_frames", 4) / 2) * 2,
-            settings.get("max_frames", min(768, num)) // 2 * 2,
-        )
-        wanted = math.floor(min(max(num / fps * settings["fps"], least), most, num) / 2) * 2
-    return [round(start + i * (end - start) / (wanted - 1)) for i in range(wanted)], num
 
 
 def drawn(rng: random.Random, kind: str) -> dict[str, Any]:

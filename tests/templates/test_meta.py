@@ -16,10 +16,6 @@ Made = Callable[[Tensor], Any]
 #: what processors do to images [3, 8, 6] of floats
 SHAPES: dict[str, Made] = {
     "divided": lambda image: image / 255,
-    "by a number a channel": lambda image: (image - torch.ones(3, 1, 1)) / torch.ones(3, 1, 1),
-    "with one that has more dimensions": lambda image: image * torch.ones(2, 3, 8, 6),
-    "with a larger one": lambda image: image[:1] + torch.ones(5, 8, 6),
-    "clamped by a larger one": lambda image: torch.clamp(image, min=torch.ones(2, 3, 8, 6)),
     "stacked at the end": lambda image: torch.stack([image, image], -1),
     "stacked before the end": lambda image: torch.stack([image, image], dim=-2),
     "joined at the end": lambda image: torch.cat([image, image[..., :2]], -1),
@@ -28,13 +24,8 @@ SHAPES: dict[str, Made] = {
     "resized to a square": lambda image: interpolate(image[None], 4),
     "resized in time": lambda image: interpolate(image[None, None], size=(2, 4, 5)),
     "halved": lambda image: interpolate(image[None], scale_factor=0.5),
-    "turned and flat": lambda image: image.permute(1, 2, 0).contiguous().view(-1),
-    "spread, its own, and flat": lambda image: image[:1].expand(4, 8, 6).clone().view(-1),
     "some of it": lambda image: image[torch.tensor([0, 2])],
     "as an array": lambda image: image.numpy(),
-    "left alone, where a product is changed in place": lambda image: ((image * 2).unsqueeze_(0), image)[1],
-    "left alone, where a copy is changed in place": lambda image: (image.clone().transpose_(0, 1), image)[1],
-    "left alone, where a rounded one is changed in place": lambda image: (image.round().unsqueeze_(0), image)[1],
 }
 
 
@@ -49,7 +40,6 @@ REFUSED: dict[str, Made] = {
     "half a pixel": lambda image: interpolate(image[None], size=[*map(half, (5, 10))]),
     "no such dimension": lambda image: torch.stack([image, image], 7),
     "joined with another size": lambda image: torch.cat([image, image[:, :3, :3]], -1),
-    "seen flat as it lies": lambda image: (image * 2).permute(1, 2, 0).view(-1),
 }
 
 

@@ -131,7 +131,7 @@ GIVEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "patches in words": ({"processor_kwargs": {"patch_size": "much"}}, ["LlavaNextProcessor"]),
     "a token that there is not": ({"processor_kwargs": {"image_token": "<img>"}}, ["<img>"]),
     "a chat template that is none": ({"chat_template": "{% if %}"}, ["chat template", "line 1"]),
-    "a chat template without images": ({"chat_template": "{{ messages }}"}, ["chat template", "<image>"]),
+    "a chat template without images": ({"chat_template": "{{ messages }}"}, ["chat template", "model.chat_template"]),
     "an unknown family": ({"template": "qwen9"}, ["qwen9", "qwen_vl"]),
     "Qwen-VL's family": ({"template": "qwen_vl"}, ["LlavaNextProcessor", "another family"]),
     "InternVL's family": ({"template": "internvl"}, ["LlavaNextProcessor", "another family"]),
@@ -209,7 +209,7 @@ TYPED: dict[str, Break] = {
     "preprocessor_config.json is no JSON": FILES["damaged settings of images"][0],
     "cross-attention": CLASSES["cross-attention"][0],
     "LlavaNextProcessor can't be asked": SETTINGS["crop of nothing"][0],
-    "its chat template writes no <image>": FILES["chat template without images"][0],
+    "the chat template leaves out 1 media": FILES["chat template without images"][0],
     "model.trust_remote_code=true": CLASSES["code of its own"][0],
 }
 

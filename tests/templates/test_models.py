@@ -54,7 +54,7 @@ def test_each_yaml_is_a_model(name: str) -> None:
     merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(ModelConfig), node), enum_to_str=True)
     assert isinstance(merged, dict)
     assert merged["name"] == name
-    assert merged["template"] in (*FAMILIES, *AUTO)
+    assert merged["template"] in (*FAMILIES, AUTO)
     assert merged["mask"] in Mask.__members__
     assert merged["rope"] in Rope.__members__
     assert not merged["trust_remote_code"], "whose code is run, a user says"
@@ -62,7 +62,7 @@ def test_each_yaml_is_a_model(name: str) -> None:
     assert merged["add_special_tokens"] is not True, "a second <bos>, which inference does not have"
     if name != "text":
         assert merged["add_special_tokens"] is None, "transformers decides where it counts"
-    is_asked = merged["template"] in AUTO and name not in ("auto", "hf")
+    is_asked = merged["template"] == AUTO != name
     assert (merged["processor_class"] is not None) == is_asked, "another family's processor would be taken"
 
 
@@ -95,7 +95,7 @@ def test_models_that_take_a_kind_are_those_of_the_page() -> None:
 
 
 def test_a_class_is_known_of_each_model() -> None:
-    assert sorted(CLASSES) == sorted(set(packaged_models()) - {"auto", "hf", "text"})
+    assert sorted(CLASSES) == sorted(set(packaged_models()) - {"auto", "text"})
 
 
 @pytest.mark.slow

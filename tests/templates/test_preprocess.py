@@ -5,6 +5,7 @@ Were they to differ, lengths would be measured of images that training never mak
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from energon_pack.errors import PackError
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.placeholders import place_media
+from energon_pack.templates.preparation import Preparation
 from energon_pack.templates.preprocess import IMAGE_PREPROCESSORS, image_preprocessor, video_settings
 from energon_pack.templates.processor import load_saved, prepare_template
 from energon_pack.templates.sample import Sample
@@ -21,6 +23,11 @@ from energon_pack.templates.template import Template
 from support.models import of_model
 
 SETTINGS: dict[str, Any] = {"longest_side": 200, "max_pixels": 20_000, "crop_width": 150, "crop_height": 90}
+
+
+def preparation(name: str) -> Preparation:
+    rules: Any = SimpleNamespace(settings={"factor": 28}, rate=0)
+    return Preparation("qwen_vl", MediaConfig(image=name, **SETTINGS), rules)
 
 
 @pytest.mark.parametrize(
@@ -42,20 +49,18 @@ def test_sizes_to_check_by_head(name: str, size: tuple[int, int], expected: tupl
 
 @pytest.mark.parametrize("name", [name for name, made in IMAGE_PREPROCESSORS.items() if made])
 def test_pixels_have_the_size_that_was_measured(name: str) -> None:
-    made = image_preprocessor(MediaConfig(image=name, **SETTINGS), 28)
+    made, prepare = image_preprocessor(MediaConfig(image=name, **SETTINGS), 28), preparation(name).prepare_image
     assert made is not None
     rng = random.Random(0)
     for _ in range(40):
         image = Image.new("RGB", (rng.randint(10, 600), rng.randint(10, 600)))
-        assert made.apply(image).size == made.size(*image.size)
+        assert prepare(image).size == made.size(*image.size)
 
 
 def test_a_crop_is_the_middle() -> None:
     image = Image.new("RGB", (300, 90), "red")
     image.paste("blue", (75, 0, 225, 90))
-    made = image_preprocessor(MediaConfig(image="center_crop", **SETTINGS), 28)
-    assert made is not None
-    assert made.apply(image).getcolors() == [(150 * 90, (0, 0, 255))]
+    assert preparation("center_crop").prepare_image(image).getcolors() == [(150 * 90, (0, 0, 255))]
 
 
 def of_demo(demo: tuple[Path, Path], cache: Path, **media: Any) -> Template:

@@ -159,12 +159,13 @@ class Mixing(Trainer):
 
 
 def test_a_trainer_that_is_right_is_said_to_be(packs: PackedDataset, model: Any) -> None:
-    """And nothing is left behind: gradients, modes, random numbers."""
+    """And nothing is left behind: gradients, modes, random numbers. Reads of the guard's trials are no forward's."""
     model.eval()
     state = torch.get_rng_state()
     line = check_trainer(Trainer(model, packs))
     assert line.startswith("✓ Trainer: a step of packs with ")
     assert f"{len(packs)} packs are dealt once to 1 rank, in the order of as_dataset" in line
+    assert int(line.partition(" host reads")[0].rpartition(" ")[2].replace(",", "")) < 100
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)

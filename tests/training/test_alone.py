@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.layout import IGNORE
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
 CASES = [
@@ -70,29 +69,3 @@ def test_shifted_labels_give_the_same_loss(name: str) -> None:
     with torch.no_grad():
         losses = [model(**make_batch(name, [members], shifted=s).model_inputs()).loss for s in (False, True)]
     assert float((losses[0] - losses[1]).abs()) <= 1e-6
-
-
-@pytest.mark.parametrize("kind", ["token", "sample", "sqrt"])
-@pytest.mark.parametrize("shifted", [False, True])
-def test_weighted_loss_is_the_weighted_mean_of_members(kind: str, shifted: bool) -> None:
-    model = make_model("llama")
-    members = make_members("llama", model)
-    batch = make_batch("llama", [members[:2], members[2:]], weights=kind, shifted=shifted)
-    with torch.no_grad():
-        found = weighted_loss(model(**batch.model_inputs()).logits, batch)
-        total = weight = 0.0
-        for member in members:
-            n = int((member.tokens.labels[1:] != IGNORE).sum())
-            power = {"token": 1.0, "sample": 0.0, "sqrt": 0.5}[kind]
-            total += float(alone("llama", model, member).loss) * n**power
-            weight += n**power
-    assert float(found) == pytest.approx(total / weight, abs=1e-5)
-
-
-def test_a_batch_moves_as_a_whole() -> None:
-    model = make_model("qwen2_5_vl")
-    batch = make_batch("qwen2_5_vl", [make_members("qwen2_5_vl", model)]).to("cpu")
-    assert isinstance(batch, PackedBatch)
-    inputs = batch.model_inputs()
-    assert {"pixel_values", "image_grid_thw", "video_grid_thw", "use_cache"} <= inputs.keys()
-    assert not {"doc_ids", "n_images_per_sample"} & inputs.keys()

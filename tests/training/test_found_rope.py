@@ -22,12 +22,11 @@ from energon_pack.templates.full import full_processor, models_of
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.sample import Sample
 from energon_pack.templates.template import Template
-from energon_pack.training.found_rope import small_config
 from energon_pack.training.guards import guard
-from energon_pack.training.layout import Form, Member, neat, thd
-from energon_pack.training.members import MemberEncoder
-from energon_pack.training.own_rope import OwnRope, RowsError, rope_of
-from energon_pack.training.rope import Rope
+from energon_pack.training.layout import Member, RowForm, neat, thd
+from energon_pack.training.member_encoder import MemberEncoder
+from energon_pack.training.own_rope import OwnRope, RowsError, rope_of, small_config
+from energon_pack.training.rope import RopeRule
 from energon_pack.training.shrink import shrink
 from support.models import of_model
 from support.running import ROOT, need_torchvision
@@ -124,7 +123,7 @@ def test_rows_and_types_are_what_the_model_alone_makes(dummies: Folders, name: s
     assert torch.equal(member.tokens.types, plain["mm_token_type_ids"][0])
     assert {*member.tokens.types.tolist()} == {0, 1, 2}
     (make, *_) = models_of(Path(template.spec.processor.folder))
-    assert rope == Rope("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
+    assert rope == RopeRule("qwen3_vl", 2) if name == "Glm4v" else isinstance(rope, OwnRope)
     with torch.device("meta"):
         model = make._from_config(small_config(make, template.input_rules))
     ask = next(part for part in model.modules() if hasattr(part, "get_rope_index")).get_rope_index
@@ -168,9 +167,9 @@ def test_what_a_model_takes_of_each_token_lies_beside_the_tokens(dummies: Folder
     row = member.rows["moe_mm_token_type_ids"]
     assert torch.equal(row, plain["moe_mm_token_type_ids"][0])
     assert int(row.count_nonzero()) > int(member.types.count_nonzero())  # begins and ends, too
-    batch = neat([[member, member]], Form(width=2 * len(member) + 1))
+    batch = neat([[member, member]], RowForm(width=2 * len(member) + 1))
     assert batch["moe_mm_token_type_ids"].tolist() == [[*row.tolist(), *row.tolist(), 0]]
-    gapped = thd([member, member], Form(multiple=64))["moe_mm_token_type_ids"][0]
+    gapped = thd([member, member], RowForm(multiple=64))["moe_mm_token_type_ids"][0]
     assert gapped[: len(row)].tolist() == row.tolist()
     assert int(gapped.count_nonzero()) == 2 * int(row.count_nonzero())
 

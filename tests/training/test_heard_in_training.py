@@ -1,6 +1,6 @@
 """Videos that are heard, in training: joined, placed and guarded as their class does it, whatever else is in a pack."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,25 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.samples.media import arguments
 from energon_pack.samples.media.arguments import Prepared
-from energon_pack.samples.media.kinds import VIDEO
 from energon_pack.samples.media.medium import Media
-from energon_pack.samples.member import MemberInput, SampleOptions
 from energon_pack.templates.build import build
 from energon_pack.templates.template import Template
 from energon_pack.training.calls import Calls, _noise
 from energon_pack.training.encoded import are_heard
-from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.own_rope import OwnRope, rope_of
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.probe import plain_inputs
 from energon_pack.training.proof import prove
 from support import omni, processors
 from support.models import of_model
 from support.running import need_torchvision
-from support.samples import sound as sound_file
-from support.samples import video_with_sound
 from support.tiny import tf
 
 pytestmark = [
@@ -139,40 +133,3 @@ def track(template: Template, seconds: float, seed: int) -> Any:
 def _grown(value: Tensor, like: Tensor) -> Tensor:
     missing = like.shape[-1] - value.shape[-1] if value.dim() == 2 else 0
     return torch.nn.functional.pad(value, (0, missing))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_sound_reaches_its_own_tokens(template: Template, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another sound of the video moves no logit before the video; were sounds in another order, it would."""
-    make = getattr(tf, name)
-    torch.manual_seed(0)
-    model = make._from_config(config_of(name, template)).eval()
-    start, moved = _moved(template, model)
-    assert moved[start:].max() > 1e-6
-    assert moved[:start].max() == 0
-    own = arguments.sound_arguments
-
-    def one_further(order: Sequence[str], *sounds: Any) -> dict[str, Any]:
-        found = own(order, *sounds)
-        if "load_audio_from_video" not in found:
-            return found
-        return {key: value if value is True else [*value[1:], value[0]] for key, value in found.items()}
-
-    monkeypatch.setattr("energon_pack.samples.media.arguments.sound_arguments", one_further)
-    start, moved = _moved(template, model)
-    assert moved[:start].max() > 1e-6
-
-
-def _moved(template: Template, model: Any) -> tuple[int, Tensor]:
-    """Where the video begins, and how far each logit moves with another sound of it."""
-    encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
-    messages = [{"role": "user", "content": "<audio><video><audio>What?"}, {"role": "assistant", "content": "Noise."}]
-    logits = []
-    for volume in (0.5, 0.1):
-        video = video_with_sound(8, 4, 20_000, format="matroska", codec="pcm_s16le", volume=volume)
-        sounds, options = [sound_file(20_000), sound_file(20_000)], SampleOptions(use_audio_in_video=True)
-        encoded = encoder.encode(MemberInput("one", messages, videos=[video], options=options, audios=sounds))
-        with torch.no_grad():
-            logits.append(model(**plain_inputs(model, encoded)).logits[0])
-    start = int((encoded.tokens.types == VIDEO.token_type).nonzero()[0])
-    return start, (logits[0] - logits[1]).abs().max(-1).values

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import IGNORE, Form, neat
+from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.small_model import small_model
 from support.emulated_flash import emulated_flash
@@ -70,7 +70,7 @@ def test_a_step_on_a_pack_is_a_step_on_its_members(hybrid: tuple[Any, Any]) -> N
     members = [member.tokens for member in text_members(64)]
     for member in members:
         member.labels[0] = IGNORE  # nothing before it is of the same member
-    batch = PackedBatch(neat([members], Form()))
+    batch = PackedBatch(neat([members], RowForm()))
     batch.mask = "hybrid"
     loss = packed(**batch.model_inputs(packed)).loss
     loss.backward()

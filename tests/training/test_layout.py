@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, mlm, neat, rows_of, seq_idx, thd
+from energon_pack.training.layout import IGNORE, Member, RowForm, mlm, neat, rows_of, seq_idx, thd
 
 
 def member(length: int, first: int = 1, num_ignored: int = 1) -> Member:
@@ -24,7 +24,7 @@ def values(batch: dict[str, Tensor], *names: str) -> list[object]:
 
 
 def test_neat_as_in_the_picture() -> None:
-    batch = neat([THREE], Form(pad_id=9, width=12))
+    batch = neat([THREE], RowForm(pad_id=9, width=12))
     x = IGNORE
     assert values(batch, "input_ids", "labels", "position_ids", "doc_ids", "cu_seq_lens_q") == [
         [[10, 11, 12, 20, 21, 30, 31, 32, 33, 9, 9, 9]],
@@ -40,14 +40,14 @@ def test_neat_as_in_the_picture() -> None:
 
 
 def test_labels_shifted_within_each_member() -> None:
-    batch = neat([THREE], Form(shifted=True))
+    batch = neat([THREE], RowForm(shifted=True))
     assert batch["labels"].tolist() == [[11, 12, IGNORE, 21, IGNORE, 31, 32, 33, IGNORE]]
     assert batch["_packed_seq_ids"].tolist() == [[1, 1, 1, 2, 2, 3, 3, 3, 3]]
 
 
 def test_thd_as_in_the_picture() -> None:
     x = IGNORE
-    batch = thd(THREE, Form(multiple=4))
+    batch = thd(THREE, RowForm(multiple=4))
     names = ("input_ids", "labels", "position_ids", "cu_seqlens_q", "cu_seqlens_kv_padded", "padding_mask")
     assert values(batch, *names) == [
         [[10, 11, 12, 0, 20, 21, 0, 0, 30, 31, 32, 33]],
@@ -62,22 +62,22 @@ def test_thd_as_in_the_picture() -> None:
 
 def test_the_fixed_width_of_thd_belongs_to_the_last_member() -> None:
     """5, 7 and 3 tokens, rounded to 4, 24 wide: as Megatron-Bridge's own builder lays them out."""
-    batch = thd([member(5), member(7), member(3)], Form(multiple=4, width=24))
+    batch = thd([member(5), member(7), member(3)], RowForm(multiple=4, width=24))
     assert values(batch, "cu_seqlens_q", "cu_seqlens_q_padded") == [[0, 5, 12, 15], [0, 8, 16, 24]]
     assert (int(batch["max_seqlen_q"]), batch["total_tokens"]) == (8, 24)
-    plain = thd([member(5), member(7), member(3)], Form())
+    plain = thd([member(5), member(7), member(3)], RowForm())
     assert "cu_seqlens_q_padded" not in plain
 
 
 def test_rope_rows_go_on_through_a_gap() -> None:
     rope = torch.tensor([[0, 1, 1], [0, 1, 1], [0, 1, 2]])
     of = Member(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 1]), rope)
-    assert thd([of, member(1)], Form(multiple=4, rope=True))["position_ids"][:, 0].tolist() == [
+    assert thd([of, member(1)], RowForm(multiple=4, rope=True))["position_ids"][:, 0].tolist() == [
         [0, 1, 1, 3, 0, 1, 2, 3],
         [0, 1, 1, 3, 0, 1, 2, 3],
         [0, 1, 2, 3, 0, 1, 2, 3],
     ]
-    assert neat([[of, member(1)]], Form(width=6, rope=True))["position_ids"][:, 0].tolist() == [
+    assert neat([[of, member(1)]], RowForm(width=6, rope=True))["position_ids"][:, 0].tolist() == [
         [0, 1, 2, 0, 0, 1],
         [0, 1, 1, 0, 0, 1],
         [0, 1, 1, 0, 0, 1],
@@ -86,27 +86,21 @@ def test_rope_rows_go_on_through_a_gap() -> None:
 
 
 def test_rows_and_mlm() -> None:
-    rows = rows_of(THREE, Form(pad_id=7))
+    rows = rows_of(THREE, RowForm(pad_id=7))
     assert rows["input_ids"].tolist() == [[10, 11, 12, 0], [20, 21, 0, 0], [30, 31, 32, 33]]
     with pytest.raises(ValueError, match="ends with token 0"):
-        rows_of([member(3, -2)], Form())
-    batch = mlm(THREE, Form(multiple=4))
+        rows_of([member(3, -2)], RowForm())
+    batch = mlm(THREE, RowForm(multiple=4))
     assert batch["labels"].shape == (1, 13)  # its step drops the first
-    assert batch["labels"][0, 1:].tolist() == thd(THREE, Form(multiple=4))["labels"][0].tolist()
+    assert batch["labels"][0, 1:].tolist() == thd(THREE, RowForm(multiple=4))["labels"][0].tolist()
     assert values(batch, "cu_lengths", "max_lengths") == [[[0, 4, 8, 12]], [4]]
 
 
 def test_a_pack_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="9 tokens in a row 8 wide"):
-        neat([THREE], Form(width=8))
+        neat([THREE], RowForm(width=8))
     with pytest.raises(ValueError, match="12 tokens, members rounded up to 4, in 10"):
-        thd(THREE, Form(multiple=4, width=10))
-
-
-@pytest.mark.parametrize(("kind", "total"), [("token", 4.0), ("sample", 1.0), ("sqrt", 2.0)])
-def test_loss_weights(kind: str, total: float) -> None:
-    assert float(loss_weights(member(5), kind).sum()) == pytest.approx(total)
-    assert float(loss_weights(member(3, num_ignored=3), kind).sum()) == 0
+        thd(THREE, RowForm(multiple=4, width=10))
 
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -117,7 +111,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 def test_neat_holds_every_member_once_and_apart(packs: list[list[int]], room: int, shifted: bool) -> None:
     rows = [[member(n, 1 + 100 * i) for i, n in enumerate(pack)] for pack in packs]
     width = max(map(sum, packs)) + room
-    batch = neat(rows, Form(width=width, shifted=shifted, weights="sample"))
+    batch = neat(rows, RowForm(width=width, shifted=shifted, weights="sample"))
     starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
     assert starts == batch["cu_seq_lens_q"][:-1].tolist()
     assert int(batch["cu_seq_lens_q"][-1]) == len(packs) * width
@@ -139,7 +133,7 @@ def test_neat_holds_every_member_once_and_apart(packs: list[list[int]], room: in
 def test_thd_has_a_slot_for_each_member(lengths: list[int], multiple: int, room: int) -> None:
     members = [member(n, 1 + 100 * i) for i, n in enumerate(lengths)]
     width = sum(-(-n // multiple) * multiple for n in lengths) + room * multiple
-    batch = thd(members, Form(multiple=multiple, width=width))
+    batch = thd(members, RowForm(multiple=multiple, width=width))
     real = batch["cu_seqlens_q"]
     padded: Tensor = batch["cu_seqlens_q_padded" if "cu_seqlens_q_padded" in batch else "cu_seqlens_q"]
     assert real.diff().tolist() == lengths

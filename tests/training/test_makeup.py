@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.proof import kinds_of, prove, replaced_in
 from energon_pack.training.small_model import small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, make_model, text_members, tf

@@ -14,7 +14,7 @@ from energon_pack.flavors import MultiMixQASample
 from energon_pack.samples.media.lazy_image import LazyImage
 from energon_pack.task_encoder import PackedTaskEncoder, inputs_of
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.members import Encoded
+from energon_pack.training.member_encoder import Encoded
 from support.packed import packed, train
 from support.running import need_torchvision
 from support.samples import picture, video

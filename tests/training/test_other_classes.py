@@ -29,8 +29,8 @@ from energon_pack.templates.full import full_processor
 from energon_pack.templates.inputs import sample_of
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from support import processors
 from support.doubled import doubled

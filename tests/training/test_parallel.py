@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.inputs import MEDIA_KEYS
+from energon_pack.training.few_shapes import packed_seq_params
+from energon_pack.training.forward_inputs import MEDIA_KEYS
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, Member, thd
-from energon_pack.training.members import Encoded
-from energon_pack.training.shapes import packed_seq_params
+from energon_pack.training.layout import IGNORE, Member, RowForm, thd
+from energon_pack.training.member_encoder import Encoded
 from support.running import ROOT, command
 from support.tiny import FAMILIES, alone, make_batch, make_members, make_model
 
@@ -36,7 +36,7 @@ SHAPES = ("1,2,1", "2,1,1", "2,2,1")  # ranks that are tensor, context and pipel
 def make(layout: str, name: str, members: list[Encoded], multiple: int) -> PackedBatch:
     """One row of `thd`, or two of `neat`, which are as wide as so many chunks need; labels are shifted already."""
     if layout == "thd":
-        form = Form(multiple=multiple, rope=FAMILIES[name].rope is not None)
+        form = RowForm(multiple=multiple, rope=FAMILIES[name].rope is not None)
         return PackedBatch(thd([member.tokens for member in members], form) | join(member.media for member in members))
     packs = [members[:3], members[3:]]
     longest = max(sum(len(member.tokens) for member in pack) for pack in packs)
@@ -195,7 +195,7 @@ def check_depths(folder: Path, shape: str) -> None:
     (single,), found = load(folder, "1,1,1"), load(folder, shape)
     tp, cp, _ = map(int, shape.split(","))
     members = make_gpt_members()
-    batch = thd(members, Form(multiple=multiple(tp, cp)))
+    batch = thd(members, RowForm(multiple=multiple(tp, cp)))
     for depth in range(DEPTH + 1):
         logits, labels = gathered(found, batch, depth)
         expected, rows = later_labels(members, batch, depth)
@@ -254,7 +254,7 @@ def test_labels_of_later_tokens_stay_within_their_member(multiple_of: int) -> No
     from megatron.core.transformer.multi_token_prediction import roll_tensor
 
     members = make_gpt_members()
-    batch = thd(members, Form(multiple=multiple_of))
+    batch = thd(members, RowForm(multiple=multiple_of))
     num_wrong = {True: 0, False: 0}
     for physical in num_wrong:
         params = packed_seq_params(batch, physical=physical)
@@ -273,7 +273,7 @@ def test_sequence_parallelism_needs_members_that_its_ranks_divide() -> None:
     from megatron.core.tensor_parallel.mappings import _split_along_first_dim
 
     for tp, cp in ((2, 1), (4, 1), (2, 2), (4, 2), (8, 4)):
-        own = thd(make_gpt_members(), Form(multiple=multiple(tp, cp)))["total_tokens"] // cp
+        own = thd(make_gpt_members(), RowForm(multiple=multiple(tp, cp)))["total_tokens"] // cp
         assert _split_along_first_dim(torch.zeros(own), Group(tp, 0)).shape == (own // tp,)
     with pytest.raises(AssertionError, match="divisible by tensor parallel size"):
-        _split_along_first_dim(torch.zeros(thd(make_gpt_members(), Form())["total_tokens"] + 1), Group(2, 0))
+        _split_along_first_dim(torch.zeros(thd(make_gpt_members(), RowForm())["total_tokens"] + 1), Group(2, 0))

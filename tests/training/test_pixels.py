@@ -18,8 +18,8 @@ from energon_pack.templates.sample import Sample
 from energon_pack.training.batch import PackedBatch, touch_vision
 from energon_pack.training.calls import Calls
 from energon_pack.training.joining import Join, JoinError
-from energon_pack.training.members import MemberEncoder
-from energon_pack.training.rope import Rope
+from energon_pack.training.member_encoder import MemberEncoder
+from energon_pack.training.rope import RopeRule
 from support import processors
 from support.hearing import HEARING
 from support.marks import slow
@@ -37,7 +37,7 @@ def num_patches(media: dict[str, Any], name: str) -> int:
 def test_real_processors_make_a_feature_for_each_token(real: Path, name: str, family: str) -> None:
     need_torchvision()
     template = load_template(of_model(family, real / "processors" / name))
-    encoder = MemberEncoder(template.input_rules, Rope(name, tokens_per_second=2))
+    encoder = MemberEncoder(template.input_rules, RopeRule(name, tokens_per_second=2))
     turns = [{"role": "user", "content": "<video> and <image>, what?"}, {"role": "assistant", "content": "That."}]
     for frames in (None, [[0, 3, 9, 20]]):
         member = encoder.encode(MemberInput("k", turns, [LazyImage(picture(300, 200), "i")], [video()], None, frames))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from energon_pack.training import proof
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.layout import IGNORE
 from energon_pack.training.proof import prove, try_class
 from energon_pack.training.shrink import shrink
@@ -148,22 +148,6 @@ def test_rounding_that_grows_is_no_difference() -> None:
     members = text_members(64)
     assert prove(Coarse, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
     assert not prove(Leaky, tf.Qwen2Config(**TEXT), members, "positions")[-1].is_exact
-
-
-class Late(tf.Qwen2ForCausalLM):
-    """Has such a layer where a small copy has none."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        if config.num_hidden_layers > 20:
-            self.model.layers[20].mlp = Remembering()
-
-
-def test_a_layer_that_the_small_copy_lacks_is_not_shown() -> None:
-    """Nothing in the config tells that it is there; all kinds of parts have to be tried, of a class alone, too."""
-    tried = prove(Late, tf.Qwen2Config(**{**TEXT, "num_hidden_layers": 24}), text_members(64), "positions")
-    assert "a small copy of it has no Remembering" in tried[-1].error
-    assert prove(Late, tf.Qwen2Config(**TEXT), text_members(64), "positions")[-1].is_exact
 
 
 def test_a_small_model_is_of_float32_and_has_few_logits() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from energon_pack.training.rope import Rope, rope_positions
+from energon_pack.training.rope import RopeRule, rope_positions
 from support.tiny import FAMILIES, tf
 
 CLASSES = {"qwen2_vl": "Qwen2VLModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl": "Qwen3VLModel"}
@@ -46,24 +46,24 @@ def test_grids_that_are_not_those_of_the_tokens_are_refused() -> None:
     types = torch.tensor([0, 1, 1, 0])
     for grids, said in (([[1, 4, 4]], "2 visual tokens at 0 for a grid of 1×2×2"), ([[1, 2, 4]] * 2, "more grids")):
         with pytest.raises(ValueError, match=said):
-            rope_positions(Rope("qwen2_vl"), types, torch.tensor(grids))
+            rope_positions(RopeRule("qwen2_vl"), types, torch.tensor(grids))
     with pytest.raises(ValueError, match="have no grid"):
-        rope_positions(Rope("qwen2_vl"), types)
+        rope_positions(RopeRule("qwen2_vl"), types)
 
 
 def test_a_video_is_not_placed_by_a_guess() -> None:
     """The published models have 2, transformers' class has 4: positions of the other are wrong, and no error."""
     image = {"image_grid_thw": torch.tensor([[1, 2, 2]])}
     clip = {"video_grid_thw": torch.tensor([[2, 2, 2]]), "second_per_grid_ts": torch.tensor([1.0])}
-    assert rope_positions(Rope("qwen2_5_vl"), torch.tensor([0, 1]), **image).tolist() == [[0, 1]] * 3
+    assert rope_positions(RopeRule("qwen2_5_vl"), torch.tensor([0, 1]), **image).tolist() == [[0, 1]] * 3
     with pytest.raises(ValueError, match=r"depend on tokens_per_second of the model's vision_config"):
-        rope_positions(Rope("qwen2_5_vl"), torch.tensor([0, 2, 2]), **clip)
+        rope_positions(RopeRule("qwen2_5_vl"), torch.tensor([0, 2, 2]), **clip)
     for number in (2, 4):
-        rows = rope_positions(Rope("qwen2_5_vl", tokens_per_second=number), torch.tensor([0, 2, 2]), **clip)
+        rows = rope_positions(RopeRule("qwen2_5_vl", tokens_per_second=number), torch.tensor([0, 2, 2]), **clip)
         assert rows[0].tolist() == [0, 1, 1 + number]
 
 
 def test_text_counts_on() -> None:
     for kind, length in itertools.product(CLASSES, (1, 5)):
-        rows = rope_positions(Rope(kind), torch.zeros(length, dtype=torch.long))
+        rows = rope_positions(RopeRule(kind), torch.zeros(length, dtype=torch.long))
         assert rows.tolist() == [list(range(length))] * 3

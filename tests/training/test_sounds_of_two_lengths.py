@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from energon_pack.templates.build import build
-from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.proof import prove, way_out
 from support import processors
 from support.hearing import HEARING, text_config

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from energon_pack.training.forward_inputs import MixingError
 from energon_pack.training.guards import guard
-from energon_pack.training.inputs import MixingError
 from energon_pack.training.proof import prove
 from energon_pack.training.small_model import SMALL, small_model
 from support.tiny import TEXT, MadeEncoder, make_batch, text_members, tf

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from energon_pack.training import tower as towers
 from energon_pack.training.batch import PackedBatch, VisualInputs
+from energon_pack.training.few_shapes import with_segments
 from energon_pack.training.guards import guard
 from energon_pack.training.host_reads import HostReads
 from energon_pack.training.masks import TOWERS
-from energon_pack.training.members import Encoded
-from energon_pack.training.shapes import with_segments
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.together import moved
 from energon_pack.training.tower import Tower
 from support.tiny import FAMILIES, make_batch, make_members, make_model

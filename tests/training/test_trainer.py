@@ -7,7 +7,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Mapping
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,9 @@ from megatron.energon import WorkerConfig
 from torch.utils.data import DataLoader
 from train_tiny import tiny_model
 
-from energon_pack.lazy import LazyPackedDataset
-from energon_pack.samplers import PackSampler
-from energon_pack.samples.member import MemberInput
 from energon_pack.task_encoder import PackedTaskEncoder
 from energon_pack.training.batch import PackedBatch
-from energon_pack.training.layout import Form, thd
+from energon_pack.training.layout import RowForm, thd
 from support.alone import losses_alone, members_of, pack_demo
 from support.running import ROOT, command, environment, need_torchvision, run
 from support.tiny import make_batch, make_members, make_model, tf
@@ -79,7 +76,7 @@ def test_a_batch_that_is_cut_is_refused(num_rows: int, start: int, end: int, lay
     members = make_members("qwen2_5_vl", model)[: 3 * num_rows]
     batch = make_batch("qwen2_5_vl", [members[:3], members[3:]][:num_rows])
     if layout == "thd":
-        batch = PackedBatch(thd([member.tokens for member in members], Form()))
+        batch = PackedBatch(thd([member.tokens for member in members], RowForm()))
     given = batch.model_inputs() if layout == "model_inputs" else batch
     with pytest.raises(ValueError, match=r"dispatch_batches.*get_train_dataloader"):
         rebuilt(given, lambda tensor: tensor[start:end] if tensor.dim() else tensor)
@@ -176,45 +173,6 @@ def test_losses_of_the_trainer_are_those_of_the_samples_alone(
     assert len(losses) == steps
     largest = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
     print(f"{num_ranks} ranks, {steps} steps, {weight}: {largest:.1e}, from {expected[0]:.3f} to {expected[-1]:.3f}")
-    assert largest <= 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "steps"), [(1, 30), (2, 6)])
-def test_losses_of_lazy_packs_are_those_of_the_samples_alone(
-    dataset: Path,
-    demo: tuple[Path, Path],
-    cache: Path,
-    tmp_path: Path,
-    accelerated: Callable[..., str],
-    num_ranks: int,
-    steps: int,
-) -> None:
-    """Over epochs whose packs differ, with workers that read ahead, going on from a checkpoint in the middle."""
-    settings = ["+model=qwen2_5_vl", f"model.processor={demo[1]}", f"source.path={demo[0]}", f"cache_dir={cache}"]
-    settings += ["packing.max_token_len=800", "source.limit=60", "executor.num_workers=1"]
-    common: list[str | Path] = ["--lazy", *settings, "--lr", "1e-3", "--output", "out", "--accumulate", "2"]
-    common += ["--num-workers", "2"]
-    half = [*common, "--max-steps", str(steps // 2), "--save-every", str(steps // 2)]
-    rest = [*common, "--max-steps", str(steps), "--resume", f"out/checkpoint-{steps // 2}"]
-    losses = trained(accelerated, tmp_path, num_ranks, [half, rest], steps)
-    packs = LazyPackedDataset(settings)
-    ids: list[list[str]] = [[] for _ in range(steps)]
-    members: dict[str, Any] = {}
-    for rank in range(num_ranks):
-        sampler = PackSampler(packs, rank, num_ranks, micro_batches=2)
-        taken = islice(chain.from_iterable(iter(sampler) for _ in range(100)), 2 * steps)
-        for number, (epoch, pack) in enumerate(taken):
-            inputs = [member for member in packs.members(epoch, pack) if isinstance(member, MemberInput)]
-            ids[number // 2] += [member.sample_id for member in inputs]
-            members |= {member.sample_id: packs.encoder.members.encode(member) for member in inputs}
-    assert len({frozenset(step) for step in ids}) > steps // 2
-    model = tiny_model(packs.encoder)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
-    expected = losses_alone(model, optimizer, members, ids)
-    assert len(losses) == steps
-    largest = max(abs(one - other) for one, other in zip(losses, expected, strict=True))
-    print(f"lazy, {num_ranks} ranks, {steps} steps: {largest:.1e}, from {expected[0]:.3f} to {expected[-1]:.3f}")
     assert largest <= 1e-5
 
 

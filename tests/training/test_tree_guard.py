@@ -9,12 +9,12 @@ import torch
 from energon_pack.templates.template import Template
 from energon_pack.training.batch import PackedBatch, weighted_loss
 from energon_pack.training.guards import Guard, MixingError, guard
-from energon_pack.training.layout import Form
-from energon_pack.training.members import Encoded
+from energon_pack.training.layout import RowForm
+from energon_pack.training.member_encoder import Encoded
 from energon_pack.training.pack_encoder import Pack, PackEncoder
-from energon_pack.training.probe import ProbeTree
+from energon_pack.training.probe_batches import ProbeTree
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.trees import neat_trees
+from energon_pack.training.tree_rows import neat_trees
 from support.alone import demo_model
 from support.running import need_torchvision
 from support.tiny import FAMILIES, MadeEncoder, make_members, make_model, text_members
@@ -42,7 +42,7 @@ class Texts:
 
 def tree_of(name: str, model: Any) -> PackedBatch:
     tokens = [one.tokens for one in tiny_tree(name, model).samples]
-    batch = PackedBatch(neat_trees([tokens, tokens[:4]], Form()))
+    batch = PackedBatch(neat_trees([tokens, tokens[:4]], RowForm()))
     batch.mask = FAMILIES[name].mask
     return batch
 

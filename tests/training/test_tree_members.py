@@ -12,11 +12,11 @@ from energon_pack.samples.media.arguments import Prepared
 from energon_pack.samples.member import MemberInput, Shared
 from energon_pack.templates.processor import load_template
 from energon_pack.templates.template import Template
-from energon_pack.training.members import Encoded, MemberEncoder, Unread
+from energon_pack.training.member_encoder import Encoded, MemberEncoder, Unread
 from energon_pack.training.own_rope import rope_of
 from energon_pack.training.pack_encoder import BadPack, PackEncoder
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import Rope
+from energon_pack.training.rope import RopeRule
 from support.models import of_model
 from support.processors import glm4v
 from support.running import need_torchvision
@@ -29,7 +29,7 @@ MADE |= {"content": {"model": {"rope": "qwen2_5_vl"}}}
 @pytest.fixture(scope="module")
 def encoder(template: Template) -> MemberEncoder:
     need_torchvision()
-    return MemberEncoder(template.input_rules, Rope("qwen2_5_vl", tokens_per_second=2))
+    return MemberEncoder(template.input_rules, RopeRule("qwen2_5_vl", tokens_per_second=2))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_batch_of_trees_counts_what_it_holds(template: Template, inputs: list[
 def test_other_processors_give_each_image_once(name: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     need_torchvision()
     folder = glm4v(tmp_path) if name == "glm4v" else request.getfixturevalue("real") / "processors" / name
-    family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "hf")
+    family = {"qwen3_vl": "qwen3_vl", "internvl3_hf": "internvl"}.get(name, "auto")
     template = load_template(of_model(family, folder))
     encoder = MemberEncoder(template.input_rules, rope_of("auto", template.input_rules))
     inputs = with_shares(encoder, conversations())

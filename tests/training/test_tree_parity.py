@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from energon_pack.training import tree_attention as attentions
 from energon_pack.training.batch import PackedBatch, source_losses, total_weight, weighted_loss
-from energon_pack.training.inputs import MixingError, has_rope_rows
+from energon_pack.training.forward_inputs import MixingError, has_rope_rows
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, loss_weights
-from energon_pack.training.probe import ProbeTree, tree_batch
+from energon_pack.training.layout import IGNORE, RowForm, loss_weights
+from energon_pack.training.probe_batches import ProbeTree, tree_batch
 from energon_pack.training.proof import try_class
 from energon_pack.training.tree_attention import use_tree_attention
-from energon_pack.training.trees import neat_trees, paths, refuse_unlike
+from energon_pack.training.tree_rows import neat_trees, paths, refuse_unlike
 from support.emulated_flash import flash_attn_varlen_func
 from support.marks import slow
 from support.tiny import alone, make_model
@@ -31,13 +31,13 @@ CLASSES = (
     "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3", "llama", "mistral", "internvl", "llava_onevision", "gemma3",
     "smolvlm", "glm4v", "gpt_oss",
 )  # fmt: skip
-#: FlexAttention has no sinks on a CPU; images that are seen in both directions have masks alone
-NOT = {("gpt_oss", "sdpa"), ("gpt_oss", "flex"), ("gemma3", "varlen")}
-QUICK = {("qwen2_5_vl", "varlen"), ("mistral", "sdpa")}
+#: images that are seen in both directions have masks alone
+NOT = {("gpt_oss", "sdpa"), ("gemma3", "gathered")}
+QUICK = {("qwen2_5_vl", "gathered"), ("mistral", "sdpa")}
 CASES = [
     (name, how) if (name, how) in QUICK else slow(name, how)
     for name in CLASSES
-    for how in ("eager", "sdpa", "varlen", "flex")
+    for how in ("eager", "sdpa", "gathered")
     if (name, how) not in NOT
 ]
 
@@ -46,7 +46,7 @@ def model_of(name: str, how: str) -> Any:
     if how in ("eager", "sdpa"):
         return make_model(name, how)
     model = make_model(name, "eager" if name == "gpt_oss" else "sdpa")
-    use_tree_attention(model, how)
+    use_tree_attention(model)
     return model
 
 
@@ -55,28 +55,24 @@ def batch_of(model: Any, tree: ProbeTree, **form: Any) -> PackedBatch:
     tokens = [one.tokens for one in tree.samples]
     refuse_unlike(tokens, [one.sample_id for one in tree.samples])
     rows = [tokens, tokens[:3]]
-    batch = PackedBatch(neat_trees(rows, Form(rope=has_rope_rows(model), **form)))
+    batch = PackedBatch(neat_trees(rows, RowForm(rope=has_rope_rows(model), **form)))
     return PackedBatch(batch | join([*tree.added, *tree.added[:3]]))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FlexAttention's compiler
 @pytest.mark.parametrize(("name", "how"), CASES)
 def test_a_tree_is_its_samples_alone(name: str, how: str) -> None:
-    torch._dynamo.reset()  # FlexAttention compiles anew for each model, and stops after eight
     model, plain = model_of(name, how), make_model(name, "eager" if "eager" in how or name == "gpt_oss" else "sdpa")
     tree = tiny_tree(name, model)
     samples = [*tree.samples, *tree.samples[:3]]
-    kinds: tuple[str, ...] = ("token", "sample", "sqrt") if how != "flex" else ("sample",)
     single = [alone(name, plain, one).logits[0] for one in samples]
-    with torch.set_grad_enabled(how != "flex"):  # on a CPU it has no gradients
-        batch = batch_of(model, tree)
-        logits = model(**batch.model_inputs(model, labels=False)).logits
+    batch = batch_of(model, tree)
+    logits = model(**batch.model_inputs(model, labels=False)).logits
     rows = [(0, place) for place in places_of(tree, len(tree.samples))] + [(1, place) for place in places_of(tree, 3)]
     far = max(
         float((logits[row, place] - one).detach().abs().max()) for (row, place), one in zip(rows, single, strict=True)
     )
     loss_far = gradients_far = 0.0
-    for kind in kinds:
+    for kind in ("token", "sample", "sqrt"):
         weighted = batch_of(model, tree, weights=kind)
         loss = weighted_loss(logits, weighted)
         weights = [loss_weights(one.tokens, kind) for one in samples]
@@ -88,13 +84,11 @@ def test_a_tree_is_its_samples_alone(name: str, how: str) -> None:
         ]
         expected = torch.stack(losses).sum() / total
         loss_far = max(loss_far, float(((loss - expected).abs() / expected).detach()))
-        if how != "flex":
-            wanted = gradients(plain, expected)
-            found = gradients(model, loss)
-            assert found.keys() == wanted.keys()
-            largest = max(float(one.abs().max()) for one in wanted.values())
-            far_of = max(float((found[key] - wanted[key]).abs().max()) for key in wanted) / largest
-            gradients_far = max(gradients_far, far_of)
+        wanted, found = gradients(plain, expected), gradients(model, loss)
+        assert found.keys() == wanted.keys()
+        largest = max(float(one.abs().max()) for one in wanted.values())
+        far_of = max(float((found[key] - wanted[key]).abs().max()) for key in wanted) / largest
+        gradients_far = max(gradients_far, far_of)
     print(f"| {name} | {how} | {far:.1e} | {loss_far:.1e} | {gradients_far:.1e} |")
     assert max(far, loss_far, gradients_far) <= 1e-5
 
@@ -120,7 +114,7 @@ def test_losses_of_a_tree_are_the_weighted_sums(shifted: bool) -> None:
     other = [replace(one, shared_len=0, ids=one.ids.flip(0)) for one in tokens[:1]]
     other = [replace(one, labels=one.ids.clone()) for one in other]
     other[0].labels[0] = IGNORE
-    batch = PackedBatch(neat_trees([[*tokens, *other]], Form(weights="sample", shifted=shifted)))
+    batch = PackedBatch(neat_trees([[*tokens, *other]], RowForm(weights="sample", shifted=shifted)))
     batch["sample_ids"] = [[*(f"x/{i}" for i in range(len(tokens))), "y/0"]]
     with torch.no_grad():
         logits = model(**batch.model_inputs(model, labels=False)).logits
@@ -147,7 +141,7 @@ def test_labels_are_left_out_where_shared_tokens_are_trained() -> None:
 # ------------------------------------------------------------------------------------------------------------ faults
 
 
-def wider_ends(rows: Any, form: Form) -> Any:
+def wider_ends(rows: Any, form: RowForm) -> Any:
     """A branch sees its sibling."""
     batch = neat_trees(rows, form)
     batch["tree_end"] = batch["tree_end"].clone()
@@ -155,7 +149,7 @@ def wider_ends(rows: Any, form: Form) -> Any:
     return batch
 
 
-def off_by_one(rows: Any, form: Form) -> Any:
+def off_by_one(rows: Any, form: RowForm) -> Any:
     """Positions of M-RoPE in branches are one more."""
     batch = neat_trees(rows, form)
     batch["position_ids"] = batch["position_ids"].clone()
@@ -163,14 +157,14 @@ def off_by_one(rows: Any, form: Form) -> Any:
     return batch
 
 
-def by_row(rows: Any, form: Form) -> Any:
+def by_row(rows: Any, form: RowForm) -> Any:
     """Windows go by the place in the row."""
     batch = neat_trees(rows, form)
     batch["tree_index"] = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["tree_index"])
     return batch
 
 
-def of_the_tree(rows: Any, form: Form) -> Any:
+def of_the_tree(rows: Any, form: RowForm) -> Any:
     """The number of trained tokens is the tree's, not the sample's."""
     batch = neat_trees(rows, replace(form, weights="token"))
     batch["loss_weight"] = batch["loss_weight"] / (batch["labels"] != IGNORE).sum()
@@ -186,7 +180,7 @@ def test_the_test_of_a_class_finds_each_fault(fault: Any, name: str, monkeypatch
     model = make_model(name)
     tree = tiny_tree(name, model)
     assert not try_class(model, tree).mixes
-    monkeypatch.setattr("energon_pack.training.trees.neat_trees", fault)
+    monkeypatch.setattr("energon_pack.training.tree_rows.neat_trees", fault)
     monkeypatch.setattr("energon_pack.training.proof.check_inputs", lambda *_: None)
     finding = try_class(model, tree)
     print(fault.__name__, finding)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from energon_pack.training.layout import IGNORE, Form, Member, has_trees, loss_weights, neat
-from energon_pack.training.trees import magi_ranges, merge, neat_trees, refuse_unlike
+from energon_pack.training.layout import IGNORE, Member, RowForm, has_trees, loss_weights, neat
+from energon_pack.training.tree_rows import merge, neat_trees, refuse_unlike
 
 
 def member(ids: list[int], trained: list[int], shared: int = 0, factor: float = 1.0) -> Member:
@@ -32,7 +32,7 @@ def seen(batch: dict[str, Tensor], row: int = 0) -> Tensor:
 
 
 def test_the_picture_of_a_tree() -> None:
-    batch = neat_trees([three()], Form(width=12))
+    batch = neat_trees([three()], RowForm(width=12))
     x = IGNORE
     assert batch["input_ids"].tolist() == [[10, 11, 12, 23, 24, 33, 34, 35, 44, 0, 0, 0]]
     assert batch["labels"].tolist() == [[x, x, 12, x, 24, x, 34, 35, x, x, x, x]]
@@ -49,15 +49,15 @@ def test_the_picture_of_a_tree() -> None:
 
 
 def test_a_token_counts_by_each_samples_own_trained_tokens() -> None:
-    batch = neat_trees([three()], Form(weights="sample"))
+    batch = neat_trees([three()], RowForm(weights="sample"))
     expected = [0, 0, 1 / 2 + 2 / 3 + 1, 0, 1 / 2, 0, 2 / 3, 2 / 3, 0]
     assert batch["loss_weight"][0].tolist() == pytest.approx(expected)
     total = sum(float(loss_weights(one, "sqrt").sum()) for one in three())
-    assert float(neat_trees([three()], Form(weights="sqrt"))["loss_weight"].sum()) == pytest.approx(total)
+    assert float(neat_trees([three()], RowForm(weights="sqrt"))["loss_weight"].sum()) == pytest.approx(total)
 
 
 def test_shifted_labels_never_cross_into_a_branch() -> None:
-    batch = neat_trees([three()], Form(width=12, shifted=True))
+    batch = neat_trees([three()], RowForm(width=12, shifted=True))
     x = IGNORE
     assert batch["labels"].tolist() == [[x, 12, x, 24, x, 34, 35, x, x, x, x, x]]
     assert batch["loss_weight"].tolist() == [[0, 4, 0, 1, 0, 2, 2, 0, 0, 0, 0, 0]]
@@ -66,7 +66,7 @@ def test_shifted_labels_never_cross_into_a_branch() -> None:
 def test_equal_samples_and_ones_that_end_inside_others_bring_nothing_or_go_on() -> None:
     short, long = member([1, 2, 3], [2]), member([1, 2, 3, 4, 5], [2, 4], 3)
     twin = member([1, 2, 3, 4, 5], [2, 4], 5)
-    batch = neat_trees([[short, long, twin], [member([7, 8], [1])]], Form())
+    batch = neat_trees([[short, long, twin], [member([7, 8], [1])]], RowForm())
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0]]
     assert batch["tree_end"].tolist() == [[5] * 5, [2, 2, 5, 5, 5]]
     assert batch["doc_ids"].tolist() == [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]]
@@ -79,7 +79,7 @@ def test_three_rows_of_positions_go_on_from_the_fork() -> None:
     rows = torch.tensor([[0, 1, 1, 3], [0, 1, 1, 3], [0, 1, 2, 3]])
     some = Member(torch.arange(4), torch.full((4,), IGNORE), torch.tensor([0, 1, 1, 0]), rows)
     other = Member(torch.arange(4), torch.full((4,), IGNORE), torch.tensor([0, 1, 1, 0]), rows, shared_len=3)
-    batch = neat_trees([[some, other]], Form(rope=True, width=6))
+    batch = neat_trees([[some, other]], RowForm(rope=True, width=6))
     assert batch["position_ids"][:, 0].tolist() == [
         [0, 1, 2, 3, 3, 0], [0, 1, 1, 3, 3, 0], [0, 1, 1, 3, 3, 0], [0, 1, 2, 3, 3, 0],
     ]  # fmt: skip
@@ -89,24 +89,13 @@ def test_three_rows_of_positions_go_on_from_the_fork() -> None:
 def test_members_that_share_nothing_are_as_neat_lays_them_out() -> None:
     plain = [member([1, 2, 3], [1, 2]), member([4, 5], [1])]
     assert not has_trees([plain])
-    some, other = neat([plain], Form(weights="sample", width=7)), neat_trees([plain], Form(weights="sample", width=7))
+    some, other = (
+        neat([plain], RowForm(weights="sample", width=7)),
+        neat_trees([plain], RowForm(weights="sample", width=7)),
+    )
     for name, value in some.items():
         same = torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
         assert same, name
-
-
-def test_ranges_of_magi_attention_are_the_mask() -> None:
-    """Each pair is in just one range; the first branch goes on behind its parent, and is one causal range with it."""
-    batch = neat_trees([three(), three()[:2]], Form(width=12))
-    ranges = magi_ranges(batch["cu_seq_lens_q"], batch["cu_seq_lens_k"], batch["k_index"])
-    count = torch.zeros(24, 24, dtype=torch.int64)
-    for (a, b), (start, end), kind in zip(*(value.tolist() for value in ranges.values()), strict=True):
-        square = torch.ones(b - a, end - start, dtype=torch.int64)
-        count[a:b, start:end] += square.tril(end - start - (b - a)) if kind else square
-    expected = torch.block_diag(seen(batch, 0), seen(batch, 1))
-    assert torch.equal(count, expected.long())
-    assert ranges["attn_type_map"].tolist() == [1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 1]
-    assert ranges["k_ranges"].tolist()[:6] == [[0, 5], [0, 3], [5, 8], [0, 3], [5, 6], [8, 9]]
 
 
 A, B, C = three()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from energon_pack.training.trial_inputs import Span, trial_inputs
+from energon_pack.training.trial_inputs import MemberSpan, trial_inputs
 
 #: one row: a text of 4 tokens, a picture (9, 9) between two words, a text of 3, padding
 IDS = torch.tensor([[11, 12, 13, 14, 15, 9, 9, 16, 17, 18, 2, 0, 0]])
@@ -22,13 +22,13 @@ def asked(**more: Any) -> Any:
 def test_members_and_words() -> None:
     """Padding is no member; special tokens and image tokens stay, or a model would look for other images."""
     found = asked(labels=IDS, logits_to_keep=1)
-    assert found.members == [Span(0, 0, 4), Span(0, 4, 8), Span(0, 8, 11)]
-    assert found.changed == [Span(0, 0, 4)]
+    assert found.members == [MemberSpan(0, 0, 4), MemberSpan(0, 4, 8), MemberSpan(0, 8, 11)]
+    assert found.changed == [MemberSpan(0, 0, 4)]
     assert not {"labels", "logits_to_keep"} & found.as_is.keys()
     other = found.other_words["input_ids"]
     assert (other != IDS).tolist() == [[True] * 4 + [False] * 9]
     assert set(other.flatten().tolist()) <= set(IDS.flatten().tolist())
-    assert [one[1] for one in found.runs] == [[Span(0, 4, 8), Span(0, 8, 11)]] * 2
+    assert [one[1] for one in found.runs] == [[MemberSpan(0, 4, 8), MemberSpan(0, 8, 11)]] * 2
     turned = trial_inputs({"input_ids": IDS[:, 4:], "position_ids": POSITIONS[:, 4:]}, CONFIG, MEDIA)
     assert turned is not None
     assert (turned.other_words["input_ids"] != IDS[:, 4:]).tolist() == [[True, False, False, True] + [False] * 5]
@@ -51,14 +51,6 @@ def test_pixels_of_the_first_and_the_last_picture() -> None:
     first, last = (one["pixel_values"][:, 0].tolist() for one in found.other_media)
     assert first == [0.5] * 4 + [0.0] * 2
     assert last == [0.0] * 4 + [0.5] * 2
-
-
-def test_one_picture_is_changed_once() -> None:
-    """The first is the last: the model ran twice with the same pixels."""
-    given = {"input_ids": IDS, "position_ids": POSITIONS, "pixel_values": torch.zeros(4, 2)}
-    found = trial_inputs({**given, "image_grid_thw": torch.tensor([[1, 2, 2]])}, SimpleNamespace(), MEDIA_NAMES)
-    assert found is not None
-    assert [one["pixel_values"][:, 0].tolist() for one in found.other_media] == [[0.5] * 4]
 
 
 def test_features_of_sounds() -> None:

@@ -25,8 +25,8 @@ from energon_pack.templates.template import Template
 from energon_pack.templates.tokens.added import without_first
 from energon_pack.training import batch as batches
 from energon_pack.training.batch import PackedBatch, total_weight, weighted_loss
-from energon_pack.training.layout import IGNORE, Form, Member, loss_weights, neat, rows_of, thd
-from energon_pack.training.members import Encoded, MemberEncoder
+from energon_pack.training.layout import IGNORE, Member, RowForm, loss_weights, neat, rows_of, thd
+from energon_pack.training.member_encoder import Encoded, MemberEncoder
 from energon_pack.training.pack_encoder import BadPack, Pack, refuse_weights
 from support.tiny import alone, make_batch, make_members, make_model
 from support.weighted import turns
@@ -60,26 +60,26 @@ A, B, PLAIN = member(4, [1.0, 0.5, 0.5, 2.0]), member(3, factor=0.25), member(2)
 )
 def test_weights_stand_beside_their_tokens_in_each_layout(kind: str | None, a: list[float], b: list[float]) -> None:
     """A weight beside another token would train a turn as its neighbour was meant."""
-    form = Form(weights=kind, width=9, multiple=1)
+    form = RowForm(weights=kind, width=9, multiple=1)
     batch = neat([[A, B], [PLAIN]], form)
     rest = [0.0, 1.0, *[0.0] * 7]  # one trained token counts 1 in each of them
     assert batch["loss_weight"].tolist() == [pytest.approx([*a, *b, 0, 0]), pytest.approx(rest)]
     assert batch["is_weighted"] is True
     shifted = [*a[1:], 0, *b[1:], 0]
-    assert neat([[A, B]], Form(weights=kind, shifted=True))["loss_weight"][0].tolist() == pytest.approx(shifted)
-    assert thd([A, B], Form(weights=kind))["loss_mask"][0].tolist() == pytest.approx(shifted)
+    assert neat([[A, B]], RowForm(weights=kind, shifted=True))["loss_weight"][0].tolist() == pytest.approx(shifted)
+    assert thd([A, B], RowForm(weights=kind))["loss_mask"][0].tolist() == pytest.approx(shifted)
     gaps = [*a[1:], 0, *b[1:], 0, 0]
-    assert thd([A, B], Form(weights=kind, multiple=4))["loss_mask"][0].tolist() == pytest.approx(gaps)
-    rows = rows_of([A, B], Form(weights=kind))["loss_mask"]
+    assert thd([A, B], RowForm(weights=kind, multiple=4))["loss_mask"][0].tolist() == pytest.approx(gaps)
+    rows = rows_of([A, B], RowForm(weights=kind))["loss_mask"]
     assert rows.tolist() == [pytest.approx([*a[1:], 0]), pytest.approx([*b[1:], 0, 0])]
 
 
 def test_a_batch_without_weights_is_as_before() -> None:
     """Without any and unasked for there is no key; asked for, token's are all 1 and leave the model its own loss."""
-    assert not {"loss_weight", "is_weighted"} & neat([[PLAIN]], Form()).keys()
-    assert neat([[PLAIN]], Form(weights="token"))["is_weighted"] is False
-    assert neat([[member(2)]], Form(weights="sample"))["is_weighted"] is False  # 1/1
-    assert neat([[member(3)]], Form(weights="sample"))["is_weighted"] is True
+    assert not {"loss_weight", "is_weighted"} & neat([[PLAIN]], RowForm()).keys()
+    assert neat([[PLAIN]], RowForm(weights="token"))["is_weighted"] is False
+    assert neat([[member(2)]], RowForm(weights="sample"))["is_weighted"] is False  # 1/1
+    assert neat([[member(3)]], RowForm(weights="sample"))["is_weighted"] is True
 
 
 @settings(max_examples=60, deadline=None)
@@ -226,14 +226,6 @@ def test_tokens_have_the_weights_of_their_turns(template: Template) -> None:
     assert [text.strip()[:5] for text in texts] == ["Say 0", "Say 1", "Say 2"]
 
 
-def test_ranges_that_are_dropped_take_their_weights_along() -> None:
-    """The first token is never trained, and a span without a token is no range."""
-    assert without_first([(0, 1), (1, 1), (2, 5)], [0.5, 2.0, 3.0]) == ([(2, 5)], [3.0])
-    assert without_first([(0, 3), (4, 6)], [0.5, 1.0]) == ([(1, 3), (4, 6)], [0.5, 1.0])
-    assert without_first([(0, 1), (2, 5)], [0.5, 1.0]) == ([(2, 5)], [])
-    assert without_first([(0, 2), (2, 5)]) == ([(1, 2), (2, 5)], [])
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.sampled_from([0.5, 1.0, 2.0])), max_size=6))
 def test_ranges_and_weights_stay_aligned(pieces: list[tuple[int, int, float]]) -> None:
@@ -288,4 +280,4 @@ def test_what_has_no_place_for_weights_refuses_them_by_name() -> None:
     with pytest.raises(BadPack, match=r"half in p: .* layout=mlm has no place for it; layout=thd"):
         refuse_weights([pack], "layout=mlm", "layout=thd and rows have")
     refuse_weights([Pack("p", [Encoded("plain", PLAIN)], {}, [])], "layout=mlm", "")
-    assert isinstance(PackedBatch(neat([[B]], Form())), dict)
+    assert isinstance(PackedBatch(neat([[B]], RowForm())), dict)

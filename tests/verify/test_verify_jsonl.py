@@ -75,7 +75,7 @@ def test_a_whole_dataset_has_no_defect(packed: Path, demo: tuple[Path, Path]) ->
     """Files, arrays, times in the text or in fields, samples drawn twice: none is complained about."""
     clean = found(packed, decode=True, source=[], processor=str(demo[1]))
     assert lines(clean) == ""
-    assert set(clean.num_looked_at) == set(CHECKS) - {"references", "shared"}
+    assert set(clean.num_looked_at) == set(CHECKS) - {"references"}
     assert clean.num_looked_at["source samples"] == 15 + 1 + 31
     num_arrays = 12 * (packed.name == "packed_captioning")
     assert clean.num_looked_at["source media"] == clean.num_looked_at["decode"] == 6 + 6 + 2 + 16 + 1 + num_arrays
@@ -240,9 +240,9 @@ def other_fps(value: dict[str, Any]) -> None:
 
 BYTES: dict[str, Any] = {"source": []}
 CORRUPTIONS: dict[str, Corruption] = {
-    "a missing image": (change_members(pop(".jpg")), {}, {"parts": "is named, but not there"}),
-    "a missing array": (change_members(pop(".npy")), {}, {"parts": "npy is named, but not there"}),
-    "a renamed image": (change_members(rename), {}, {"parts": "_9.jpg is there, but not named"}),
+    "a missing image": (change_members(pop(".jpg")), {}, {"parts": "is there 0 times"}),
+    "a missing array": (change_members(pop(".npy")), {}, {"parts": "npy is there 0 times"}),
+    "a renamed image": (change_members(rename), {}, {"parts": "_9.jpg is there 1 times, and should be 0"}),
     "two images swapped": (change_members(swap), {}, {"plan": "bytes, in the plan"}),
     "two arrays swapped": (change_members(swap_arrays), BYTES, {"source media": "differs from f0.npy in the source"}),
     "no image under an image's name": (
@@ -260,7 +260,7 @@ CORRUPTIONS: dict[str, Corruption] = {
         {"json": "a file named 'a.jpg'"},
     ),
     "arrays that no JSON names": (
-        change(no_array_named), BYTES, {"parts": "npy is there, but not named", "source text": "patch_positions["},
+        change(no_array_named), BYTES, {"parts": "npy is there 1 times", "source text": "patch_positions is"},
     ),
     "a prompt without its caption": (
         change(one_turn_less), {}, {"json": "prompts and", "placeholders": "no conversation"},

@@ -152,6 +152,7 @@ class _Packing:
         """Fill bins to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
+        assert gaps is not None, "any number of bins may be used"
         bins = gaps.bins_of()
         items, bins = items[bins < self.num_bins], bins[bins < self.num_bins]
         added = [np.bincount(bins, cost[items], self.num_bins) for cost in self.costs]

@@ -60,9 +60,9 @@ class ExecutorConfig:
     num_cpus: float = 1.0
     #: ray: bytes of memory that a task reserves; None: none
     memory: float | None = None
-    #: ray: how often a job is done again after its worker or node was lost
+    #: ray: how often Ray does a job again after its worker or node was lost
     retries: int = 3
-    #: seconds after which the command ends: ray: without any node at work; slurm: without an answer of Slurm
+    #: seconds after which the command ends: ray: without a job that ends; slurm: without an answer of Slurm
     give_up_after: float = 3600.0
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from energon_pack.samples.dialects.pairs import asked_and_answered
 from energon_pack.samples.dialects.table import TURN_FIELDS
+from energon_pack.samples.keys import said_once
 from energon_pack.samples.media.kinds import MEDIA_KEYS, kind_by_name
 from energon_pack.samples.raw_json import parse_json
 from energon_pack.samples.sample import MESSAGE_KEYS, Message
@@ -21,11 +22,12 @@ _LISTS = frozenset((*MESSAGE_KEYS, *TURN_FIELDS, *MEDIA_KEYS))
 
 
 def in_our_words(value: Any, settings: ReadSettings) -> Any:
-    """Parse lists that are JSON text, and rename what the settings name."""
+    """Parse lists that are JSON text, rename what the settings name, and keep one spelling of each thing."""
     if isinstance(value, dict):
         value = _with_lists(value, settings)
     if settings.renames:
         value = renamed(value, settings)
+    value = said_once(value) if isinstance(value, dict) else value
     is_named = isinstance(value, dict) and "file_name" in value and value.keys().isdisjoint(MEDIA_KEYS)
     return _of_image_folder(value) if is_named and kind_by_name(str(value["file_name"])) else value
 
@@ -80,11 +82,7 @@ def renamed(value: Any, settings: ReadSettings) -> Any:
 
 
 def our_turn(message: Any, role_key: str, content_key: str, roles: Mapping[Any, str]) -> Any:
-    """Return a turn with our keys and role; what is no object stays unchanged.
-
-    Args:
-        roles: their role → ours.
-    """
+    """Return a turn with our keys and role; what is no object stays unchanged. `roles`: their role → ours."""
     if not isinstance(message, dict):
         return message
     rest = {key: item for key, item in message.items() if key not in (role_key, content_key)}

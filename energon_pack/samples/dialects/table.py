@@ -1,14 +1,18 @@
-"""Lists the dialects in which a record has its conversation in other fields than `messages`. Pure.
+"""Finds the conversation of a record: all fields that may hold it, and the dialects that need several. Pure.
 
-A dialect is recognised by its fields alone: all of them are there, and none is null. `turns_of` reads the one that
-fits; two that fit are an error of the sample, never a choice. To add a dialect, add a row to `DIALECTS`.
+A dialect is recognised by its fields alone: all of them are there, and none is null. Two that fit and say different
+things are an error of the sample, never a choice. To add a dialect, add a row to `DIALECTS`.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from energon_pack.samples.dialects.pairs import asked_and_answered, turn
-from energon_pack.samples.sample import Message
+from energon_pack.samples.dialects.pairs import asked_and_answered, prompts_and_captions, turn
+from energon_pack.samples.documents import document_of, text_alone
+from energon_pack.samples.sample import MESSAGE_KEYS, Message
+from energon_pack.samples.settings import ReadSettings, SampleType
 from energon_pack.samples.skip import Reason, Skip
 
 #: fields that hold ordinary turns, or pairs, under other names than `messages`
@@ -27,22 +31,6 @@ class Dialect(NamedTuple):
     reads: tuple[str, ...] = ()
     #: it also is what `source.sample_type=vqa` looks for
     is_vqa: bool = False
-
-
-def question_and_answer(value: Mapping[str, Any]) -> tuple[list[Message], set[str]] | None:
-    """Return the turns of one question with one or several answers, and their fields; None: there is no such question.
-
-    Of several answers the first is taken, and all stay among the sample's fields.
-    """
-    question = next((key for key in ("question", "context") if isinstance(value.get(key), str)), None)
-    answer_key = next((key for key in ("answer", "answers") if value.get(key)), None)
-    if not question or not answer_key:
-        return None
-    answers = value[answer_key] if isinstance(value[answer_key], list) else [value[answer_key]]
-    if not isinstance(answers[0], str):
-        raise Skip(Reason.BAD_MESSAGE, f"{answer_key} is not text: {answers[0]!r}")
-    used = {question} if len(answers) > 1 else {question, answer_key}
-    return asked_and_answered(value[question], answers[0]), used
 
 
 def alpaca(value: Mapping[str, Any], dialect: Dialect) -> list[Message]:
@@ -123,17 +111,6 @@ def _other(dialect: Dialect, key: str, value: Any) -> Skip:
     )
 
 
-class Written(NamedTuple):
-    """A conversation in other fields."""
-
-    dialect: Dialect
-    turns: list[Any]
-
-    def fields(self, value: Mapping[str, Any]) -> set[str]:
-        """Return the fields of the record that hold the conversation."""
-        return {key for key in (*self.dialect.needs, *self.dialect.reads) if key in value}
-
-
 DIALECTS = (
     Dialect("alpaca", ("instruction", "output"), alpaca, ("input", "history")),
     Dialect("query and response", ("query", "response"), alpaca, ("history",)),
@@ -148,25 +125,105 @@ DIALECTS = (
     *(Dialect(field, (field,), turns_as_written) for field in TURN_FIELDS),
 )
 
-_ALL_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
+#: fields of a conversation, or of a part of one, beside those of turns
+_FIELDS = frozenset(key for dialect in DIALECTS for key in (*dialect.needs, *dialect.reads))
+_SPOKEN = _FIELDS | {*MESSAGE_KEYS, "prompts", "captions", "caption", "context", "text"}
+_DECIDES = "source.sample_type, or source.columns.prompt with source.columns.response,"
+_BETWEEN = re.compile(r"<(?:image|video|audio)>|\s+")
 
 
-def turns_of(value: Mapping[str, Any], only_vqa: bool) -> Written | None:
-    """Read the conversation of a record that has none of the fields that are read first; None: no dialect fits."""
-    fit = [
-        dialect
-        for dialect in DIALECTS
-        if (dialect.is_vqa or not only_vqa) and all(value.get(key) is not None for key in dialect.needs)
-    ]
-    if not fit:
+class Written(NamedTuple):
+    """A conversation, and the fields of the record that hold it."""
+
+    name: str
+    keys: Sequence[str]
+    turns: Callable[[], Any]  # raises Skip for values of other types
+    used: Sequence[str] | None = None  # fields that the sample does not keep beside its turns; None: all
+
+
+def conversations(value: Mapping[str, Any], settings: ReadSettings) -> Iterator[Written]:
+    """Yield the ways in which a record can be read, in the order in which they are tried."""
+    kind, auto, own = settings.sample_type, SampleType.auto, settings.messages_key
+    if kind is SampleType.document and isinstance(text := value.get(own or "text"), str) and text:
+        yield Written("document", (own or "text",), partial(document_of, text))
+    if kind in (auto, SampleType.chat, SampleType.document):
+        for key in (own,) if own else MESSAGE_KEYS:
+            if value.get(key):
+                yield Written(key, (key,), partial(value.get, key))
+        if own:
+            return
+        if value.get("prompts") and value.get("captions"):
+            yield Written("prompts and captions", ("prompts", "captions"), partial(prompts_and_captions, value))
+    if kind in (auto, SampleType.captioning) and isinstance(caption := value.get("caption"), str):
+        asked = asked_and_answered(settings.caption_prompt, caption.strip())
+        yield Written("caption", ("caption",), lambda: asked)
+    if kind in (auto, SampleType.vqa) and (written := _one_question(value)):
+        yield written
+    for dialect in DIALECTS if kind in (auto, SampleType.chat, SampleType.vqa) else ():
+        if (dialect.is_vqa or kind is not SampleType.vqa) and all(value.get(key) is not None for key in dialect.needs):
+            keys = [key for key in (*dialect.needs, *dialect.reads) if key in value]
+            yield Written(dialect.name, keys, partial(dialect.turns, value, dialect))
+    if kind is auto and isinstance(text := value.get("text"), str) and text.strip():
+        yield Written("text", ("text",), partial(document_of, text))
+
+
+def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[Written, dict[str, list[Any]]] | None:
+    """Find the conversation of a record, and the texts in other fields of one that it does not say; None: none fits.
+
+    Raises:
+        Skip: `bad_message`: it can be read in another way, too, which says something else.
+    """
+    ways = conversations(value, settings)
+    first = next(ways, None)
+    if first is None or (first.name == "text" and not text_alone(value)):
         return None
-    if len(fit) > 1:
-        names = " and as ".join(f"{dialect.name!r}" for dialect in fit)
-        decide = "source.messages_key, or source.columns.prompt and source.columns.response, decide"
-        raise Skip(Reason.BAD_MESSAGE, f"it can be read as {names}: {decide}")
-    dialect = fit[0]
-    lists = [key for key in _ALL_FIELDS.difference(dialect.needs, dialect.reads) if key in value]
-    if left := sorted(key for key in lists if value[key] and isinstance(value[key], list)):
-        what = f"it can be read as {dialect.name!r}, and has a list in {left[0]}, too: source.messages_key decides"
-        raise Skip(Reason.BAD_MESSAGE, what)
-    return Written(dialect, dialect.turns(value, dialect))
+    columns, others = settings.columns, _SPOKEN.intersection(value).difference(first.keys)
+    is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
+    if is_decided or not others or settings.sample_type is SampleType.document:
+        return first, {}
+    said = _texts([value[key] for key in first.keys])
+    others = {key for key in others if not _are_in(_texts(value[key]), said) and not _are_in(said, _texts(value[key]))}
+    lists = [key for key in sorted(others & _FIELDS) if isinstance(value[key], list) and key != "answers"]
+    rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
+    for name, keys in rest:
+        is_text = len(keys) == 1 and isinstance(value[keys[0]], str) and keys[0] not in ("caption", "text")
+        if not is_text and not others.isdisjoint(keys):
+            decides = f"source.messages_key={first.keys[0]}" if first.name in MESSAGE_KEYS else _DECIDES
+            what = f"it can be read as {first.name!r} and as {name!r}, which say different things: {decides} decides"
+            raise Skip(Reason.BAD_MESSAGE, what)
+    return first, {key: [value[key]] for key in sorted(others)}
+
+
+def _one_question(value: Mapping[str, Any]) -> Written | None:
+    """Return one question with one or several answers; of several the first is taken, and the sample keeps all."""
+    asks = next((key for key in ("question", "context") if isinstance(value.get(key), str) and value[key]), None)
+    answers = next((key for key in ("answer", "answers") if value.get(key)), None)
+    if not asks or not answers:
+        return None
+    listed = value[answers] if isinstance(value[answers], list) else [value[answers]]
+
+    def turns() -> list[Message]:
+        if not isinstance(listed[0], str):
+            raise Skip(Reason.BAD_MESSAGE, f"{answers} is not text: {listed[0]!r}")
+        return asked_and_answered(value[asks], listed[0])
+
+    return Written(f"{asks} and {answers}", (asks, answers), turns, (asks,) if len(listed) > 1 else None)
+
+
+def _texts(value: Any) -> set[str]:
+    """Return all texts of turns, pairs or lists, without their blanks and placeholders."""
+    texts, waiting = set[str](), [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            texts.add(_BETWEEN.sub("", item))
+        elif isinstance(item, Mapping):
+            waiting += [item[key] for key in ("content", "value", "text") if key in item] or item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return texts
+
+
+def _are_in(texts: set[str], others: set[str]) -> bool:
+    whole = "\0".join(others)
+    return all(text in whole for text in texts)

@@ -132,8 +132,7 @@ class PackedFlavor(Flavor):
     def messages(self, member: Fields, positions: Sequence[Any] = ()) -> list[Message]:
         """Return the conversation of one of `members`.
 
-        Args:
-            positions: the array of each image, which gives times that the text lacks; empty: there are no times.
+        `positions`: the array of each image, which gives times that the text lacks; empty: there are no times.
         """
         messages: list[Message] = member["messages"]
         return messages

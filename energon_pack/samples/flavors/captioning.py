@@ -174,8 +174,7 @@ def alternating(prompts: Sequence[str], captions: Sequence[str]) -> list[Message
 def _timed(member: Fields, positions: Sequence[Any], num_images: int) -> list[Message]:
     """Write times into the text of a conversation, and add placeholders if another tool's pack lacks them.
 
-    Args:
-        positions: the array of each image, None for an image without an array; empty: write no times.
+    `positions`: the array of each image, None for an image without an array; empty: write no times.
     """
     fields = {name: member[name] for name in ("fps", "timestamp_decimal")}
     record = Record(alternating(member["prompts"], member["captions"]), fields=fields)

@@ -156,8 +156,7 @@ def _with_listed(video: Media, frames: Any) -> Media:
 def metadata_of(video: Media, frames: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the metadata of a video that a processor wants.
 
-    Args:
-        frames: the frames that were chosen; None: the processor chooses.
+    `frames`: the frames that were chosen; None: the processor chooses.
     """
     indices = range(video.num_frames) if frames is None else frames
     return metadata(num_in_source(video), video.fps, indices)
@@ -178,8 +177,7 @@ _NOUNS = {FRAMES: "a list of frames", **{kind: medium.noun for kind, medium in K
 def settings_of(value: Mapping[str, Any] | None, of_all: Mapping[str, Any], kind: str) -> MediumSettings | None:
     """Read the settings of a medium; None if the record sets nothing for it.
 
-    Args:
-        value: the settings of this medium; a key whose value is None sets nothing.
+    `value`: the settings of this medium; a key whose value is None sets nothing.
     """
     own = {key: item for key, item in (value or {}).items() if item is not None}
     if not own and not of_all:

@@ -18,8 +18,7 @@ _IN_TRACKS = (b"\xae", b"\xbf", b"\xec")  # a track, a checksum, a gap: what can
 def may_turn(file: BinaryIO, format_name: str) -> bool:
     """Tell whether a container may ask players to turn its pictures.
 
-    Args:
-        format_name: FFmpeg's name of the container.
+    `format_name`: FFmpeg's name of the container.
     """
     if format_name.startswith("mov"):
         return not _is_plain(_moov(file))

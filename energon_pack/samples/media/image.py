@@ -41,11 +41,7 @@ PLAIN = Look()
 
 
 def opened(file: BinaryIO) -> Image.Image:
-    """Open an image and read its header.
-
-    Raises:
-        UnidentifiedImageError: it is no image.
-    """
+    """Open an image and read its header."""
     return Image.open(file, formats=_formats())
 
 

@@ -21,9 +21,6 @@ def probe_image(file: BinaryIO) -> Media:
 
     An image without its end mark may be cut, so it is decoded to be sure. Images of formats without an end mark (GIF,
     BMP, TIFF, AVIF …) are always decoded.
-
-    Raises:
-        UnidentifiedImageError: it is no image.
     """
     try:
         with opened(file) as image:
@@ -41,11 +38,7 @@ def probe_image(file: BinaryIO) -> Media:
 
 
 def medium_of(image: Image.Image, png_chunks: list[bytes] | None = None) -> Media:
-    """Return an open image as a medium, by its header.
-
-    Raises:
-        Exception: it can't be decoded, and only then would its orientation be known.
-    """
+    """Return an open image as a medium, by its header."""
     is_turned = orientation(image, png_chunks) >= 5
     width, height = image.size[::-1] if is_turned else image.size
     mode = image.mode if image.mode.startswith(("I", "F")) else ""

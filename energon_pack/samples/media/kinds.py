@@ -36,11 +36,7 @@ def _with_added(points: Iterable[EntryPoint]) -> dict[str, Medium]:
 
 
 def _defect(medium: Any, others: Iterable[Medium]) -> str:
-    """Say why a kind can't join others; empty: it can.
-
-    Raises:
-        AttributeError: it lacks an attribute that every kind has.
-    """
+    """Say why a kind can't join others; empty: it can."""
     if not isinstance(medium, Medium):
         return f"{type(medium).__name__} is no energon_pack.Medium"
     if not _KIND.fullmatch(medium.kind) or medium.kind in _TAKEN:

@@ -23,8 +23,7 @@ from energon_pack.samples.tokens import CROP, OWN, RESIZE_FRAME, SeenMedium, Ste
 def prepared_media(rules: InputRules, media: Sequence[SeenMedium], own: Sequence[Any]) -> Prepared:
     """Return the media of a sample for its processor.
 
-    Args:
-        own: for each medium an image, or the bytes of another medium; for a list of frames, each image.
+    `own`: for each medium an image, or the bytes of another medium; for a list of frames, each image.
 
     Raises:
         ValueError, OSError: a medium can't be decoded, or is not what it was when it was packed.

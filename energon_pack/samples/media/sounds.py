@@ -77,11 +77,7 @@ class Sound(Medium):
         return Media(self.kind, num_samples=resampled_length(medium.num_samples, medium.rate, rate), rate=rate)
 
     def decoded(self, data: bytes, medium: Media, rate: int) -> Any:
-        """Return float32 [n]; a video's sound is a sound, too.
-
-        Raises:
-            UndecodableError: it can't be decoded, or its number of samples is not the measured one.
-        """
+        """Return float32 [n]; a video's sound is a sound, too."""
         from energon_pack.samples.media.streams import UndecodableError, decode_audio
 
         samples, wanted = decode_audio(data, rate), self.prepared(medium, rate).num_samples

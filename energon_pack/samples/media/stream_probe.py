@@ -139,9 +139,6 @@ def _num_shown(container: Any, stream: Any) -> int:
     """Count the frames of a video that a player shows, without decoding any.
 
     The index of an mp4 lists more frames if an edit list hides the frames before a cut (`ffmpeg -ss … -c copy`).
-
-    Raises:
-        ValueError: some of its packets are damaged.
     """
     if stream.frames and not container.format.name.startswith("mov"):
         return int(stream.frames)

@@ -48,11 +48,7 @@ class UndecodableError(ValueError):
 
 @contextmanager
 def opened(file: BinaryIO) -> Iterator[Any]:
-    """Open a video or a sound from its beginning.
-
-    Raises:
-        ImportError: PyAV is not installed.
-    """
+    """Open a video or a sound from its beginning."""
     av: Any = importlib.import_module("av")
     file.seek(0)
     with av.open(file, mode="r", metadata_errors="replace", container_options=_ONLY) as container:
@@ -64,9 +60,6 @@ def film(container: Any) -> Any:
 
     It is FFmpeg's best (`av_find_best_stream`: by the flag `default`, then by frames and bits), as in torchcodec,
     ffplay and decord; but beside a film no cover, no single picture, and no stream of a codec of pictures.
-
-    Raises:
-        UndecodableError: there is none.
     """
     streams = [stream for stream in container.streams.video if not is_cover(stream)]
     if not streams:
@@ -104,10 +97,7 @@ def resampled_length(num_samples: int, rate: int, wanted: int) -> int:
 
 
 def decode_audio(data: bytes, rate: int) -> Samples:
-    """Decode a sound: float32 [n], the mean of its channels, resampled.
-
-    Args:
-        rate: samples a second of the result.
+    """Decode a sound: float32 [n], the mean of its channels, resampled. `rate`: samples a second of the result.
 
     Raises:
         UndecodableError: it can't be decoded, or has samples that are not finite.
@@ -133,11 +123,7 @@ def decode_audio(data: bytes, rate: int) -> Samples:
 
 
 def pieces_in(container: Any) -> Iterator[tuple[Samples, int]]:
-    """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second.
-
-    Raises:
-        UndecodableError: there is no sound, its rate changes, or some samples are not finite.
-    """
+    """Yield the mean of the channels, float32 [n], piece by piece, each with its samples a second."""
     first = 0
     av: Any = importlib.import_module("av")
     stream = container.streams.best("audio")  # as torchcodec and players
@@ -181,8 +167,7 @@ def _resampled(av: Any, resampler: Any, piece: Samples | None, rate: int) -> lis
 def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
     """Decode frames of a video: upright, RGB.
 
-    Args:
-        indices: ascending indices of frames in the order they are shown; an index may be repeated.
+    `indices`: ascending indices of frames in the order they are shown; an index may be repeated.
 
     Raises:
         UndecodableError: the video has fewer frames, or can't be decoded. The message names the frame.
@@ -208,12 +193,7 @@ def decode_frames(data: bytes, indices: Sequence[int]) -> list[Image.Image]:
 
 
 def frame_times(data: bytes) -> list[float]:
-    """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames.
-
-    Raises:
-        ValueError: the video can't be decoded.
-        ImportError: PyAV is not installed.
-    """
+    """Return the time in seconds when each frame is shown, NaN if the file does not say; decodes all frames."""
     av: Any = importlib.import_module("av")
     times: list[float] = []
     try:

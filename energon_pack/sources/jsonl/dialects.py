@@ -4,11 +4,11 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.dialects.pictures import TO_DOWNLOAD
 from energon_pack.samples.dialects.rewrite import in_our_words, our_turn
 from energon_pack.samples.dialects.table import history_turns, joined_question
@@ -72,6 +72,7 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     if not listed:
         record.listed_media = [_path(name, "a message") for name in record.listed_media or ()] or None
         return record
+    _refuse_other_names(record, [path for medium in listed for path in medium.paths])
     record.messages, placed = _with_images_for_frames(record.messages, listed)
     if settings.frames is Frames.video and not any(record.fields.get("patch_positions") or ()):
         _note_lists(record, placed)
@@ -82,6 +83,15 @@ def parse_line(value: Any, lines: Lines, settings: ReadSettings) -> Record:
     if any(chosen) and "video_frames" not in record.fields:
         record.fields["video_frames"] = chosen
     return record
+
+
+def _refuse_other_names(record: Record, paths: Sequence[str]) -> None:
+    """Refuse content parts that name other files than those that the sample lists; raises Skip: `bad_message`."""
+    contents = [message["content"] for message in record.messages if isinstance(message["content"], list)]
+    for name in (part["name"] for content in contents for part in content if "name" in part):
+        if not any(f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}") for path in paths):
+            what = f"a content part names {name[:80]!r}, and the sample lists {paths[0][:80]!r}: leave one of them out"
+            raise Skip(Reason.BAD_MESSAGE, what)
 
 
 def _media(value: Any, key: str) -> Iterator[_Medium]:
@@ -99,7 +109,7 @@ def _path(entry: Any, key: str) -> str:
         entry = next((entry[name] for name in _PATHS if isinstance(entry.get(name), str)), entry)
     if not isinstance(entry, str) or not entry:
         raise Skip(Reason.MISSING_MEDIA, f"{key} lists something that is no path: {str(entry)[:80]}")
-    if is_address(entry):
+    if bucket_of(entry):
         return entry
     if entry.startswith("data:") or "://" in entry[:12].replace("file://", ""):
         raise Skip(Reason.UNSUPPORTED_MEDIA, f"{key} lists {entry[:80]!r}: {TO_DOWNLOAD}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import is_address
+from energon_pack.run.address import bucket_of
 from energon_pack.samples.settings import ReadSettings
 from energon_pack.samples.skip import Skip
 from energon_pack.sources.find import Form, Leaf, but_parquet, of_split
@@ -25,14 +25,14 @@ _MOST_NAMES, _MOST_NAMES_STORED = 8, 2  # names of media that are looked up in e
 _MOST_FOLDERS = 64  # subfolders of one folder: if there are more, each probably holds one sample's media
 
 
+_JSON = re.compile(r"(?i)\.json$")
 _LEDGER = "skipped.jsonl"  # the ledger that packing and converting write beside their output
 
 
 class LineFiles(Form):
     """Files of lines: JSONL, LMDBs, and what a class of another package reads.
 
-    Args:
-        stems: paths of tars without their extension: files of these names are about the tars; None: all are read.
+    `stems`: paths of tars without their extension: files of these names are about the tars; None: all are read.
     """
 
     def __init__(self, settings: SourceConfig, kind: type[JsonlShard], stems: Collection[str] | None = None):
@@ -45,14 +45,17 @@ class LineFiles(Form):
 
     def in_folder(self, folder: str) -> list[str]:
         files = walk(folder, self._kind.names)
-        return files if self._stems is None else of_samples(self._stems, files)
+        files = files if self._stems is None else of_samples(self._stems, files)
+        lone = [] if files or self._kind.names is not JsonlShard.names else walk(folder, _JSON)
+        return lone if len(lone) == 1 else files
 
     def leaves(self, entry: str, folders: Sequence[str], files: Sequence[str]) -> Iterator[Leaf]:
         if not files and self._kind.names is not JsonlShard.names:
             raise PackError(f"source.path={entry}: no file there is called {self._kind.names.pattern}")
         if not files:
-            advice = but_parquet(folders) or "; name *.json files by themselves or by a glob"
-            raise PackError(f"source.path={entry}: no *.jsonl there{advice}")
+            several = sorted(file for folder in folders for file in walk(folder, _JSON))
+            named = f", and several *.json ({', '.join(several[:3])}{', …' * (len(several) > 3)}): name the one to read"
+            raise PackError(f"source.path={entry}: no *.jsonl there{named if several else but_parquet(folders)}")
         for file in files:
             for listed, lines in files_in(file, self._settings, self._wanted):
                 real = real_path(listed)
@@ -119,7 +122,7 @@ def _first_names(shard: JsonlShard, settings: ReadSettings) -> Iterator[str]:
 
 def _has_media(root: str) -> bool:
     """Tell whether there is a folder, or a zip archive, of this path; an address counts as one."""
-    return is_address(root) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
+    return bool(bucket_of(root)) or os.path.isdir(root) or (media_in(root, "") is not None and os.path.isfile(root))
 
 
 def _places_around(path: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ import mmap
 import re
 import shlex
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
@@ -133,10 +133,10 @@ def _places(file: File, stream: BinaryIO, bad: _Bad) -> "tuple[_Form, Iterator[_
     return form, _elements(file, bad, b'"data"' if form is _Form.wrapped else None)
 
 
-def is_unchanged(path: str, about: Mapping[str, str]) -> bool:
-    """Say whether a file still has the bytes it was indexed with; reads them all again."""
+def digest_of(path: str) -> str:
+    """Return the hash of a file's bytes; reads them all."""
     with _open(path) as file:
-        return about["digest"] == digest_of_rest(as_file(file, _BUFFER))
+        return digest_of_rest(as_file(file, _BUFFER))
 
 
 @contextmanager
@@ -243,8 +243,7 @@ def is_cut(text: bytes) -> bool:
 def _elements(file: File, bad: _Bad, field: bytes | None) -> Iterator[_Place]:
     """Yield the elements of an array; if it is not whole, one more for the rest after the last whole one.
 
-    Args:
-        field: the field of an object that has the array, as written there; None: the array is the whole file.
+    `field`: the field of an object that has the array, as written there; None: the array is the whole file.
     """
     outside = 0 if field is None else 1  # depth of the array
     with mapped(file) as data:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from energon_pack.errors import PackError
-from energon_pack.run.address import bucket_of, is_address, joined
+from energon_pack.run.address import bucket_of
 from energon_pack.run.console import say
 from energon_pack.run.plain_data import json_value
 from energon_pack.sources.jsonl.dialects import Lines
 from energon_pack.sources.mixture import LARGEST, yaml_in
 from energon_pack.sources.settings import SourceConfig
-from energon_pack.sources.storage import absolute, folder_of, is_file, open_file
+from energon_pack.sources.storage import absolute, folder_of, is_file, open_file, path_in
 
 #: keys that say where LLaMA-Factory downloads the files of an entry
 _ELSEWHERE = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
@@ -120,14 +120,12 @@ def _folder(path: str) -> str:
 
 def _local(where: str, named: str, folder: str, remote_media: bool) -> str:
     """Return the path of a file or folder that a meta file names."""
-    if is_address(named) and not remote_media and bucket_of(named) != bucket_of(folder):
+    if not remote_media and bucket_of(named) not in ("", bucket_of(folder)):
         raise PackError(
             f"{where}: {named} is on an object store that source.path does not name; source.remote_media=true"
             " reads it with your keys"
         )
-    if is_address(folder) or is_address(named):
-        return joined(folder, named)
-    return os.path.join(folder, os.path.expanduser(named))
+    return path_in(folder, os.path.expanduser(named))
 
 
 def _ratio_of(where: str, value: Mapping[str, Any]) -> float:

@@ -113,8 +113,8 @@ def writes_date(*sources: str) -> bool:
 @lru_cache
 def variables_in(source: str) -> frozenset[str]:
     """Return the names of the variables that a template reads from outside, besides those of a conversation."""
-    given = {*environment().globals, "messages", "tools", "add_generation_prompt"}
-    return frozenset(find_undeclared_variables(environment().parse(source)) - given)
+    known = {*environment().globals, "messages", "tools", "add_generation_prompt"}
+    return frozenset(find_undeclared_variables(environment().parse(source)) - known)
 
 
 def generates(source: str) -> bool:

@@ -1,4 +1,4 @@
-"""Apply `labels.*` to the trained parts of a text. Pure.
+"""Choose the trained turns, and apply `labels.*` to the trained parts of a text. Pure.
 
 Assistant turn   <think>\nhm\n</think>\n\nThe answer.<|im_end|>\n
 think=mask       ───── not trained ──────
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
+from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.renderer import last_question
 from energon_pack.templates.chat.turns import SpecialTokens, Turn
-from energon_pack.templates.settings import Labels, Think
+from energon_pack.templates.settings import Labels, Think, TrainOn
 
 Range = tuple[int, int]
 
@@ -55,9 +56,21 @@ def adjusted(
     return [span for span in spans if span.start < span.end and span.weight]
 
 
+def turn_weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
+    """Return the trained turns with their weights; `with_zeros`: also turns that say that they are not trained."""
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    last = answers[-1] if answers else -1
+    if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):
+        return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
+    chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
+    weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
+    told = (with_zeros and says_zero(message) for message in messages)
+    return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
+
+
 def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
     """Cut holes out of spans; both ascend."""
-    left: list[Trained] = []
+    rest: list[Trained] = []
     passed = 0
     for start, end, weight in spans:
         while passed < len(holes) and holes[passed][1] <= start:
@@ -69,11 +82,11 @@ def without(spans: Iterable[Trained], holes: Sequence[Range]) -> list[Trained]:
             if last <= start:
                 continue
             if start < first:
-                left.append(Trained(start, first, weight))
+                rest.append(Trained(start, first, weight))
             start = last
         if start < end:
-            left.append(Trained(start, end, weight))
-    return left
+            rest.append(Trained(start, end, weight))
+    return rest
 
 
 def without_thoughts(messages: Sequence[Message], think: ThinkMarks) -> list[Message]:

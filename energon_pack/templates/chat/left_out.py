@@ -37,12 +37,12 @@ def refuse_left_out(template: "Renderer", messages: Sequence[Message], tools: Se
         text = ""
     if missing := [messages[i]["role"] for i, mark in turns.items() if mark not in text]:
         remedy = "another role" if missing[0] != "developer" else "system for it: system_tag of a meta file"
-        what = f"turns of the role {missing[0]} (model.chat_template=FILE gives another, or {remedy})"
-        raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
+        turns_of_role = f"turns of the role {missing[0]} (model.chat_template=FILE gives another, or {remedy})"
+        raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {turns_of_role}")
     leaves_out_tools = any(mark not in text for mark in named)
     if leaves_out_tools and any(message.get("tool_calls") for message in messages):
-        what = f"tools, whose calls would be trained {REMEDY}"
-        raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {what}")
+        turns_of_role = f"tools, whose calls would be trained {REMEDY}"
+        raise Skip(Reason.PROCESSOR_ERROR, f"the chat template leaves out {turns_of_role}")
     return leaves_out_tools
 
 

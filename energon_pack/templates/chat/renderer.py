@@ -87,10 +87,7 @@ class Renderer:
         self.variables = {"documents": None, **variables}
         self.variables.pop("add_generation_prompt", None)
         self._tools_of_questions = [TOOL] if needs_tools else None
-        self._wants_parts, self._takes_parts = (
-            False,
-            True,
-        )  # a first value, because `_written` must not change contents
+        self._wants_parts, self._takes_parts = False, True  # until it is known, `_written` changes no contents
         as_text, as_parts = self._written("probe"), self._written(_as_parts("probe"))
         self._wants_parts = "probe" not in as_text and "probe" in as_parts  # for example LLaVA's template
         self._takes_parts = self._wants_parts or as_text == as_parts  # other templates print a list
@@ -109,8 +106,8 @@ class Renderer:
             LooksAtText: only within `is_watched`.
         """
         messages = normal(self.as_it_wants(messages))
-        if tools and (others := [tool for tool in tools if not isinstance(tool, dict)]):
-            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(others[0]).__name__}, not an object")
+        if tools and (no_objects := [tool for tool in tools if not isinstance(tool, dict)]):
+            raise Skip(Reason.PROCESSOR_ERROR, f"a tool is a {type(no_objects[0]).__name__}, not an object")
         variables = {**self.variables, GENERATION_MARKS: GENERATION} if marks else self.variables
         template = self._watched if _IS_WATCHED.get() else self._template
         if template is None:
@@ -139,30 +136,25 @@ class Renderer:
     def shows_system(self) -> bool:
         """Whether this template writes a system turn before an ordinary conversation."""
         roles = {"system": _PROBE, "user": "a", "assistant": "b"}
-        try:
-            return _PROBE in self.render([{"role": role, "content": text} for role, text in roles.items()], None)
-        except Skip:
-            return False
+        return self._writes_probe([{"role": role, "content": text} for role, text in roles.items()], None)
 
     def leaves_out_reasoning(self, messages: list[Message], tools: list[Any] | None) -> bool:
         """Say whether messages have reasoning that this template does not write; a refusal counts as yes."""
         if max(map(len, messages), default=0) < 3 or all(reasoning_of(message) is None for message in messages):
             return False
-        if self._shows_reasoning:
-            return False
         probed = [m if reasoning_of(m) is None else with_reasoning(m, _PROBE) for m in messages]
-        try:
-            return _PROBE not in self.render(probed, tools)
-        except Skip:
-            return True
+        return not (self._shows_reasoning or self._writes_probe(probed, tools))
 
     @cached_property
     def _shows_reasoning(self) -> bool:
         """Whether this template writes the reasoning of an ordinary answer."""
-        question: Message = {"role": "user", "content": "a"}
         answer = with_reasoning({"role": "assistant", "content": "b"}, _PROBE)
+        return self._writes_probe([{"role": "user", "content": "a"}, answer], None)
+
+    def _writes_probe(self, messages: list[Message], tools: list[Any] | None) -> bool:
+        """Say whether the template writes the probe that messages hold; a refusal counts as no."""
         try:
-            return _PROBE in self.render([question, answer], None)
+            return _PROBE in self.render(messages, tools)
         except Skip:
             return False
 
@@ -170,7 +162,7 @@ class Renderer:
     def _wants_objects(self) -> bool:
         """Whether the template refuses arguments in a string, as OpenAI has them, or quotes them once more."""
         for content in ("", "b"):  # a template may refuse an answer without a text
-            text, parsed = (self._called(content, given) for given in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
+            text, parsed = (self._called(content, arguments) for arguments in (f'{{"{_PROBE}": "b"}}', {_PROBE: "b"}))
             if text or parsed:
                 return _PROBE in parsed and (not text or f'\\"{_PROBE}' in text)
         return False
@@ -184,12 +176,12 @@ class Renderer:
     @cached_property
     def _part_types(self) -> dict[str, str]:
         """By kind, the type of the parts of media that this template wants, where it refuses ours."""
-        found = {}
+        names = {}
         for medium in KINDS.values():
             taken = [name for name in medium.part_types if self._takes_part(name)]
             if taken and medium.kind not in taken:
-                found[medium.kind] = taken[0]
-        return found
+                names[medium.kind] = taken[0]
+        return names
 
     def _takes_part(self, name: str) -> bool:
         messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}, {"type": name}]}]

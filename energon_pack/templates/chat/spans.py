@@ -77,10 +77,10 @@ class Spans:
             marked = self._marked(messages, tools, level)
             if marked is None or marked.text != plain or _is_written_twice(marked.written):
                 continue
-            there = {leaf for _, leaf in marked.owners}
-            if not _calls(messages) <= there:
+            written = {leaf for _, leaf in marked.owners}
+            if not _calls(messages) <= written:
                 leaves_out_calls = True
-            elif {*trained} <= {leaf.message for leaf in there}:
+            elif {*trained} <= {leaf.message for leaf in written}:
                 is_told = self._generates and marked.written.generated
                 spans = self._of_blocks(marked, trained) if is_told else self._of_texts(marked, trained)
                 return spans if with_calls else self._without_calls(marked, spans)
@@ -101,7 +101,7 @@ class Spans:
 
     def _of_blocks(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
         """Return the spans that blocks of the template mark: only answers."""
-        others = [i for i in trained if marked.messages[i]["role"] != "assistant"]
+        questions = [i for i in trained if marked.messages[i]["role"] != "assistant"]
         answers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
         positions = [mark.position for mark in marked.written.marks]
         messages = [leaf.message for _, leaf in marked.owners]
@@ -115,7 +115,7 @@ class Spans:
             owner = next(iter(touched), next((i for i in answers if i > before), -1))
             if owner in trained:
                 spans.append(Span(start, self._with_stop(marked.text, start, end), owner))
-        return _apart([*spans, *self._of_texts(marked, others)])
+        return _apart([*spans, *self._of_texts(marked, questions)])
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
         """Return the end of a block, including the token that ends its turn if the block leaves it out."""
@@ -132,11 +132,11 @@ class Spans:
     def _of_texts(self, marked: _Marked, trained: Sequence[int]) -> list[Span]:
         spans, doubts = self._around_texts(marked, {*trained})
         question = last_question(marked.messages)
-        for i, own in spans.items():
+        for i, turn_spans in spans.items():
             if marked.messages[i]["role"] == "assistant":
-                proved = self._otherwise(marked, i, question, own, i in doubts)
-                spans[i] = own if proved is None else [proved]
-        return _apart([span for own in spans.values() for span in own])
+                proved = self._otherwise(marked, i, question, turn_spans, i in doubts)
+                spans[i] = turn_spans if proved is None else [proved]
+        return _apart([span for turn_spans in spans.values() for span in turn_spans])
 
     def _around_texts(self, marked: _Marked, trained: set[int]) -> tuple[dict[int, list[Span]], set[int]]:
         """Return the spans from header to end around the texts of turns, and the turns without a header or an end."""
@@ -175,7 +175,7 @@ class Spans:
         length = len(shared[: self._special.whole(closing, len(shared))].rstrip())
         return self._prefixes.next_turn(marked.text, segment.last + length)
 
-    def _otherwise(self, marked: _Marked, i: int, question: int, own: list[Span], in_doubt: bool) -> Span | None:
+    def _otherwise(self, marked: _Marked, i: int, question: int, turn_spans: list[Span], in_doubt: bool) -> Span | None:
         """Return the span of a turn by prefix rendering if it differs from the spans; None: the spans are right.
 
         Turns of a pattern that was compared once are not rendered again.
@@ -189,10 +189,10 @@ class Spans:
             span.start < mark.position < span.end and leaf.message != i for mark, leaf in marked.owners
         ):
             span = None  # the result of a tool is in the same turn
-        agrees = self._prefixes.compare(pattern, marked.text, own, span)
+        agrees = self._prefixes.compare(pattern, marked.text, turn_spans, span)
         if span is None and in_doubt:
-            what = f"the chat template does not show where what is trained of message {i} begins or ends"
-            raise Skip(Reason.PROCESSOR_ERROR, what)
+            problem = f"the chat template does not show where what is trained of message {i} begins or ends"
+            raise Skip(Reason.PROCESSOR_ERROR, problem)
         return span if agrees is False else None
 
     def _proved(self, messages: Sequence[Message], tools: Any, text: str, i: int) -> Span:
@@ -210,7 +210,7 @@ class Spans:
 
     def _without_calls(self, marked: _Marked, spans: Sequence[Span]) -> list[Span]:
         """Return the spans without tool calls, which begin where a turn differs from the same turn without them."""
-        left: list[Span] = []
+        kept: list[Span] = []
         owners = [*marked.owners]
         positions = [mark.position for mark, _ in owners]
         question = last_question(marked.messages)
@@ -218,40 +218,42 @@ class Spans:
             inside = owners[bisect_left(positions, span.start) : bisect_right(positions, span.end)]
             calls = [mark.position for mark, leaf in inside if leaf.call is not None]
             if not calls:
-                left.append(span)
+                kept.append(span)
                 continue
-            said = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
-            start = said[-1].position if said else span.start
+            texts = [mark for mark, leaf in inside if leaf.call is None and mark.position <= calls[0]]
+            start = texts[-1].position if texts else span.start
             pattern = pattern_of(marked.messages, span.message, question)
-            key = (pattern, marked.level, bool(said), marked.text[start : calls[0]])
+            key = (pattern, marked.level, bool(texts), marked.text[start : calls[0]])
             if key not in self._before_calls:
                 if len(self._before_calls) >= _MOST_PATTERNS:
                     self._before_calls.clear()
-                length = self._length_before_calls(marked, span, said[-1] if said else None, calls[0])
+                length = self._length_before_calls(marked, span, texts[-1] if texts else None, calls[0])
                 self._before_calls[key] = length
             first = start + self._before_calls[key]
             text = marked.text[span.start : span.end]
             ends = self._turn.ends if text.endswith(self._turn.ends) else ""
             after = next((mark.position for mark, _ in inside if mark.position > calls[-1]), span.end - len(ends))
             masked = span._replace(start=first, end=after, is_trained=False)
-            left += [span._replace(end=first), masked, span._replace(start=after)]
-        return [span for span in left if span.start < span.end]
+            kept += [span._replace(end=first), masked, span._replace(start=after)]
+        return [span for span in kept if span.start < span.end]
 
-    def _length_before_calls(self, marked: _Marked, span: Span, said: Mark | None, call: int) -> int:
+    def _length_before_calls(self, marked: _Marked, span: Span, text_end: Mark | None, call: int) -> int:
         """Return how far after the preceding text the first call of a turn begins.
 
         Args:
-            said: the end of the preceding text; None: there is none.
+            text_end: the end of the preceding text; None: there is none.
             call: the place of the call's name.
         """
-        start = said.position if said else span.start
+        start = text_end.position if text_end else span.start
         message = marked.messages[span.message]
         silent = {key: value for key, value in message.items() if key != "tool_calls"}
         alone = self._marked([*marked.messages[: span.message], silent], marked.tools, marked.level)
-        there = [mark.position for mark in alone.written.marks if said and mark.leaf == said.leaf] if alone else []
-        if alone is None or (said and not there):
+        ends = (
+            [mark.position for mark in alone.written.marks if text_end and mark.leaf == text_end.leaf] if alone else []
+        )
+        if alone is None or (text_end and not ends):
             return 0
-        shared = shared_beginning(marked.text[start:call], alone.text[there[-1] if there else start :])
+        shared = shared_beginning(marked.text[start:call], alone.text[ends[-1] if ends else start :])
         edges = (end for end in range(len(shared), 0, -1) if shared[end - 1].isspace() or shared[end - 1] in ">]|")
         return next(edges, 0)
 
@@ -297,6 +299,8 @@ def _apart(spans: list[Span]) -> list[Span]:
     spans = sorted(spans)
     for one, other in pairwise(spans):
         if other.start < one.end:
-            what = f"what is trained of messages {one.message} and {other.message} overlaps in the chat template's text"
-            raise Skip(Reason.PROCESSOR_ERROR, what)
+            problem = (
+                f"what is trained of messages {one.message} and {other.message} overlaps in the chat template's text"
+            )
+            raise Skip(Reason.PROCESSOR_ERROR, problem)
     return spans

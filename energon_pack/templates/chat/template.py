@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from energon_pack.samples.sample import REASONING_KEYS, Message
 from energon_pack.samples.skip import Reason, Skip
-from energon_pack.samples.weights import has_weight, says_zero, turn_weight
 from energon_pack.templates.chat.jinja import generates
-from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, without_thoughts
+from energon_pack.templates.chat.labels import ThinkMarks, Trained, adjusted, turn_weights, without_thoughts
 from energon_pack.templates.chat.leaves import (
     NONCHARACTERS,
     Level,
@@ -30,7 +29,7 @@ from energon_pack.templates.chat.renderer import Renderer, is_watched
 from energon_pack.templates.chat.spans import Spans
 from energon_pack.templates.chat.turns import SpecialTokens, Turn, put_marks, shared_beginning
 from energon_pack.templates.chat.watched import LooksAtText
-from energon_pack.templates.settings import DATE, Labels, ToolCalls, TrainOn
+from energon_pack.templates.settings import DATE, Labels, ToolCalls
 
 _MOST_SHAPES = 10_000
 _MOST_VARIANTS = 100
@@ -92,7 +91,7 @@ class ChatTemplate:
                 `processor_error` if a turn can't be found.
         """
         with_zeros = labels.prompt_weight > 0
-        weights = _weights(messages, labels.train_on, with_zeros)
+        weights = turn_weights(messages, labels.train_on, with_zeros)
         texts = texts_of(messages)
         if tools is None and not _holds_noncharacters("".join(texts)):
             skeleton = self._skeleton(messages, texts, tuple(weights))
@@ -121,25 +120,30 @@ class ChatTemplate:
             written = read_marks(self.render(marked, None, marks=True))
         except Skip:
             return _THINK
-        thought, said = ([mark.position for mark in written.marks if mark.leaf == leaf] for leaf in (1, 2))
-        if len(thought) < 2 or len(said) < 2:
+        thought, answered = ([mark.position for mark in written.marks if mark.leaf == leaf] for leaf in (1, 2))
+        if len(thought) < 2 or len(answered) < 2:
             return _THINK
         start = self._turn.begin(written.text, 0, thought[0]) or thought[0]
-        first, last = written.text[start : thought[0]].strip(), written.text[thought[1] : said[0]].strip()
+        first, last = written.text[start : thought[0]].strip(), written.text[thought[1] : answered[0]].strip()
         if not first:  # the header contains it
             first = written.text[: thought[0]].rstrip().rpartition("\n")[2]
         return ThinkMarks(first, last) if first and last else _THINK
 
-    @cached_property
+    @property
     def ends_answers(self) -> bool:
         """Whether a special token stands behind an answer; a template that does not show it counts as yes."""
+        return not self.after_answers or any(map(self._special.first, self.after_answers))
+
+    @cached_property
+    def after_answers(self) -> list[str]:
+        """The texts behind an answer that another one follows, and behind the last; empty: they are not shown."""
         question: Message = {"role": "user", "content": "a"}
         answer: Message = {"role": "assistant", "content": _PROBE}
         try:
-            _, is_shown, rest = self.render([question, answer] * 2, None).partition(_PROBE)
+            _, *after = self.render([question, answer] * 2, None).split(_PROBE)
         except Skip:
-            return True
-        return not is_shown or bool(self._special.first(rest))
+            return []
+        return after
 
     def _skeleton(self, messages: list[Message], texts: Sequence[str], trained: tuple[int, ...]) -> Skeleton | None:
         """Return the text around the texts of such conversations, including marks."""
@@ -208,18 +212,6 @@ class ChatTemplate:
             ends = special.first(older[1])
         is_next = bool(ends) and not special.first(last[1])
         return Turn(longest_first, special.first("".join(longest_first)), ends, is_next, bool(prompted), lead)
-
-
-def _weights(messages: Sequence[Message], train_on: TrainOn, with_zeros: bool) -> dict[int, float]:
-    """Return the trained turns with their weights; `with_zeros`: also turns that say that they are not trained."""
-    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    last = answers[-1] if answers else -1
-    if max(map(len, messages), default=0) < 3 or not any(map(has_weight, messages)):
-        return dict.fromkeys(answers if train_on is TrainOn.all else answers[-1:], 1.0)
-    chosen = (train_on is TrainOn.all or i == last for i in range(len(messages)))
-    weights = [turn_weight(message, is_chosen) for message, is_chosen in zip(messages, chosen, strict=True)]
-    told = (with_zeros and says_zero(message) for message in messages)
-    return {i: weight for i, (weight, is_zero) in enumerate(zip(weights, told, strict=True)) if weight or is_zero}
 
 
 def _around_first(output: str, start: int) -> tuple[str, str]:

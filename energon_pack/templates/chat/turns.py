@@ -81,7 +81,7 @@ class SpecialTokens:
         """Return where the last special token in a text ends; 0: there is none."""
         return max((match.end() for match in self._pattern.finditer(text)), default=0)
 
-    def at(self, text: str, position: int) -> str:
+    def token_at(self, text: str, position: int) -> str:
         """Return the special token at a position, after white space; empty: there is none."""
         while position < len(text) and text[position].isspace():
             position += 1
@@ -152,7 +152,7 @@ class Prefixes:
 
     def next_turn(self, text: str, end: int) -> int:
         """Return the end of a turn, including the token that begins the next turn if generation stops at it."""
-        token = self._special.at(text, end) if self._turn.is_next else ""
+        token = self._special.token_at(text, end) if self._turn.is_next else ""
         return text.index(token, end) + len(token) if token else end
 
     def agrees(self, pattern: Pattern) -> tuple[bool, bool | None]:
@@ -167,12 +167,12 @@ class Prefixes:
         return agrees
 
     def _are_same(self, text: str, spans: Sequence[Span], proved: Span) -> bool:
-        mine = "".join("".join(text[span.start : span.end].split()) for span in spans)
-        theirs = "".join(text[proved.start : proved.end].split())
+        found_text = "".join("".join(text[span.start : span.end].split()) for span in spans)
+        proved_text = "".join(text[proved.start : proved.end].split())
         ends = "".join(self._turn.ends.split())
-        if ends and theirs.endswith(ends) and not mine.endswith(ends):
+        if ends and proved_text.endswith(ends) and not found_text.endswith(ends):
             return False
-        shorter, longer = sorted((mine, theirs), key=len)
+        shorter, longer = sorted((found_text, proved_text), key=len)
         return longer.startswith(shorter) and self._special.are_all(longer[len(shorter) :])
 
 

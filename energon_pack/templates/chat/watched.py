@@ -105,6 +105,26 @@ def _keys(value: Any) -> Any:
 # -------------------------------------------------------------------------------------------------- where they stand
 
 
+#: by type of node, the operands that it looks at, each with its guard; `and` and `or` pass their right side on
+_OPERANDS: dict[type[nodes.Node], dict[str, Callable[[Any], Any]]] = {
+    nodes.Output: {"nodes": _written},
+    nodes.Concat: {"nodes": _written},
+    nodes.If: {"test": _not_text},
+    nodes.CondExpr: {"test": _not_text},
+    nodes.Not: {"node": _not_text},
+    nodes.And: {"left": _not_text},
+    nodes.Or: {"left": _not_text},
+    nodes.Getattr: {"node": _not_text},
+    nodes.Getitem: {"node": _not_text, "arg": _holds_none},
+    nodes.Slice: dict.fromkeys(("start", "stop", "step"), _holds_none),
+    nodes.Pair: {"key": _holds_none},
+    **dict.fromkeys(
+        (nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),  # joining by `+` is allowed
+        dict.fromkeys(("left", "right"), _holds_none),
+    ),
+}
+
+
 class _Guarding(NodeTransformer):
     """Puts the guards into the tree of a template."""
 
@@ -116,33 +136,11 @@ class _Guarding(NodeTransformer):
     def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(node, _KNOWN):
             raise LooksAtText
-        return super().generic_visit(node, *args, **kwargs)
-
-    def visit_Output(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.nodes = [_guard(item, _written) for item in node.nodes]
+        super().generic_visit(node, *args, **kwargs)
+        for name, guard in _OPERANDS.get(type(node), {}).items():
+            value = getattr(node, name)
+            setattr(node, name, [_guard(item, guard) for item in value] if name == "nodes" else _guard(value, guard))
         return node
-
-    visit_Concat = visit_Output
-
-    def visit_If(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.test = _guard(node.test, _not_text)
-        return node
-
-    visit_CondExpr = visit_If
-
-    def visit_Not(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.node = _guard(node.node, _not_text)
-        return node
-
-    def visit_And(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.left = _guard(node.left, _not_text)  # the right side is passed on
-        return node
-
-    visit_Or = visit_And
 
     def visit_For(self, node: Any) -> Any:
         if node.recursive:  # `loop(…)` loops over its argument
@@ -159,25 +157,6 @@ class _Guarding(NodeTransformer):
             node.node = _guard(node.node, _not_text)
         return node
 
-    def visit_Getattr(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.node = _guard(node.node, _not_text)
-        return node
-
-    def visit_Getitem(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.node = _guard(node.node, _not_text)
-        if not isinstance(node.arg, nodes.Slice):
-            node.arg = _guard(node.arg, _holds_none)
-        return node
-
-    def visit_Slice(self, node: Any) -> Any:
-        self.generic_visit(node)
-        for name in ("start", "stop", "step"):
-            if (value := getattr(node, name)) is not None:
-                setattr(node, name, _guard(value, _holds_none))
-        return node
-
     def visit_Compare(self, node: Any) -> Any:
         self.generic_visit(node)
         is_with_none = any(isinstance(one, nodes.Const) and one.value is None for one in (node.expr, node.ops[0].expr))
@@ -187,22 +166,6 @@ class _Guarding(NodeTransformer):
         for operand in node.ops:
             is_in = operand.op in ("in", "notin") and len(node.ops) == 1
             operand.expr = _guard(operand.expr, _keys if is_in else _holds_none)
-        return node
-
-    def visit_BinExpr(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.left, node.right = _guard(node.left, _holds_none), _guard(node.right, _holds_none)
-        return node
-
-    visit_Sub = visit_Mul = visit_Div = visit_FloorDiv = visit_Mod = visit_Pow = visit_BinExpr
-
-    def visit_Add(self, node: Any) -> Any:
-        """Allow joining texts, and lists of texts."""
-        return self.generic_visit(node)
-
-    def visit_Pair(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.key = _guard(node.key, _holds_none)
         return node
 
     def visit_Test(self, node: Any) -> Any:
@@ -269,7 +232,7 @@ def _filter(guard: Callable[[Any], Any]) -> str:
     return f"watched{guard.__name__}"
 
 
-def _guard(node: nodes.Expr, guard: Callable[[Any], Any]) -> nodes.Expr:
-    if isinstance(node, (nodes.Const, nodes.TemplateData)):
+def _guard(node: Any, guard: Callable[[Any], Any]) -> Any:
+    if node is None or isinstance(node, (nodes.Const, nodes.TemplateData, nodes.Slice)):
         return node
     return nodes.Filter(node, _filter(guard), [], [], None, None, lineno=node.lineno)

@@ -21,5 +21,10 @@ FAMILIES: dict[str, type[MediaRules]] = {
 
 #: families that ask the full processor
 ASKED = ("shapes", "pixels")
-#: values of `model.template` that choose rules when the template is built; both mean the same
-AUTO = ("auto", "hf")
+#: the value of `model.template` that chooses rules when the template is built
+AUTO = "auto"
+
+
+def family_of(processor_class: str) -> str | None:
+    """Return the family with the rules of a class of processors."""
+    return next((name for name, rules in FAMILIES.items() if processor_class in rules.processors), None)

@@ -66,8 +66,8 @@ class Asking:
 
     def surround(self, kind: str) -> bool:
         """Surround each placeholder of a kind with the tokens of the processor's class; False: it has none."""
-        found = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
-        first, last = (token if isinstance(token, str) else "" for token in found)
+        edges = [getattr(self._processor, f"{kind}_{edge}_token", None) for edge in ("start", "end")]
+        first, last = (token if isinstance(token, str) else "" for token in edges)
         if not first or not last or kind in self._around:
             return False
         self._around[kind] = first, last
@@ -77,7 +77,7 @@ class Asking:
         """Return the frames that the call chooses from a video."""
         if self._sees_all:
             return list(range(video.num_frames))
-        given = {
+        arguments = {
             "videos": [self._make.stand_in(video, video.num_frames)],
             "videos_kwargs": {**copy.deepcopy(self._settings["sampling"]), "video_metadata": [metadata_of(video)]},
         }
@@ -89,17 +89,17 @@ class Asking:
 
         with _ONE_AT_A_TIME, changed(sampler, sample_frames=chosen), self._listening(), self._make.running():
             try:
-                self._processor(text=[_BETWEEN + token + _BETWEEN], return_tensors="pt", **given)
+                self._processor(text=[_BETWEEN + token + _BETWEEN], return_tensors="pt", **arguments)
             except _Answered as answered:
                 if isinstance(answered.value, list):
                     return answered.value
         self._sees_all = True
         return list(range(video.num_frames))
 
-    def _written(self, text: list[str], given: dict[str, Any]) -> str:
+    def _written(self, text: list[str], arguments: dict[str, Any]) -> str:
         with _ONE_AT_A_TIME, self._listening(), self._make.running(), changed(self._extractor, **self._hearing):
             try:
-                self._processor(text=text, return_tensors="pt", **given)
+                self._processor(text=text, return_tensors="pt", **arguments)
             except _Answered as answered:
                 return str(answered.value)
         raise NotImplementedError("its call hands the tokenizer no text")
@@ -163,15 +163,15 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
     if not values:
         yield
         return
-    own = vars(owner)
-    before = {name: own[name] for name in values if name in own}
-    own.update(values)
+    attributes = vars(owner)
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
     try:
         yield
     finally:
         for name in values:
-            own.pop(name)
-        own.update(before)
+            attributes.pop(name)
+        attributes.update(before)
 
 
 def _remembering(merge: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -13,6 +13,8 @@ from energon_pack.templates.families.rules import FrameSampling, MediaRules, Pro
 class InternVL(MediaRules):
     """InternVL3 and its relatives in their transformers form (`-hf`)."""
 
+    processors = ("InternVLProcessor",)
+
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         image, tokens = processor.image, processor.tokens

@@ -14,6 +14,8 @@ from energon_pack.templates.families.rules import MediaRules, ProcessorSettings,
 class Kimi(MediaRules):
     """Images of Kimi-VL and Kimi-K2.5."""
 
+    processors = ("Kimi_K25Processor", "KimiVLProcessor")
+
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
         image = {**processor.image, **(processor.image.get("media_proc_cfg") or {})}

@@ -19,25 +19,28 @@ class _WholeSteps(FrameSampling):
     def num_wanted(self, video: Media) -> int:
         return max(1, super().num_wanted(video))
 
-    def spread(self, total: int, wanted: int) -> list[int]:
-        return [i * total // wanted for i in range(wanted)]
+    def spread(self, total: int, number: int) -> list[int]:
+        return [i * total // number for i in range(number)]
 
 
 class LlavaOneVision(MediaRules):
     """LLaVA-OneVision in its transformers form (`llava-hf`)."""
 
+    processors = ("LlavaOnevisionProcessor",)
+
     def __init__(self, processor: ProcessorSettings):
         """Read the needed settings of a processor."""
-        own, tokens = processor.processor, processor.tokens
+        settings, tokens = processor.processor, processor.tokens
         self.media_tokens = {
-            kind: tokens.get(f"{kind}_token") or own.get(f"{kind}_token") or f"<{kind}>" for kind in ("image", "video")
+            kind: tokens.get(f"{kind}_token") or settings.get(f"{kind}_token") or f"<{kind}>"
+            for kind in ("image", "video")
         }
         size = processor.image.get("size") or {}
         pinpoints = processor.image.get("image_grid_pinpoints")
         if not pinpoints:
             raise PackError("model.processor's image settings list no image_grid_pinpoints: not LLaVA-OneVision's")
-        num_base = number(own, "num_image_tokens")
-        ratio = own.get("vision_aspect_ratio") or "anyres_max_9"
+        num_base = number(settings, "num_image_tokens")
+        ratio = settings.get("vision_aspect_ratio") or "anyres_max_9"
         self._side = math.isqrt(num_base)
         self._grid = [(int(height), int(width)) for height, width in pinpoints]
         self._tile = (
@@ -45,7 +48,7 @@ class LlavaOneVision(MediaRules):
             number(size, "width", size.get("shortest_edge")),
         )
         self._most = int(ratio.removeprefix("anyres_max_"))
-        self._less = 1 if own.get("vision_feature_select_strategy") == "default" else 0
+        self._less = 1 if settings.get("vision_feature_select_strategy") == "default" else 0
         self._num_base = num_base
         self.frames = _WholeSteps(processor.video)
         self.settings = {

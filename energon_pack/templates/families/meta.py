@@ -27,9 +27,9 @@ class ShapesOnly(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if (quick := _QUICK.get(func)) is not None:
-            found = quick(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+            shaped = quick(*args, **kwargs)
+            if shaped is not NotImplemented:
+                return shaped
         if func in _MAKERS and kwargs.get("device") is not None and torch.device(kwargs["device"]) == _META:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (list, tuple)) else args)
             if func not in _SIZED or math.prod(size) <= _MOST_REAL:
@@ -53,47 +53,23 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def _on_meta(value: Any) -> Any:
     """Return arguments with all their tensors on `meta`; None: they are not on both devices."""
-    found: set[bool] = set()
+    devices: set[bool] = set()
 
     def moved(item: Any) -> Any:
         if isinstance(item, Tensor):
-            found.add(item.is_meta)
+            devices.add(item.is_meta)
             return item.to(_META)
         if isinstance(item, (list, tuple)):
             return type(item)(map(moved, item))
         return {name: moved(entry) for name, entry in item.items()} if isinstance(item, dict) else item
 
     result = moved(value)
-    return result if len(found) == 2 else None
+    return result if len(devices) == 2 else None
 
 
 def _in_place(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Do an operation that changes only values: there is nothing to do."""
     return tensor if tensor.is_meta else NotImplemented
-
-
-def _same(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return another tensor of the same shape, because the shape of either may be changed in place later."""
-    if not tensor.is_meta or any(isinstance(bound, Tensor) and bound.dim() for bound in (*args, *kwargs.values())):
-        return NotImplemented
-    return tensor.detach()
-
-
-def _cloned(tensor: Tensor, **kwargs: Any) -> Any:
-    return tensor.detach() if tensor.is_meta and tensor.is_contiguous() and not kwargs else NotImplemented
-
-
-def _arithmetic(tensor: Any, other: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Combine a tensor with a number, or with a tensor that broadcasts to its shape."""
-    if not isinstance(tensor, Tensor) or not tensor.is_meta or not tensor.is_floating_point() or kwargs:
-        return NotImplemented
-    if isinstance(other, Tensor):
-        if other.is_meta and other.dtype != tensor.dtype:
-            return NotImplemented
-        sizes = zip(reversed(other.shape), reversed(tensor.shape), strict=False)
-        if other.dim() > tensor.dim() or any(n not in (1, m) for n, m in sizes):
-            return NotImplemented
-    return tensor.detach()
 
 
 def _resized(tensor: Tensor, size: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -133,12 +109,6 @@ def _alike(tensors: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors) and len({tensor.dtype for tensor in tensors}) == 1
 
 
-def _contiguous(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if not tensor.is_meta or args or kwargs:
-        return NotImplemented
-    return tensor if tensor.is_contiguous() else empty(tensor.shape, tensor.dtype)
-
-
 def _array(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Return an array that repeats one value, in place of a tensor without values."""
     if not tensor.is_meta:
@@ -158,14 +128,9 @@ _QUICK: dict[Any, Callable[..., Any]] = {
     interpolate: _resized,
     torch.stack: _stacked,
     torch.cat: _joined,
-    Tensor.contiguous: _contiguous,
     **dict.fromkeys((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like), _filled),
     Tensor.numpy: _array,
     Tensor.__array__: _array,
     **dict.fromkeys((Tensor.clamp_, Tensor.round_, Tensor.mul_, Tensor.div_, Tensor.sub_, Tensor.add_), _in_place),
     Tensor.cpu: _in_place,
-    **dict.fromkeys((Tensor.clamp, Tensor.round, torch.clamp, torch.round), _same),
-    **dict.fromkeys((Tensor.clone, torch.clone), _cloned),
-    **dict.fromkeys((Tensor.mul, Tensor.div, Tensor.sub, Tensor.add, torch.mul, torch.div, torch.sub), _arithmetic),
-    **dict.fromkeys((Tensor.__mul__, Tensor.__truediv__, Tensor.__sub__, Tensor.__add__), _arithmetic),
 }

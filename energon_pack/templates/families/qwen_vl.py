@@ -21,8 +21,12 @@ from energon_pack.templates.preprocess import first_to_last, smart_resize
 class QwenVL(MediaRules):
     """Qwen2-VL and Qwen2.5-VL."""
 
+    processors: Sequence[str] = (
+        *("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+        *("Exaone4_5_Processor", "HyperCLOVAXVisionV2Processor"),
+    )
     #: beginning of the names of processors with similar settings that make other tokens of a video
-    others = "Qwen3"
+    other_names = "Qwen3"
     #: defaults of the processor's image class
     image_size: dict[str, Any] = {"shortest_edge": 56 * 56, "longest_edge": 1280 * 28 * 28}  # noqa: RUF012
     #: defaults of the processor's video class
@@ -38,7 +42,7 @@ class QwenVL(MediaRules):
         """Read the needed settings of a processor."""
         self.media_tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
         owner = str(processor.video.get("processor_class") or processor.processor.get("processor_class") or "")
-        if owner.startswith(self.others):
+        if owner.startswith(self.other_names):
             raise PackError(
                 f"model.processor's files are of {owner}, and videos become other tokens in this family: use"
                 f" +model={model_of(owner)}"
@@ -104,9 +108,9 @@ class QwenVL(MediaRules):
 class Qwen3VL(QwenVL):
     """Qwen3-VL and Qwen3.5: one pixel budget for all frames, and times in the text."""
 
+    processors = ("Qwen3VLProcessor", "Lfm3VlProcessor")
     has_old_names = False
-
-    others = "Qwen2"
+    other_names = "Qwen2"
     video_defaults = {  # noqa: RUF012
         "do_sample_frames": True,
         "fps": 2,
@@ -159,8 +163,8 @@ class _EvenFrames(FrameSampling):
         if settings["fps"] is None:
             return video.num_frames
         most = min(settings["max_frames"], video.num_frames) // temporal * temporal
-        wanted = max(video.num_frames / video.fps * settings["fps"], settings["min_frames"])
-        return int(math.floor(min(wanted, most, video.num_frames) / temporal) * temporal)
+        number = max(video.num_frames / video.fps * settings["fps"], settings["min_frames"])
+        return int(math.floor(min(number, most, video.num_frames) / temporal) * temporal)
 
 
 class _FirstToLastFrames(FrameSampling):
@@ -174,11 +178,11 @@ class _FirstToLastFrames(FrameSampling):
             return int(settings["num_frames"])
         if settings["fps"] is None:
             return int(min(max(video.num_frames, settings["min_frames"]), settings["max_frames"]))
-        wanted = int(video.num_frames / video.fps * settings["fps"])
-        return int(min(max(wanted, settings["min_frames"]), settings["max_frames"], video.num_frames))
+        number = int(video.num_frames / video.fps * settings["fps"])
+        return int(min(max(number, settings["min_frames"]), settings["max_frames"], video.num_frames))
 
-    def spread(self, total: int, wanted: int) -> list[int]:
-        return first_to_last(total, wanted)
+    def spread(self, total: int, number: int) -> list[int]:
+        return first_to_last(total, number)
 
 
 def _check_whole(height: int, width: int, factor: int) -> None:

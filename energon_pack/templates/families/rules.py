@@ -41,6 +41,8 @@ class ProcessorSettings:
 class MediaRules:
     """Size rules of a family, with one processor's settings. A family is a subclass, and a line in `FAMILIES`."""
 
+    #: transformers' classes of processors that count media by these rules
+    processors: Sequence[str] = ()
     #: whether the video processor knows `min_pixels` and `max_pixels`, older names of the edges of `size`
     has_old_names = True
 
@@ -175,10 +177,10 @@ class FrameSampling:
         total = video.num_frames
         if not self.settings["do_sample_frames"]:
             return list(range(total))
-        wanted = self.num_wanted(video)
-        if wanted < 1 or (wanted > total and not self.repeats):
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{wanted} frames are asked for, the video has {total}")
-        return self.spread(total, wanted)
+        number = self.num_wanted(video)
+        if number < 1 or (number > total and not self.repeats):
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{number} frames are asked for, the video has {total}")
+        return self.spread(total, number)
 
     def num_wanted(self, video: Media) -> int:
         """Return how many frames to choose."""
@@ -188,9 +190,9 @@ class FrameSampling:
             return video.num_frames
         return int(video.num_frames / video.fps * self.settings["fps"])
 
-    def spread(self, total: int, wanted: int) -> list[int]:
+    def spread(self, total: int, number: int) -> list[int]:
         """Choose `wanted` frames out of `total`."""
-        step = total / wanted
+        step = total / number
         first = step / 2 if self.settings["initial_shift"] is True else float(self.settings["initial_shift"] or 0)
         indices = [int(np.float32(first + step * i)) for i in range(math.ceil((total - first) / step))]
         return [index for index in indices if index < total]  # single precision may round up beyond the last frame

@@ -110,7 +110,7 @@ class Shapes(MediaRules):
         chosen = tuple(map(tuple, frames))
         kinds = {medium.kind for medium in media} | {"sound" for medium in media if medium.is_heard}
         if len(media) > 1 and len(kinds) == 1 and self._are_independent(*kinds):
-            each = [self._known_or_asked([medium], [own]) for medium, own in zip(media, chosen, strict=True)]
+            each = [self._known_or_asked([medium], [indices]) for medium, indices in zip(media, chosen, strict=True)]
             return [answer for answers, _ in each for answer in answers], each[-1][1]
         try:
             if len(media) == 1 and kinds == {AUDIO.kind}:  # lengths differ, so it would fill the memory to keep each
@@ -143,7 +143,7 @@ class Shapes(MediaRules):
             frames = [tuple(range(medium.num_frames)) for medium in media]
             try:
                 together, around = self._ask(tuple(media), tuple(frames))
-                alone = [self._ask((medium,), (own,)) for medium, own in zip(media, frames, strict=True)]
+                alone = [self._ask((medium,), (indices,)) for medium, indices in zip(media, frames, strict=True)]
                 self._independent[kind] = alone == [([answer], around) for answer in together]
             except Exception:  # any class of any processor may be behind it; then it is asked for each sample
                 self._independent[kind] = False
@@ -184,8 +184,8 @@ class Shapes(MediaRules):
         try:
             return self._asking.frames(self.media_tokens[VIDEO.kind], video)
         except Exception as error:  # the processor refuses the sample
-            what = f"{video.num_frames} frames at {video.fps:g} a second"
-            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {what}: {one_line(error)}") from None
+            video_size = f"{video.num_frames} frames at {video.fps:g} a second"
+            raise Skip(Reason.UNREADABLE_MEDIA, f"{self.name} refuses {video_size}: {one_line(error)}") from None
 
     def _ask(self, media: tuple[Media, ...], frames: tuple[tuple[int, ...], ...]) -> _Answers:
         texts, around = self._asking.texts(self.media_tokens, media, frames)
@@ -210,13 +210,13 @@ class Shapes(MediaRules):
         for kind, medium in KINDS.items():
             if part_of(self.full, kind) is None and not hasattr(self.full, medium.parts[0]):
                 continue
-            found = self._find_token(kind, medium.example)
-            if isinstance(found, str) and self._asking.surround(kind):
-                found = self._find_token(kind, medium.example)
-            if isinstance(found, str):
-                why_not[kind] = found
+            answer = self._find_token(kind, medium.example)
+            if isinstance(answer, str) and self._asking.surround(kind):
+                answer = self._find_token(kind, medium.example)
+            if isinstance(answer, str):
+                why_not[kind] = answer
                 continue
-            token, text = found
+            token, text = answer
             if feature := _most_frequent(self.full.tokenizer, text):
                 tokens[kind], features[kind] = token, feature
                 self.marks = [*self.marks, *(one for one in special if one in text)]
@@ -266,8 +266,8 @@ def _candidates(full: Any, kind: str) -> list[str]:
     """Return tokens that may stand for a medium in a chat, the most likely first."""
     names = [f"{kind}_token", *(["boi_token"] if kind == IMAGE.kind else []), f"start_of_{kind}_token"]
     names += sorted(name for name in vars(full) if name.endswith("_token") and kind in name)
-    found = [getattr(full, name, None) for name in dict.fromkeys(names)]
-    return [token for token in dict.fromkeys(found) if isinstance(token, str) and token]
+    tokens = [getattr(full, name, None) for name in dict.fromkeys(names)]
+    return [token for token in dict.fromkeys(tokens) if isinstance(token, str) and token]
 
 
 def _most_frequent(tokenizer: Any, text: str) -> str | None:

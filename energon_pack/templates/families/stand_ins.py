@@ -57,27 +57,29 @@ class Meta(Blank):
 
 def by_shape(extractor: Any) -> Mapping[str, Callable[..., Any]]:
     """Return a method that replaces an extractor's own, by its name; empty: no stand-in gives the same shapes."""
-    own = getattr(extractor, _METHOD, None)
+    method = getattr(extractor, _METHOD, None)
     sizes = [getattr(extractor, name, None) for name in ("hop_length", "feature_size", "n_fft")]
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
-    if own is None or len(numbers) < len(sizes):
+    if method is None or len(numbers) < len(sizes):
         return {}
-    stand_in = partial(_of_shape, own, *numbers)
-    return {_METHOD: stand_in} if all(_are_alike(stand_in, own, length) for length in _LENGTHS) else {}
+    stand_in = partial(_of_shape, method, *numbers)
+    return {_METHOD: stand_in} if all(_are_alike(stand_in, method, length) for length in _LENGTHS) else {}
 
 
-def _of_shape(own: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any) -> Any:
+def _of_shape(
+    method: Callable[..., Any], hop: int, size: int, window: int, samples: Any, *args: Any, **more: Any
+) -> Any:
     """Return an array [.., size, frames] of arbitrary values; for samples shorter than a window, the real array."""
     if samples.shape[-1] <= window:
-        return own(samples, *args, **more)
+        return method(samples, *args, **more)
     return np.broadcast_to(np.float32(0), (*samples.shape[:-1], size, samples.shape[-1] // hop))
 
 
-def _are_alike(stand_in: Callable[..., Any], own: Callable[..., Any], num_samples: int) -> bool:
+def _are_alike(stand_in: Callable[..., Any], method: Callable[..., Any], num_samples: int) -> bool:
     """Tell whether both make an array of the same type and shape from a batch of two."""
     samples = np.zeros((2, num_samples), np.float32)
     try:
-        made, wanted = stand_in(samples, "cpu"), own(samples, "cpu")
+        array, expected = stand_in(samples, "cpu"), method(samples, "cpu")
     except Exception:  # the class has another signature
         return False
-    return isinstance(wanted, np.ndarray) and (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
+    return isinstance(expected, np.ndarray) and (array.shape, array.dtype) == (expected.shape, expected.dtype)

@@ -4,21 +4,18 @@ Runs of thousands of tokens for visual features are shown to the tokenizer as on
 """
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
-_SEAMS = {"<": "><", "[": "]["}  # first characters of tokens that come in runs, and the text between such tokens
-
-Ids = list[int] | npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]
-#: where a run begins in the text without runs, its token, and its number of tokens
-Run = tuple[int, str, int]
+#: where the first token of a run ends in the text without runs, and how many more of it come
+Run = tuple[int, int]
 
 
 class AddedTokens:
@@ -54,30 +51,6 @@ class AddedTokens:
         """Return the places of added tokens in a text, and the tokens."""
         return [(match.start(), match[0]) for match in self.pattern.finditer(text)]
 
-    def runs(self, text: str) -> list[tuple[str, str, int]]:
-        """Cut a text behind the first token of each run: the pieces, each run's token, and how many more of it come."""
-        pieces = [(text, "", 0)]
-        for begin, seam in _SEAMS.items():
-            if seam in text:
-                pieces = [cut for piece in pieces for cut in self._runs_at(seam, begin, *piece)]
-        return pieces
-
-    def _runs_at(self, seam: str, begin: str, text: str, last: str, num_more: int) -> list[tuple[str, str, int]]:
-        pieces = []
-        done, at = 0, text.find(seam)
-        while at >= 0:
-            end = position = at + 1
-            token = text[max(text.rfind(begin, done, end), 0) : end]
-            if self.stands_alone(token):
-                for several in (token * 64, token * 8, token):
-                    while text.startswith(several, position):
-                        position += len(several)
-                if position > end:
-                    pieces.append((text[done:end], token, (position - end) // len(token)))
-                    done = position
-            at = text.find(seam, position)
-        return [*pieces, (text[done:], last, num_more)]
-
 
 class Runs:
     """Finds runs of added tokens that a tokenizer always reads as one token each."""
@@ -85,58 +58,63 @@ class Runs:
     def __init__(self, tokenizer: Tokenizer, tokens: Iterable[str]):
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         known = AddedTokens(added)
-        plain = [re.escape(t) for t in set(tokens) & added.keys() if _is_plain(added[t]) and known.stands_alone(t)]
-        self._pattern = re.compile("|".join(f"({token})(?:{token})+" for token in sorted(plain)) or "(?!)")
+        tokens = {*tokens} & added.keys()
+        self._tokens = sorted(token for token in tokens if _is_plain(added[token]) and known.stands_alone(token))
 
     def squeeze(self, text: str, spans: Ranges) -> tuple[str, Ranges, list[Run]]:
         """Return a text with each run as one token, its spans in that text, and the runs; spans end outside of runs."""
-        found = list(self._pattern.finditer(text))
-        if not found or _cuts(spans, [match.span() for match in found]):
+        places = self._places(text)
+        if not places or _cuts(spans, [(start, end) for start, end, _ in places]):
             return text, spans, []
         pieces: list[str] = []
         runs: list[Run] = []
-        cursor = left_out = 0
-        for match in found:
-            token = match[match.lastindex or 0]
-            pieces += [text[cursor : match.start()], token]
-            runs.append((match.start() - left_out, token, len(match[0]) // len(token)))
-            cursor = match.end()
-            left_out += len(match[0]) - len(token)
-        pieces.append(text[cursor:])
-        ends = [match.end() for match in found]
-        shifts = [0, *accumulate(len(token) * (times - 1) for _, token, times in runs)]
+        shifts = [0]
+        cursor = 0
+        for start, end, length in places:
+            pieces.append(text[cursor : start + length])
+            runs.append((start + length - shifts[-1], (end - start) // length - 1))
+            shifts.append(shifts[-1] + end - start - length)
+            cursor = end
+        ends = [end for _, end, _ in places]
 
         def moved(position: int) -> int:
-            return position - shifts[bisect_left(ends, position + 1)]
+            return position - shifts[bisect_right(ends, position)]
 
-        return "".join(pieces), [(moved(start), moved(end)) for start, end in spans], runs
+        return "".join([*pieces, text[cursor:]]), [(moved(start), moved(end)) for start, end in spans], runs
 
-
-def grow(ids: list[int], offsets: Ranges, ranges: Ranges, runs: Sequence[Run]) -> tuple[list[int], Ranges]:
-    """Return ids and token ranges of the text with its runs, from those of the text without."""
-    grown: list[int] = []
-    places: list[int] = []
-    cursor = 0
-    for position, token, times in runs:
-        place = bisect_left(offsets, (position, position + len(token)))
-        assert offsets[place] == (position, position + len(token)), "an added token was not read as one"
-        grown += ids[cursor:place]
-        grown += [ids[place]] * times
-        cursor = place + 1
-        places.append(place)
-    grown += ids[cursor:]
-    more = [0, *accumulate(times - 1 for _, _, times in runs)]
-
-    def moved(index: int) -> int:
-        return index + more[bisect_left(places, index)]
-
-    return grown, [(moved(start), moved(end)) for start, end in ranges]
+    def _places(self, text: str) -> list[tuple[int, int, int]]:
+        """Return where runs begin and end, and the length of their token."""
+        places = []
+        for token in self._tokens:
+            start = text.find(token * 2)
+            while start >= 0:
+                end = start + 2 * len(token)
+                for several in (token * 64, token * 8, token):
+                    while text.startswith(several, end):
+                        end += len(several)
+                places.append((start, end, len(token)))
+                start = text.find(token * 2, end)
+        return sorted(places)
 
 
-def token_ranges(offsets: Ranges, spans: Ranges) -> Ranges:
-    """Return for each span the range of tokens that begin inside it."""
-    first = itemgetter(0)
-    return [(bisect_left(offsets, s, key=first), bisect_left(offsets, e, key=first)) for s, e in spans]
+def grow(ids: Ids, numbers: Mapping[int, int], spans: Ranges, runs: Sequence[Run]) -> tuple[Ids, Ranges]:
+    """Return the ids of a text with its runs, and the token ranges of its spans.
+
+    Args:
+        ids: of the text without runs.
+        numbers: how many of these tokens begin before each end of a span or run.
+    """
+    if not runs:
+        return ids, [(numbers[start], numbers[end]) for start, end in spans]
+    ends, more = [numbers[end] for end, _ in runs], [times for _, times in runs]
+    repeats = np.ones(len(ids), np.int64)
+    repeats[np.array(ends) - 1] += more
+    shifts = [0, *accumulate(more)]
+
+    def moved(position: int) -> int:
+        return numbers[position] + shifts[bisect_right(ends, numbers[position])]
+
+    return np.repeat(ids, repeats), [(moved(start), moved(end)) for start, end in spans]
 
 
 def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) -> tuple[Ids, Ranges]:
@@ -150,9 +128,9 @@ def within_range(ids: Ids, ranges: Ranges, token_range: tuple[int, int] | None) 
 def without_first(ranges: Ranges, weights: Sequence[float] = ()) -> tuple[Ranges, list[float]]:
     """Return ranges without the first token, which nothing predicts, and their weights; empty: all are 1."""
     pairs = zip(ranges, weights or repeat(1.0, len(ranges)), strict=True)
-    left = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
-    kept = [weight for _, weight in left]
-    return [of for of, _ in left], kept if any(weight != 1 for weight in kept) else []
+    trained = [((max(start, 1), end), weight) for (start, end), weight in pairs if end > max(start, 1)]
+    kept = [weight for _, weight in trained]
+    return [of for of, _ in trained], kept if any(weight != 1 for weight in kept) else []
 
 
 def _is_plain(token: AddedToken) -> bool:

@@ -1,13 +1,29 @@
-"""Make and count the tokens of rendered texts, and say where a text may be cut."""
+"""Make and count the tokens of rendered texts, and say where a text may be cut.
 
+`tokenizers` takes 400 to 700 bytes for each token that it makes: 6 MB of one record took 2.6 GB. So it is given a long
+text a piece at a time, cut where tokenizers of bytes end a word; the tokenizer is checked for this before.
+"""
+
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain, product
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from energon_pack.templates.sample import Rendered, Tokens
-from energon_pack.templates.tokens.added import Ids, Ranges, Runs, grow, token_ranges, within_range, without_first
-from energon_pack.templates.tokens.counter import TokenCounter
+from energon_pack.templates.tokens.added import Ids, Ranges, Runs, grow, within_range, without_first
+from energon_pack.templates.tokens.engine import TokenEngine
+
+#: approximate characters of a text that is cut, and of its pieces
+LONG = 100_000
+#: seams: before a space between letters, and after the end of a line
+_SEAM = re.compile(r"(?<=[a-zA-Z])(?= [a-zA-Z])|(?<=\n)(?=[a-zA-Z\u4e00-\u9fa5])")
+#: texts that may stand beside a seam: each kind of character, also those on which Unicode tables differ
+_BESIDE = ["", *"aZ1 '.-_<[\n\r\t\u00a0", "你", "é", "e\u0301", "\u017f", "\u0e33", "🙂", "'s", "  ", "\n\n", "12"]
+_SEAMS = [("a", " b"), ("Z", " a"), ("\n", "a"), ("\n", "Z"), ("\n", "你")]
 
 
 class Tokenizing:
@@ -23,7 +39,7 @@ class Tokenizing:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer, self._adds_special_tokens = tokenizer, adds_special_tokens
-        self._counters: dict[str, TokenCounter] = {}
+        self._engines: dict[str, TokenEngine] = {}
         self._runs = Runs(tokenizer, in_runs)
 
     def ids_of(self, text: str) -> list[int]:
@@ -33,19 +49,59 @@ class Tokenizing:
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[Tokens]:
         """Return ids and supervised ranges of texts. Their first tokens are never supervised, nor are empty ranges."""
-        located = self.located([(item.text, item.spans) for item in rendered])
-        return [Tokens([*ids], ranges, weights) for ids, ranges, weights in trained_tokens(rendered, located)]
+        trained = self.trained_tokens(rendered, "tokenizers")
+        return [Tokens(ids.tolist(), ranges, weights) for ids, ranges, weights in trained]
 
-    def located(self, texts: Sequence[tuple[str, Ranges]]) -> list[tuple[list[int], Ranges]]:
+    def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
+        """Count tokens and supervised tokens of texts."""
+        trained = self.trained_tokens(rendered, engine)
+        return [(len(ids), sum(end - start for start, end in ranges)) for ids, ranges, _ in trained]
+
+    def trained_tokens(
+        self, rendered: Sequence[Rendered], engine: str
+    ) -> Iterator[tuple[Ids, Ranges, Sequence[float]]]:
+        """Yield the ids of each text, its trained ranges without the first token, and their weights."""
+        located = self.located([(item.text, item.spans) for item in rendered], engine)
+        for item, (ids, ranges) in zip(rendered, located, strict=True):
+            sample_ids, within = within_range(ids, ranges, item.token_range)
+            yield sample_ids, *without_first(within, item.weights)
+
+    def located(self, texts: Sequence[tuple[str, Ranges]], engine: str = "tokenizers") -> list[tuple[Ids, Ranges]]:
         """Return the ids of several texts, and for each span of characters the range of tokens that begin in it."""
         squeezed = [self._runs.squeeze(text, spans) for text, spans in texts]
-        encodings = self._tokenizer.encode_batch(
-            [text for text, _, _ in squeezed], add_special_tokens=self._adds_special_tokens
-        )
-        return [
-            grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, spans), runs)
-            for encoding, (_, spans, runs) in zip(encodings, squeezed, strict=True)
+        asked = [
+            (text, sorted({*chain.from_iterable(spans), *(end for end, _ in runs)})) for text, spans, runs in squeezed
         ]
+        results = []
+        for text, tokens, (_, spans, runs) in zip(asked, self.engine(engine).tokens(asked), squeezed, strict=True):
+            ids, numbers = tokens or self._by_tokenizers(*text)
+            results.append(grow(ids, dict(zip(text[1], numbers, strict=True)), spans, runs))
+        return results
+
+    def _by_tokenizers(self, text: str, positions: Sequence[int]) -> tuple[Ids, list[int]]:
+        """Return the ids of a text, and the number of tokens that begin before each position."""
+        ids: list[int] = []
+        numbers = [0] * len(positions)
+        is_cut = len(text) > LONG and self._ends_words
+        for start, end in pieces(text) if is_cut else [(0, len(text))]:
+            encoding = self._tokenizer.encode(text[start:end], add_special_tokens=self._adds_special_tokens)
+            ids += encoding.ids
+            begins = [begin + start for begin, _ in encoding.offsets]
+            numbers = [num + bisect_left(begins, position) for num, position in zip(numbers, positions, strict=True)]
+        return np.array(ids, np.int64), numbers
+
+    @cached_property
+    def _ends_words(self) -> bool:
+        """Whether this tokenizer ends a word at each kind of seam, whatever stands beside it."""
+        cut, added = self._tokenizer.pre_tokenizer, self._tokenizer.get_added_tokens_decoder().values()
+        may_cut = all(token.content[0] in "<[" and token.content[-1] in ">]" for token in added)
+        if cut is None or not may_cut or self._adds_special_tokens:
+            return False
+        return not any(_SEAM.search(token.content) for token in added) and all(
+            any(start == len(before) for _, (start, _) in cut.pre_tokenize_str(before + after))
+            for (left, right), first, last in product(_SEAMS, _BESIDE, _BESIDE)
+            for before, after in [(first + left, right + last)]
+        )
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -76,27 +132,20 @@ class Tokenizing:
         encoding = self._tokenizer.encode(text, add_special_tokens=self._adds_special_tokens)
         return [*encoding.offsets]
 
-    def count(self, rendered: Sequence[Rendered], engine: str = "auto") -> list[tuple[int, int]]:
-        """Count tokens and supervised tokens of texts: the lengths of `tokenize`'s results, without making them."""
-        counted = self.counter(engine).count([(item.text, item.spans) for item in rendered])
-        counted = [None if item.token_range else counts for item, counts in zip(rendered, counted, strict=True)]
-        unsure = [i for i, counts in enumerate(counted) if counts is None]
-        tokens = dict(zip(unsure, self.tokenize([rendered[i] for i in unsure]), strict=True))
-        return [(len(tokens[i].ids), tokens[i].num_supervised) if c is None else c for i, c in enumerate(counted)]
-
-    def counter(self, engine: str) -> TokenCounter:
-        """Return the token counter of this tokenizer; made once."""
+    def engine(self, name: str) -> TokenEngine:
+        """Return what makes tokens by a `measure.engine`; made once."""
         if self._adds_special_tokens:
-            engine = "tokenizers"
-        if engine not in self._counters:
-            self._counters[engine] = TokenCounter(self._tokenizer, engine)
-        return self._counters[engine]
+            name = "tokenizers"
+        if name not in self._engines:
+            self._engines[name] = TokenEngine(self._tokenizer, name)
+        return self._engines[name]
 
 
-def trained_tokens(
-    rendered: Sequence[Rendered], located: Sequence[tuple[Ids, Ranges]]
-) -> Iterator[tuple[Ids, Ranges, Sequence[float]]]:
-    """Yield the ids of each text, its trained ranges without the first token, and their weights."""
-    for item, (ids, ranges) in zip(rendered, located, strict=True):
-        own, within = within_range(ids, ranges, item.token_range)
-        yield own, *without_first(within, item.weights)
+def pieces(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where the pieces of a text begin and end: each ends at the first seam after `LONG` characters."""
+    start = 0
+    while start < len(text):
+        seam = _SEAM.search(text, start + LONG)
+        end = seam.start() if seam else len(text)
+        yield start, end
+        start = end

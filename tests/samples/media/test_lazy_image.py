@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageChops, ImageOps, ImageStat
+from PIL import Image, ImageOps
 
 from energon_pack.samples.media.image import open_image
 from energon_pack.samples.media.lazy_image import LazyImage
@@ -56,37 +56,20 @@ def painted(image: Image.Image) -> Image.Image:
 #: Methods of Pillow that image processors, transforms and people use, each on an image nothing has looked at yet.
 USES: dict[str, Callable[[Image.Image], Any]] = {
     "asarray": np.asarray,
-    "array": np.array,
     "tobytes": Image.Image.tobytes,
     "convert": lambda image: image.convert("L"),
-    "convert to the same": lambda image: image.convert("RGB"),
     "resize": lambda image: image.resize((14, 21), Image.Resampling.BICUBIC),
-    "resize a box": lambda image: image.resize((14, 21), box=(1, 2, 20, 20)),
-    "reduce": lambda image: image.reduce(2),
     "thumbnail": thumbnail,
     "crop": lambda image: image.crop((1, 2, 20, 30)),
-    "rotate": lambda image: image.rotate(90, expand=True),
     "transpose": lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
     "copy": Image.Image.copy,
     "copy.copy": copy.copy,
     "copy.deepcopy": copy.deepcopy,
     "split": lambda image: image.split()[1],
-    "getchannel": lambda image: image.getchannel("R"),
     "getpixel": lambda image: image.getpixel((3, 4)),
-    "getextrema": Image.Image.getextrema,
-    "getbbox": Image.Image.getbbox,
-    "histogram": Image.Image.histogram,
-    "point": lambda image: image.point(lambda value: 255 - value),
     "paste": painted,
-    "pasted": lambda image: Image.new("RGB", (50, 50)).paste(image, (2, 2)),
-    "merge": lambda image: Image.merge("RGB", image.split()[::-1]),
-    "blend": lambda image: Image.blend(image, Image.new("RGB", image.size), 0.5),
     "save": saved,
-    "pad": lambda image: ImageOps.pad(image, (50, 50)),
-    "fit": lambda image: ImageOps.fit(image, (20, 20)),
     "exif_transpose": ImageOps.exif_transpose,
-    "invert": lambda image: ImageChops.invert(image),
-    "mean": lambda image: ImageStat.Stat(image).mean,
     "load": lambda image: image.load()[2, 3],  # type: ignore[index]
     "verify": Image.Image.verify,
     "with": lambda image: image.__enter__().getpixel((0, 0)),

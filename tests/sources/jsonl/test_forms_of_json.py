@@ -113,7 +113,7 @@ def test_coco_captions_are_packed_with_their_images(
     (pack,) = (json.loads(parts["json"]) for parts in samples(folder).values())
     answers = [member["messages"][1]["content"] for member in pack["messages"]]
     assert sorted(answers) == ["Caption 0.", "Caption 1."]
-    assert "read as: JSONL, caption, image in files, 1 file; media in " in capfd.readouterr().out
+    assert "read as: JSONL, 1 file; media in " in capfd.readouterr().out
     left = {line["sample_id"]: (line["reason"], line["detail"]) for line in json_lines(folder / "skipped.jsonl")}
     assert left["captions_val2017.json:3"][0] == "missing_media"
     assert left["captions_val2017.json:4"] == ("missing_media", "image_id 9 is none of `images`")

@@ -4,13 +4,13 @@ a form + keys ──fuzzed──► record ──ours──► text, weights, un
                   └──meaning──► text, weights ──judge──► honoured, harmless, unknown, skipped, or wrong
 """
 
-import importlib
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 from energon_pack.samples import keys as table
 from energon_pack.samples.conversation import place
+from energon_pack.samples.media.asked import as_asked
 from energon_pack.samples.media.kinds import kind_by_name
 from energon_pack.samples.media.medium import Media
 from energon_pack.samples.member import SampleOptions
@@ -118,22 +118,14 @@ def ours(template: Template, value: Any) -> Outcome:
         names = record.listed_media or []
         placed = place(record, [str(kind_by_name(name)) for name in names])
         options = options_of(placed.record.fields)
-        media = _as_asked([FILES[names[i]] for i in placed.order], placed.record.fields, options)
+        media = as_asked([FILES[names[i]] for i in placed.order], placed.record.fields.get("video_frames"), options)
         made = render(template, Sample(placed.timed([]), media, record.tools, options))
-        lengths = [count for _, count in template._expand(media)[0]] if media else []
+        lengths = template.num_features(media)
     except Skip as skip:
         return Outcome(skip=str(skip))
     except Exception as error:  # whatever it is, it would end the run
         return Outcome(crash=f"{type(error).__name__}: {error}")
     return Outcome("", "", made.text, made.weights, lengths, [*record.unknown], options, made.media_labels)
-
-
-def _as_asked(media: list[Media], fields: dict[str, Any], options: SampleOptions) -> list[Media]:
-    try:
-        asked: Any = importlib.import_module("energon_pack.samples.media.asked")
-    except ImportError:  # before settings of media are read
-        return media
-    return list(asked.as_asked(media, fields.get("video_frames"), options))
 
 
 def judge(template: Template, record: Fuzzed) -> str:
@@ -216,5 +208,8 @@ def _has_system(form: Form) -> bool:
 
 
 def _may_skip(added: Added) -> bool:
-    """Good by themselves, and yet not where they stand: calls of a question, thoughts of a system prompt."""
-    return added.key.name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking")
+    """Good by themselves, and yet not where they stand: calls of a question, thoughts of a system prompt, a second
+    conversation.
+    """
+    again = ("functions", "history", "prompt", "completion", "query", "response", "instruction", "input", "output")
+    return added.key.name in ("tool_calls", "function_call", "reasoning", "reasoning_content", "thinking", *again)

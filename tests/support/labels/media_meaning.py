@@ -4,66 +4,64 @@ Written from qwen_vl_utils 0.0.14 (`vision_process.py`) and Qwen2-VL's processor
 """
 
 import math
-from collections.abc import Mapping
+from typing import Any
 
+#: pixels of the side of a token
 _SIDE = 28
-_FPS, _LEAST_FRAMES, _MOST_FRAMES = 2.0, 4, 768
-#: of a processor, of qwen_vl_utils for an image, for a frame of a video
-_PROCESSOR = (3136, 1003520)
-_IMAGE = (4 * _SIDE**2, 16384 * _SIDE**2)
-_FRAME = (128 * _SIDE**2, 768 * _SIDE**2)
-_TOTAL = 128000 * _SIDE**2 * 0.9
-_PIXELS = ("min_pixels", "max_pixels", "resized_height", "resized_width", "total_pixels")
-_FRAMES = ("fps", "nframes", "min_frames", "max_frames")
 
 
-def smart_resize(height: float, width: float, least: float, most: float, side: int = _SIDE) -> tuple[int, int]:
+def smart_resize(width: float, height: float, least: float, most: float, side: int = _SIDE) -> tuple[int, int]:
     """Whole tokens of `side` pixels within limits of pixels (`smart_resize`, the same in both)."""
-    tall, wide = (max(side, round(edge / side) * side) for edge in (height, width))
-    if tall * wide > most:
+    across, down = (max(side, round(edge / side) * side) for edge in (width, height))
+    if across * down > most:
         factor = math.sqrt(height * width / most)
-        tall, wide = (max(side, math.floor(edge / factor / side) * side) for edge in (height, width))
-    elif tall * wide < least:
+        across, down = (max(side, math.floor(edge / factor / side) * side) for edge in (width, height))
+    elif across * down < least:
         factor = math.sqrt(least / (height * width))
-        tall, wide = (math.ceil(edge * factor / side) * side for edge in (height, width))
-    return tall, wide
+        across, down = (math.ceil(edge * factor / side) * side for edge in (width, height))
+    return across, down
 
 
-def num_tokens(kind: str, height: int, width: int, frames: int, rate: float, said: Mapping[str, float]) -> int:
-    """Tokens of a medium.
-
-    Args:
-        frames: of a video, `rate` a second.
-        said: by its content part.
-    """
-    if kind == "image":
-        tall, wide = _resized(height, width, said, *_IMAGE)
-        return _tokens_of(tall, wide)
-    first = math.ceil(said.get("video_start", 0) * rate)
-    last = min(math.floor(said.get("video_end", frames / rate) * rate), frames - 1)
-    taken = last - first + 1
-    if any(key in said for key in _FRAMES):
-        if "nframes" in said:
-            taken = round(said["nframes"] / 2) * 2
-        else:
-            least = math.ceil(said.get("min_frames", _LEAST_FRAMES) / 2) * 2
-            most = math.floor(said.get("max_frames", min(_MOST_FRAMES, taken)) / 2) * 2
-            wanted = taken / rate * said.get("fps", _FPS)
-            taken = math.floor(min(max(wanted, least), most, taken) / 2) * 2
-    least_pixels = said.get("min_pixels", _FRAME[0])
-    share = max(min(_FRAME[1], said.get("total_pixels", _TOTAL) / taken * 2), int(least_pixels * 1.05))
-    tall, wide = _resized(height, width, said, least_pixels, min(said.get("max_pixels", share), share))
-    return math.ceil(taken / 2) * _tokens_of(tall, wide)
+def size_by(
+    settings: dict[str, Any], size: tuple[int, int], factor: int, num_frames: int, always: bool
+) -> tuple[int, int]:
+    """What `fetch_image` or `fetch_video` make of a size; as it is where nothing is said of pixels, unless `always`."""
+    area = factor * factor
+    if not always and not settings.keys() & {"min_pixels", "max_pixels", "resized_width", "total_pixels"}:
+        return size
+    if "resized_width" in settings:
+        return smart_resize(settings["resized_width"], settings["resized_height"], 4 * area, 16384 * area, factor)
+    if not num_frames:
+        least, most = settings.get("min_pixels", 4 * area), settings.get("max_pixels", 16384 * area)
+        return smart_resize(*size, least, most, factor)
+    least = settings.get("min_pixels", 128 * area)
+    in_all = settings.get("total_pixels", 128000 * area * 0.9)
+    most = max(min(768 * area, in_all / num_frames * 2), int(least * 1.05))
+    return smart_resize(*size, least, min(settings.get("max_pixels", most), most), factor)
 
 
-def _resized(height: int, width: int, said: Mapping[str, float], least: float, most: float) -> tuple[int, int]:
-    if "resized_height" in said:
-        return smart_resize(said["resized_height"], said["resized_width"], *_IMAGE)
-    if any(key in said for key in _PIXELS):
-        return smart_resize(height, width, said.get("min_pixels", least), said.get("max_pixels", most))
-    return height, width
+def frames_by(settings: dict[str, Any], total: int, fps: float) -> tuple[list[int], int]:
+    """Which frames, and of how many: `calculate_video_frame_range` and `smart_nframes`."""
+    start = math.ceil(settings.get("video_start", 0) * fps)
+    end = min(math.floor(settings.get("video_end", total / fps) * fps), total - 1)
+    num = end - start + 1
+    if "nframes" in settings:
+        wanted = round(settings["nframes"] / 2) * 2
+    else:
+        least, most = (
+            math.ceil(settings.get("min_frames", 4) / 2) * 2,
+            settings.get("max_frames", min(768, num)) // 2 * 2,
+        )
+        wanted = math.floor(min(max(num / fps * settings.get("fps", 2.0), least), most, num) / 2) * 2
+    return [round(start + i * (end - start) / (wanted - 1)) for i in range(wanted)], num
 
 
-def _tokens_of(height: int, width: int) -> int:
-    tall, wide = smart_resize(height, width, *_PROCESSOR)
-    return tall // _SIDE * (wide // _SIDE)
+def num_tokens(kind: str, height: int, width: int, total: int, fps: float, settings: dict[str, Any]) -> int:
+    """Tokens of a medium of which its content part says these settings, if it is a video of so many frames."""
+    num = 0
+    if kind == "video":
+        chosen, num = frames_by(settings, total, fps)
+        num = len(chosen) if settings.keys() & {"fps", "nframes", "min_frames", "max_frames"} else num
+    size = size_by(settings, (width, height), _SIDE, num, always=False)
+    across, down = smart_resize(*size, 3136, 1003520)
+    return max(1, math.ceil(num / 2)) * (across // _SIDE) * (down // _SIDE)

@@ -163,12 +163,6 @@ def test_calls_that_are_written_by_their_id() -> None:
     assert trained(source, turns("a", "", tool_calls=calls)) == ["<tool_call>f:0</tool_call><|im_end|>"]
 
 
-@pytest.mark.parametrize("key", ["loss", "weight"])
-@pytest.mark.parametrize(("value", "is_trained"), [(False, 0), (0, 0), (0.0, 0), (True, 1), (1, 1), (None, 1)])
-def test_switches_of_a_turn(key: str, value: object, is_trained: int) -> None:
-    assert len(trained(CHATML, turns("a", "b", **{key: value}))) == is_trained
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [(CHATML, True), (PARTS_ONLY, True), (GEMMA, False), (THINKING, False), (LOOKS_INSIDE, False)],

@@ -1,10 +1,15 @@
 """Runs of a feature token as one: the same ids and ranges as the tokenizer gives for the whole text, in less time."""
 
+from bisect import bisect_left
+
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from energon_pack.templates.tokens.added import Runs, grow, token_ranges
+from energon_pack.templates.tokens.added import Runs, grow
+from energon_pack.templates.tokens.tokenizing import Tokenizing
 
 PAD, OTHER = "<|pad|>", "<|video|>"
 
@@ -33,22 +38,23 @@ def test_by_hand() -> None:
     text = f"ab{PAD * 3}c{OTHER * 2}{PAD}"
     squeezed, spans, runs = RUNS.squeeze(text, [(2 + 3 * len(PAD), 3 + 3 * len(PAD))])
     assert squeezed == f"ab{PAD}c{OTHER}{PAD}"
-    assert runs == [(2, PAD, 3), (10, OTHER, 2)]
+    assert runs == [(9, 2), (19, 1)]
     assert spans == [(9, 10)]
-    encoding = TOKENIZER.encode(squeezed)
-    ids, ranges = grow(encoding.ids, encoding.offsets, [(3, 4), (0, 6)], runs)
-    assert ids == TOKENIZER.encode(text).ids
-    assert ranges == [(5, 6), (0, 9)]
+    ids = np.array(TOKENIZER.encode(squeezed).ids)
+    grown, ranges = grow(ids, {9: 3, 10: 4, 19: 5}, [(9, 10), (10, 19)], runs)
+    assert grown.tolist() == TOKENIZER.encode(text).ids
+    assert ranges == [(5, 6), (6, 8)]
 
 
+@pytest.mark.parametrize("engine", ["tokenizers", "words"])
 @settings(max_examples=300)
 @given(st.lists(piece, max_size=12), st.data())
-def test_as_the_whole_text(pieces: list[str], data: st.DataObject) -> None:
+def test_as_the_whole_text(engine: str, pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
     whole = TOKENIZER.encode(text)
-    squeezed, moved, runs = RUNS.squeeze(text, spans)
-    encoding = TOKENIZER.encode(squeezed)
-    found = grow(encoding.ids, encoding.offsets, token_ranges(encoding.offsets, moved), runs)
-    assert found == (whole.ids, token_ranges(whole.offsets, spans))
+    begins = [begin for begin, _ in whole.offsets]
+    ((ids, ranges),) = Tokenizing(TOKENIZER, False, {PAD, OTHER}).located([(text, spans)], engine)
+    assert ids.tolist() == whole.ids
+    assert ranges == [(bisect_left(begins, start), bisect_left(begins, end)) for start, end in spans]

@@ -26,7 +26,7 @@ from energon_pack.training.joining import join
 from energon_pack.training.layout import IGNORE, Member
 from energon_pack.training.own_rope import OwnRope, RowsError
 from energon_pack.training.pixels import Pixels
-from energon_pack.training.rope import Rope, rope_positions
+from energon_pack.training.rope import RopeRule, rope_positions
 
 _log = logging.getLogger(__name__)
 #: media inputs on which rows of M-RoPE depend
@@ -46,7 +46,7 @@ class Unread:
 class MemberEncoder:
     """Encodes members for one model."""
 
-    def __init__(self, rules: InputRules, rope: Rope | OwnRope | None = None):
+    def __init__(self, rules: InputRules, rope: RopeRule | OwnRope | None = None):
         self._rules, self._rope = rules, rope
         self._pixels = Pixels(rules)
 
@@ -121,11 +121,7 @@ class MemberEncoder:
         return join(parts, self._pixels.joins({name for part in parts for name in part}))
 
     def probe_members(self, several_sounds: bool = True) -> list[Encoded]:
-        """Return short members to try a model with: text, and noise of each kind of media that the processor makes.
-
-        Args:
-            several_sounds: two members have sounds, of two lengths, if this processor can join them.
-        """
+        """Return short members to try a model with: text, and noise of each kind of media that the processor makes."""
         members: list[Encoded] = []
         tried: list[str] = []
         for seed, trial in enumerate(one for one in self._rules.trial if one.purpose == PROBE):
@@ -159,8 +155,8 @@ class MemberEncoder:
         joins = {name: rule for part in parts for name, rule in part.joins.items()}
         media = join([part.media for part in parts], joins)
         rows = {name: torch.as_tensor(make([ids.tolist()]))[0] for name, make in self.of_tokens.items()}
-        given = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
-        member = Member(ids, labels, types, self._rows(ids, types, given), rows)
+        for_rows = {name: value for name, value in media.items() if isinstance(self._rope, OwnRope) or name in _GRIDS}
+        member = Member(ids, labels, types, self._rows(ids, types, for_rows), rows)
         return Encoded(" + ".join(part.sample_id for part in parts), member, media, joins=joins)
 
     def _tokens(self, member: MemberInput) -> MemberTokens:
@@ -185,7 +181,7 @@ class MemberEncoder:
     def _draft(self, member: MemberInput) -> "_Draft":
         """Decode a member's media; media that it shares are decoded only where they are needed."""
         num, tokens = member.shared, self._tokens(member)
-        own = parts_of(member, tokens.media)
+        files = parts_of(member, tokens.media)
         part_kinds = [kind for medium in tokens.media for kind in medium.part_kinds]
         first = num.num_images + num.num_videos
         before = part_kinds[:first]
@@ -196,10 +192,10 @@ class MemberEncoder:
         kinds = [medium.kind for medium in tokens.media]
         num_shared = bisect_left([*accumulate(len(medium.part_kinds) for medium in tokens.media)], first + 1)
         is_whole = first > 0 and (isinstance(self._rope, OwnRope) or not self._pixels.are_split(kinds))
-        added = prepared_media(self._rules, tokens.media[num_shared:], own[first:])
+        added = prepared_media(self._rules, tokens.media[num_shared:], files[first:])
         if not first:
             return _Draft(member, tokens, added)
-        whole = prepared_media(self._rules, tokens.media, own) if is_whole else None
+        whole = prepared_media(self._rules, tokens.media, files) if is_whole else None
         seen = kinds[:num_shared]
         return _Draft(member, tokens, added, whole, (seen.count(IMAGE.kind), seen.count(VIDEO.kind)))
 
@@ -214,7 +210,9 @@ class MemberEncoder:
             wholes = [None if draft.whole is None else self._pixels([draft.whole]) for draft in drafts]
             media = self.join(each)
             self._pixels.refuse_other_features(media, added)
-            return media, [own if whole is None else whole for whole, own in zip(wholes, each, strict=True)]
+            return media, [
+                added_media if whole is None else whole for whole, added_media in zip(wholes, each, strict=True)
+            ]
         media = self._pixels([draft.given for draft in drafts])
         self._pixels.refuse_other_features(media, added)
         images = _shares(media, _GRIDS[:1], [len(draft.given.of(IMAGE.kind)) for draft in drafts])
@@ -242,9 +240,9 @@ class MemberEncoder:
             if self._rules.is_asked:
                 listed = own_ids.tolist()
                 rows = {name: torch.as_tensor(make([listed]))[0] for name, make in self.of_tokens.items()}
-                if (given := self._pixels.token_types(listed)) is not None:
+                if (known_types := self._pixels.token_types(listed)) is not None:
                     # transformers knows only images, videos and sounds
-                    own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(given))
+                    own_types = torch.where(own_types > AUDIO.token_type, own_types, torch.tensor(known_types))
             rope, shared_len = self._rows(own_ids, own_types, media), draft.member.shared.num_tokens
             weights = _weights(draft.tokens)
             yield Member(own_ids, own_labels, own_types, rope, rows, weights, draft.tokens.factor, shared_len)
@@ -271,10 +269,10 @@ def parts_of(member: MemberInput, media: Sequence[SeenMedium]) -> list[Any]:
     """Return the parts of a member in the order of its media: images, and the bytes of other files."""
     member.refuse_missing()
     kinds = [kind for medium in media for kind in medium.part_kinds]
-    counts = {kind: len(own) for kind, own in member.media.items() if own}
+    counts = {kind: len(parts) for kind, parts in member.media.items() if parts}
     if counts != Counter(kinds):
         raise ValueError(f"its tokens are of {dict(Counter(kinds))}, and it has {counts}")
-    waiting = {kind: iter(own) for kind, own in member.media.items()}
+    waiting = {kind: iter(parts) for kind, parts in member.media.items()}
     return [next(waiting[kind]) for kind in kinds]
 
 
@@ -317,14 +315,14 @@ def _shares(media: dict[str, Tensor], names: Sequence[str], counts: Sequence[int
     return shares
 
 
-def _with_shared(own: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
+def _with_shared(each: Sequence[dict[str, Tensor]], counts: Sequence[int]) -> list[dict[str, Tensor]]:
     """Put the first rows of the member before it, so many as it shares, before each member's own."""
-    found: list[dict[str, Tensor]] = []
-    for rows, count in zip(own, counts, strict=True):
+    whole: list[dict[str, Tensor]] = []
+    for rows, count in zip(each, counts, strict=True):
         if count:
-            shared = {name: value[:count] for name, value in found[-1].items()}
+            shared = {name: value[:count] for name, value in whole[-1].items()}
             rows = {
                 name: torch.cat([part[name] for part in (shared, rows) if name in part]) for name in {**shared, **rows}
             }
-        found.append(rows)
-    return found
+        whole.append(rows)
+    return whole

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from energon_pack.training.comparison import BLOCK
 from energon_pack.training.finding import Finding, difference, variation
 from energon_pack.training.routing import Routing, is_routed, routed
-from energon_pack.training.trial_inputs import Probe, Run, Span, TrialInputs
+from energon_pack.training.trial_inputs import MemberSpan, Probe, Run, TrialInputs
 from energon_pack.training.watch import hooked, tokens_of, values_of
 
 #: shares of a change that count as rounding: of sums in another order, and of experts that choose freely
@@ -34,7 +34,7 @@ LOW_PRECISION = 0.1
 
 
 @dataclass
-class Step:
+class PendingRun:
     """A run that is made by the caller, so that compiled code runs compiled; it fills in the output."""
 
     call: Callable[..., Any]
@@ -43,7 +43,7 @@ class Step:
 
 
 #: yields runs; None: there is no more to run
-Steps = Generator[Step | None, None, None]
+Steps = Generator[PendingRun | None, None, None]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ModelTrial:
     """The results of a trial of a model."""
 
     #: made samples against each of them alone
@@ -133,7 +133,7 @@ class Trial:
         return "; ".join(map(str, (*self.moved, self.alone)))
 
 
-def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[Moved]]:
+def changes(pending: Pending, asked: TrialInputs) -> Generator[PendingRun, None, list[Moved]]:
     """Run a batch as it is, and with changes."""
     routing = Routing() if is_routed(pending.part) else None
     run = partial(_run, pending)
@@ -142,9 +142,9 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
     num_media = sum(pending.is_any(len(asked.other_media) >= number) for number in (1, 2))
     media = [*asked.other_media, asked.as_is, asked.as_is][:num_media]  # so that all ranks run alike
     moved = []
-    for what, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
+    for kind, inputs in (("words", asked.other_words), *(("media", one) for one in media)):
         values = yield from run(inputs, routing and Routing(routing))
-        moved += [_moved(what, asked, as_is, values, tolerance)] if inputs is not asked.as_is else []
+        moved += [_moved(kind, asked, as_is, values, tolerance)] if inputs is not asked.as_is else []
     if pending.is_any(any(one.others > SUMS * one.own for one in moved)):  # some kernels add in any order
         again = yield from run(asked.as_is, routing and Routing(routing))
         noise = 3 * max(_differences(asked, as_is, again, 1))
@@ -154,11 +154,13 @@ def changes(pending: Pending, asked: TrialInputs) -> Generator[Step, None, list[
     return moved
 
 
-def _run(pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None) -> Generator[Step, None, Tensor]:
+def _run(
+    pending: Pending, inputs: Mapping[str, Any], routing: Routing | None = None
+) -> Generator[PendingRun, None, Tensor]:
     """Run a model once, and return the values of its outputs; nothing is kept for a backward."""
     pending.begin(0)
     with saved_tensors_hooks(_nothing, _nothing), routed(pending.part, routing):
-        yield (step := Step(pending.call, inputs))
+        yield (step := PendingRun(pending.call, inputs))
     values = values_of(step.output, tokens_of(inputs).shape[:2])
     step.output = None  # the caller holds the step until the next one
     if values is None:
@@ -170,18 +172,18 @@ def _nothing(_: Any) -> Any:
     return None
 
 
-def _moved(what: str, asked: TrialInputs, as_is: Tensor, values: Tensor, tolerance: float | None) -> Moved:
+def _moved(kind: str, asked: TrialInputs, as_is: Tensor, values: Tensor, tolerance: float | None) -> Moved:
     moved = _differences(asked, as_is, values, BLOCK if tolerance is None else 1)
-    if what == "media":  # of one member
+    if kind == "media":  # of one member
         *_, second, first = sorted([0.0, *moved])
-        return Moved(what, first, second, tolerance)
-    own = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
+        return Moved(kind, first, second, tolerance)
+    of_changed = [value for value, member in zip(moved, asked.members, strict=True) if member in asked.changed]
     rest = [value for value, member in zip(moved, asked.members, strict=True) if member not in asked.changed]
-    return Moved(what, max(own), max(rest), tolerance)
+    return Moved(kind, max(of_changed), max(rest), tolerance)
 
 
-def _differences(asked: TrialInputs, some: Tensor, other: Tensor, block: int) -> list[float]:
-    return [difference(member.of(some), member.of(other), block) for member in asked.members]
+def _differences(asked: TrialInputs, first: Tensor, other: Tensor, block: int) -> list[float]:
+    return [difference(member.of(first), member.of(other), block) for member in asked.members]
 
 
 class Subject(ABC):
@@ -228,7 +230,7 @@ _BACKWARD = "Outputs and loss agree, gradients do not: a kernel's backward has n
 _Values = list[Tensor] | None
 
 
-def refusal(name: str, batch: str, trial: Trial, place: str | None) -> str:
+def refusal(name: str, batch: str, trial: ModelTrial, place: str | None) -> str:
     """Say what mixes, and where it first shows."""
     if trial.is_random:
         return (
@@ -255,20 +257,20 @@ def first_place(part: Module, call: Callable[..., Any], runs: Sequence[Run], tol
         return all(difference(a, b, 1) <= tolerance * max(variation(a), variation(b)) for a, b in pairs)
 
     kinds = {name: type(one).__name__ for name, one in part.named_modules()}
-    for name, (entered, left) in first.items():
+    for name, (entered, outputs) in first.items():
         other_entered, other_left = second.get(name, (None, None))
-        if are_same(entered, other_entered) and not are_same(left, other_left):
+        if are_same(entered, other_entered) and not are_same(outputs, other_left):
             return f"{name} ({kinds[name]})" if name else kinds[name]
     return None
 
 
 def _inputs_and_outputs(
-    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[Span]
+    part: Module, call: Callable[..., Any], inputs: Mapping[str, Any], members: Sequence[MemberSpan]
 ) -> dict[str, tuple[_Values, _Values]]:
     """Return the members' inputs and outputs of all parts by name, in the order in which the parts finish."""
     shape = tokens_of(inputs).shape[:2]
     entered: dict[str, _Values] = {}
-    found: dict[str, tuple[_Values, _Values]] = {}
+    seen: dict[str, tuple[_Values, _Values]] = {}
 
     def of_members(output: Any) -> _Values:
         values = values_of(output, shape)
@@ -279,10 +281,10 @@ def _inputs_and_outputs(
             entered[name] = of_members([*args, *keywords.values()])
 
         def leave(_: Module, __: Any, output: Any) -> None:
-            found.setdefault(name, (entered.get(name), of_members(output)))
+            seen.setdefault(name, (entered.get(name), of_members(output)))
 
         return [one.register_forward_pre_hook(enter, with_kwargs=True), one.register_forward_hook(leave)]
 
     with hooked(part, hooks), torch.no_grad():
         call(**inputs)
-    return found
+    return seen

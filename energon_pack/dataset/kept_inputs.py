@@ -28,13 +28,9 @@ class OtherTokenizer(ValueError):
 
 
 def read_input_rules(dataset: str | Path, processor: str | None = None) -> InputRules:
-    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files.
-
-    Raises:
-        ValueError: a file is missing, damaged, or not as it was packed.
-    """
-    found = [(folder, _values(folder)) for folder in folders_of(dataset)]
-    folder, values = max(found, key=lambda pair: len(pair[1]["files"]))
+    """Read the rules of a dataset; of a Metadataset, or an order over datasets, those of the one with most files."""
+    values_of = [(folder, _values(folder)) for folder in folders_of(dataset)]
+    folder, values = max(values_of, key=lambda pair: len(pair[1]["files"]))
     hashes, has_code = values.pop("files"), values.pop("has_code")
     trial = read_as_packed(folder, TRIAL)
     try:
@@ -53,16 +49,16 @@ def refuse_other_ids(
 ) -> None:
     """Raise OtherTokenizer if a processor's tokenizer makes other ids of the dataset's texts than it holds."""
     for text, ids in rules.texts:
-        if (found := ids_of(text)) != list(ids):
-            raise OtherTokenizer(f"{dataset}: {_other_ids(text, ids, found, processor)}")
+        if (ids_here := ids_of(text)) != list(ids):
+            raise OtherTokenizer(f"{dataset}: {_other_ids(text, ids, ids_here, processor)}")
 
 
-def _other_ids(text: str, ids: Sequence[int], found: Sequence[int], processor: str) -> str:
+def _other_ids(text: str, ids: Sequence[int], ids_here: Sequence[int], processor: str) -> str:
     """Say that a processor's tokenizer is not the dataset's, by the ids of a text."""
-    there, here = (" ".join(map(str, some[:8])) for some in (ids, found))
+    in_dataset, here = (" ".join(map(str, numbers[:8])) for numbers in (ids, ids_here))
     return (
-        f"its tokenizer is not that of {processor}: {text!r} begins with the ids {there} in the dataset, {here} here:"
-        " give the processor of the packing, or pack again"
+        f"its tokenizer is not that of {processor}: {text!r} begins with the ids {in_dataset} in the dataset,"
+        f" {here} here: give the processor of the packing, or pack again"
     )
 
 
@@ -74,12 +70,8 @@ def _values(folder: str | Path) -> dict[str, Any]:
 
 
 def _local(folder: str | Path, hashes: Mapping[str, str]) -> str:
-    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's.
-
-    Raises:
-        ValueError: one of them is not as it was packed.
-    """
-    files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", wanted) for name, wanted in hashes.items()}
+    """Return a folder of this machine with the processor's files: the dataset's own, or a copy of a store's."""
+    files = {name: read_as_packed(folder, f"{PROCESSOR}/{name}", file_hash) for name, file_hash in hashes.items()}
     if not bucket_of(str(folder)):
         return os.path.join(folder, META_FOLDER, PROCESSOR)
     digest = sha256(b"".join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()[:16]

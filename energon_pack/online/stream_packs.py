@@ -14,8 +14,8 @@ import torch
 
 from energon_pack.errors import PackError
 from energon_pack.online.samples import Samples
-from energon_pack.pooling.measuring import Measured, Measuring
 from energon_pack.pooling.pool import Pool, Waiting
+from energon_pack.pooling.sample_measures import Measuring, SampleMeasures
 from energon_pack.run.seeded import Chance, mixed_one
 from energon_pack.samples.media.kinds import IMAGE
 from energon_pack.samples.member import MemberInput
@@ -69,10 +69,10 @@ class Draws:
 
     def next(self) -> Draw | None:
         """Return the next draw; None: all datasets are used up."""
-        there = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
-        if not there:
+        datasets = [d for d, weight in enumerate(self._weights) if weight and not self._is_used_up(d)]
+        if not datasets:
             return None
-        dataset = there[self._choose([self._weights[d] for d in there])]
+        dataset = datasets[self._choose([self._weights[d] for d in datasets])]
         turn, place = divmod(self.positions[dataset].number(), self._sizes[dataset])
         self.positions[dataset] = self.positions[dataset].after(1)
         return Draw(dataset, permuted(place, self._sizes[dataset], self._keys[dataset] + turn), turn)
@@ -88,8 +88,8 @@ class Draws:
         """
         sums = list(accumulate(weights))
         num = sum(position.turns.first for position in self.positions)
-        at = (self._phase + num * _GOLDEN) % _WORD / _WORD
-        return min(bisect_right(sums, at * sums[-1]), len(sums) - 1)
+        point = (self._phase + num * _GOLDEN) % _WORD / _WORD
+        return min(bisect_right(sums, point * sums[-1]), len(sums) - 1)
 
 
 def permuted(place: int, size: int, key: int) -> int:
@@ -102,10 +102,10 @@ def permuted(place: int, size: int, key: int) -> int:
     mask = (1 << half) - 1
     keys = [mixed_one(key * _ROUNDS + number) for number in range(_ROUNDS)]
     while True:
-        left, right = place >> half, place & mask
+        high, low = place >> half, place & mask
         for of_round in keys:
-            left, right = right, left ^ mixed_one(of_round + right) & mask
-        place = left << half | right
+            high, low = low, high ^ mixed_one(of_round + low) & mask
+        place = high << half | low
         if place < size:
             return place
 
@@ -125,24 +125,20 @@ _COLUMNS = {name: i for i, name in enumerate((*NAMES, *Reason))}
 _MAX_WORKERS = 1024
 
 
-class Counted:
+class StreamCounters:
     """Counters in rows, one for each worker of this rank; the parent process reads them all."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(_MAX_WORKERS, len(_COLUMNS), dtype=torch.int64, device="cpu").share_memory_()
 
-    def row(self, worker: int) -> "Row":
+    def row(self, worker: int) -> "WorkerCounters":
         """Return the counters of a worker."""
         if worker >= _MAX_WORKERS:
             raise ValueError(f"num_workers={worker + 1}: at most {_MAX_WORKERS}")
-        return Row(self._rows[worker])
+        return WorkerCounters(self._rows[worker])
 
     def total(self, capacity: int) -> dict[str, Any]:
-        """Add up the rows of all workers.
-
-        Args:
-            capacity: tokens that a pack may have; a longer pack counts as full.
-        """
+        """Add up the rows of all workers."""
         sums = dict(zip(_COLUMNS, self._rows.sum(dim=0).tolist(), strict=True))
         sums["longest_wait"] = int(self._rows[:, _COLUMNS["longest_wait"]].max())
         left_out = {reason.value: number for reason in Reason if (number := sums.pop(reason))}
@@ -151,7 +147,7 @@ class Counted:
         return {**sums, "fill": fill, "left_out": left_out}
 
 
-class Row:
+class WorkerCounters:
     """The counters of one worker."""
 
     def __init__(self, values: torch.Tensor):
@@ -183,7 +179,7 @@ class OnlinePacks(Iterator[Pack]):
         measuring: Measuring,
         pool: Pool,
         encoder: PackEncoder,
-        counted: Row,
+        counted: WorkerCounters,
     ):
         self._name, self._datasets, self._draws, self._measuring = name, datasets, draws, measuring
         self._pool, self._encoder, self._counted = pool, encoder, counted
@@ -232,13 +228,13 @@ class OnlinePacks(Iterator[Pack]):
         looked = [self._look(draw) for draw in draws]
         measured = iter(self._measuring.measure([sample for sample in looked if isinstance(sample, Sample)]))
         for draw, sample in zip(draws, looked, strict=True):
-            found = next(measured) if isinstance(sample, Sample) else sample
-            if isinstance(found, Measured):
-                name = (*draw, found.token_len)
-                self._pool.add(name, found.costs, self._measuring.group(found, draw.dataset))
+            result = next(measured) if isinstance(sample, Sample) else sample
+            if isinstance(result, SampleMeasures):
+                name = (*draw, result.token_len)
+                self._pool.add(name, result.costs, self._measuring.group(result, draw.dataset))
                 self._in_vain = 0
             else:
-                self._leave_out(draw, found)
+                self._leave_out(draw, result)
 
     def _look(self, draw: Draw) -> Sample | Skip:
         try:

@@ -57,9 +57,6 @@ def packed_seq_params(batch: Mapping[str, Any], make: Any = None, *, physical: b
         make: the class to make, by default megatron-core's; it gets the fields that it has.
         physical: count the gap after a member as part of it; the member never sees it. Multi-token prediction needs
             this if members have gaps: megatron-core 0.16.1 shifts its labels between `cu_seqlens_q`, padded or not.
-
-    Raises:
-        ValueError: the batch has gaps, and this version has no field for them.
     """
     if make is None:
         from megatron.core.packed_seq_params import PackedSeqParams

@@ -26,7 +26,7 @@ _ROUNDS = 10  # buffers for which a sample may wait for others of its group
 
 
 @dataclass(frozen=True)
-class Measured:
+class SampleMeasures:
     """The measures of a sample before it is encoded."""
 
     token_len: int
@@ -61,7 +61,7 @@ class Measuring:
         self._named: set[str] = set()
         self._num_named: Counter[Reason] = Counter()
 
-    def measure(self, samples: Sequence[Sample]) -> list[Measured | Skip]:
+    def measure(self, samples: Sequence[Sample]) -> list[SampleMeasures | Skip]:
         """Measure samples; in place of a sample that may be in no pack, return its Skip, worded as in the ledger."""
         rendered = [self._render(sample) for sample in samples]
         counts = iter(self._template.count([text for text in rendered if isinstance(text, Rendered)]))
@@ -70,23 +70,23 @@ class Measuring:
             for text, sample in zip(rendered, samples, strict=True)
         ]
 
-    def of_member(self, member: MemberInput) -> Measured | None:
+    def of_member(self, member: MemberInput) -> SampleMeasures | None:
         """Measure a sample by the headers of its media; None: it is left out and logged."""
         try:
             (measured,) = self.measure([sample_of(member)])
         except (Skip, OSError, ValueError) as error:  # a medium that is missing or damaged
             measured = error if isinstance(error, Skip) else Skip(Reason.UNREADABLE_MEDIA, one_line(error))
-        if isinstance(measured, Measured):
+        if isinstance(measured, SampleMeasures):
             return measured
         self.leave_out(member.sample_id, measured)
         return None
 
-    def group(self, measured: Measured, dataset: Hashable) -> Hashable:
+    def group(self, measured: SampleMeasures, dataset: Hashable) -> Hashable:
         """Return the group of a sample; samples of different groups share no pack."""
         return {GroupBy.media: measured.media_type, GroupBy.dataset: dataset}.get(self.packing.group_by)
 
     def choose(
-        self, measured: Sequence[Measured], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
+        self, measured: Sequence[SampleMeasures], datasets: Sequence[Hashable], ages: Sequence[int], at_end: bool
     ) -> list[list[int]]:
         """Make full packs from about half of the samples and let the others wait; return indices, the oldest first.
 
@@ -96,8 +96,8 @@ class Measuring:
             at_end: no more samples come: pack all of them, as packing offline would.
         """
         pool = Pool(self.packing, max(1, len(measured)))
-        for i, (of, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
-            pool.add(i, of.costs, self.group(of, dataset), since=-(age // _ROUNDS))
+        for i, (sample, dataset, age) in enumerate(zip(measured, datasets, ages, strict=True)):
+            pool.add(i, sample.costs, self.group(sample, dataset), since=-(age // _ROUNDS))
         if at_end:
             pool.end()
             return [[sample.name for sample in pool.take()] for _ in range(pool.num_planned)]
@@ -129,14 +129,16 @@ class Measuring:
             return Skip(Reason.CONTROL_TOKEN, "a message spells a special token (source.control_tokens=keep)")
         return rendered
 
-    def _measured(self, rendered: Rendered, token_len: int, num_supervised: int, sample: Sample) -> Measured | Skip:
+    def _measured(
+        self, rendered: Rendered, token_len: int, num_supervised: int, sample: Sample
+    ) -> SampleMeasures | Skip:
         if not token_len:
             return Skip(Reason.PROCESSOR_ERROR, "the chat template renders nothing")
         if not num_supervised:
             return Skip(Reason.NOTHING_TRAINED, NOTHING_TRAINED)
         kinds = [medium.kind for medium in sample.media]
         counts = {"token_len": token_len, **counts_of(rendered, kinds)}
-        measured = Measured(token_len, costs_of(counts, self.packing), media_type(kinds))
+        measured = SampleMeasures(token_len, costs_of(counts, self.packing), media_type(kinds))
         name, longest = self.packing.longest
         if measured.costs[0] > longest:
             return Skip(Reason.OVERLONG, caps.over(name, measured.costs[0], longest))

@@ -8,14 +8,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
-#: names of this package's attention for trees among transformers' implementations
-TREE, TREE_FLEX = "energon_pack_tree", "energon_pack_tree_flex"
-#: the kinds of `use_tree_attention` by these names
-KINDS = {TREE: "varlen", TREE_FLEX: "flex"}
+#: name of this package's attention for trees among transformers' implementations
+TREE = "energon_pack_tree"
 #: kernels of layers that carry a state: the module to import, the package to install
 _KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 _rope_rows: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
@@ -67,13 +64,11 @@ def attention_of(model: Any) -> str | None:
 def mask_of(inputs: Mapping[str, Any]) -> str:
     """Return how these inputs keep members apart: `dict4d`, `prefix4d`, `indexed`, `hybrid` or `positions`.
 
-    Those of trees: `tree_plan`, `blocks`, or additive masks, `dict4d` or `prefix4d`.
+    Those of trees: `tree_plan`, or additive masks, `dict4d` or `prefix4d`.
     """
     mask = inputs.get("attention_mask")
     if inputs.get("tree_plan") is not None:
         return "tree_plan"
-    if is_of_blocks(mask):
-        return "blocks"
     if isinstance(mask, dict):
         return "dict4d"
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -83,31 +78,14 @@ def mask_of(inputs: Mapping[str, Any]) -> str:
     return "hybrid" if inputs.get("seq_idx") is not None else "positions"
 
 
-def is_of_blocks(mask: Any) -> bool:
-    """Say whether this is a mask of FlexAttention, or a dict of them."""
-    masks = [*mask.values()] if isinstance(mask, dict) else [mask]
-    return bool(masks) and all(type(one).__name__ == "BlockMask" for one in masks)
-
-
 def forks_of(row: Tensor) -> list[list[int]]:
-    """Return (row, place) of each branch of a tree: where positions jump, and not to 0.
-
-    Args:
-        row: [B, S], the positions that start again with each member.
-    """
+    """Return (row, place) of each branch of a tree: where positions jump, and not to 0."""
     jumps = (row.diff(dim=1) != 1) & (row[:, 1:] != 0)
     return [[number, place + 1] for number, place in jumps.nonzero().tolist()]
 
 
 def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> None:
-    """Check the inputs of a forward of a packed batch.
-
-    Args:
-        attention: the model's attention implementation, `sdpa`, `eager`, `flash_attention_2` …
-
-    Raises:
-        MixingError: members would see each other; it says what is wrong, and what to do instead.
-    """
+    """Check the inputs of a forward of a packed batch."""
     positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
     if inputs.get("use_cache") is not False:
         raise MixingError(
@@ -122,8 +100,7 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
         raise MixingError("position_ids are missing: they are what tells members apart")
     row = text_row(inputs, positions)
     forks = forks_of(row)
-    is_blocks = is_of_blocks(mask) and attention in ("flex_attention", TREE_FLEX)
-    if is_blocks or inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
+    if inputs.get("tree_plan") is not None or (forks and mask_of(inputs) in ("dict4d", "prefix4d")):
         _check_trees(inputs, attention, row, forks)
         return
     is_prefix = isinstance(mask, Tensor) and mask.dim() == 4 and mask.is_floating_point()
@@ -157,19 +134,13 @@ def check_inputs(inputs: Mapping[str, Any], attention: str | None = None) -> Non
 
 def _check_trees(inputs: Mapping[str, Any], attention: str | None, row: Tensor, forks: Sequence[Sequence[int]]) -> None:
     """Check that the first token of each branch does not see the token before it, which is of another branch."""
-    mask, kind = inputs["attention_mask"], mask_of(inputs)
-    if kind == "tree_plan":
+    mask = inputs["attention_mask"]
+    if mask_of(inputs) == "tree_plan":
         if attention != TREE:
             raise MixingError(f"a tree_plan, and attention is {attention}, which does not read it: model_inputs(model)")
         begins = {int(place) for place in inputs["tree_plan"].cu_seq_lens_q.tolist()}
         if any(number * row.shape[1] + place not in begins for number, place in forks):
             raise MixingError("position_ids jump where no segment of the tree_plan begins")
-        return
-    if kind == "blocks":
-        for number, place in forks:
-            at = [torch.tensor(index, device=row.device) for index in (number, 0, place, place - 1)]
-            if any(bool(one.mask_mod(*at)) for one in (mask.values() if isinstance(mask, dict) else [mask])):
-                raise MixingError(f"attention_mask lets token {place} see the branch before it")
         return
     masks = mask if isinstance(mask, dict) else {"prefix4d": mask}
     if attention and "flash" in attention:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from energon_pack.dataset.energon import dataset_yamls
 from energon_pack.dataset.folder import DatasetFolder
 from energon_pack.dataset.pack_parts import PackParts
-from energon_pack.dataset.referenced import LoadedMedia
+from energon_pack.dataset.source_media import LoadedMedia
 from energon_pack.errors import PackError, amount
 from energon_pack.run.address import energon_address
 from energon_pack.run.executors.admission import packages
@@ -59,11 +59,7 @@ def reconcile(shards: "list[WrittenShard]", num_packs: int, num_samples: int) ->
 
 
 def job_of(folder: Path | str, flavor: PackedFlavor, shards: "list[WrittenShard]", root: str | None) -> CheckJob:
-    """Build the job for `check` from the shards that were written.
-
-    Args:
-        root: the place of the source, if packs refer to media in it; None: they hold copies.
-    """
+    """Build the job for `check` from the shards that were written."""
     num_packs: dict[str, dict[str, int]] = {}
     for shard in shards:
         num_packs.setdefault(shard.split, {})[shard.name] = shard.num_packs
@@ -122,11 +118,7 @@ def _is_kept(claim: str) -> bool:
 
 
 def get_ready(claim: str) -> None:
-    """Import the packages that `check` will need.
-
-    Args:
-        claim: of the dataset; empty: it has none.
-    """
+    """Import the packages that `check` will need."""
     if not _is_kept(claim):
         with importing():
             import megatron.energon  # noqa: F401
@@ -146,7 +138,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
     def stop(error: Exception, *_: object) -> None:
         raise PackError(f"Energon can't read {folder}: {type(error).__name__}: {error}; not published") from error
 
-    class Raw(DefaultTaskEncoder):
+    class RawPack(DefaultTaskEncoder):
         decoder = None
         cookers = [Cooker(stateless(lambda sample: sample))]  # noqa: RUF012 (Energon's own name and type)
 
@@ -157,7 +149,7 @@ def _first_packs(folder: str, dataset_yaml: str, split: str) -> dict[str, Any]:
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=stop),
         batch_size=None,
         limit=_NUM_PACKS,
-        task_encoder=Raw(),
+        task_encoder=RawPack(),
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'pin_memory'")  # checking needs no accelerator

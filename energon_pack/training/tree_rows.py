@@ -28,8 +28,8 @@ from torch import Tensor
 from energon_pack.training.layout import (
     IGNORE,
     Batch,
-    Form,
     Member,
+    RowForm,
     boundaries_of,
     has_trees,
     loss_weights,
@@ -40,14 +40,14 @@ from energon_pack.training.layout import (
 
 def paths(lengths: Sequence[int], shared_lens: Sequence[int]) -> list[Tensor]:
     """Return for each member of a row the places of its tokens in the row, int64 [L], ascending."""
-    found: list[Tensor] = []
+    places: list[Tensor] = []
     begin, before = 0, torch.zeros(0, dtype=torch.int64)
     for length, shared in zip(lengths, shared_lens, strict=True):
-        own = length - shared
-        before = torch.cat([before[:shared], torch.arange(begin, begin + own)])
-        found.append(before)
-        begin += own
-    return found
+        num_own = length - shared
+        before = torch.cat([before[:shared], torch.arange(begin, begin + num_own)])
+        places.append(before)
+        begin += num_own
+    return places
 
 
 def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
@@ -68,8 +68,10 @@ def refuse_unlike(members: Sequence[Member], names: Sequence[str]) -> None:
     for member, place, name in zip(members, places, names, strict=True):
         trained = place[member.labels != IGNORE].tolist()
         if wrong := begins.intersection(trained):
-            at = int((place == min(wrong)).nonzero())
-            raise ValueError(f"{name} trains its token {at}, with which a branch begins: no row before it predicts it")
+            token = int((place == min(wrong)).nonzero())
+            raise ValueError(
+                f"{name} trains its token {token}, with which a branch begins: no row before it predicts it"
+            )
 
 
 def _first_unlike(before: Member, member: Member) -> str:
@@ -81,10 +83,10 @@ def _first_unlike(before: Member, member: Member) -> str:
         rows = {name: row[:shared] for name, row in one.rows.items()}
         return {"ids": one.ids[:shared], "types": one.types[:shared], "positions": positions, **rows}
 
-    some, other = parts(before), parts(member)
-    if some.keys() != other.keys():
-        return ", ".join(sorted(some.keys() ^ other.keys()))
-    return next((name for name, value in some.items() if not torch.equal(value, other[name])), "")
+    first, other = parts(before), parts(member)
+    if first.keys() != other.keys():
+        return ", ".join(sorted(first.keys() ^ other.keys()))
+    return next((name for name, value in first.items() if not torch.equal(value, other[name])), "")
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,13 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
     Args:
         kind: of `loss_weights`: each member's weights are by its own trained tokens, not by the tree's.
     """
-    own = [len(member) - member.shared_len for member in members]
-    total = sum(own)
+    num_own = [len(member) - member.shared_len for member in members]
+    total = sum(num_own)
     places = paths([len(member) for member in members], [member.shared_len for member in members])
     labels = torch.full((total,), IGNORE)
     weights = torch.zeros(total)
     index, end = torch.zeros(total, dtype=torch.int64), torch.zeros(total, dtype=torch.int64)
-    ends = torch.tensor(own).cumsum(0).tolist()
+    ends = torch.tensor(num_own).cumsum(0).tolist()
     for member, place, last in zip(members, places, ends, strict=True):
         labels[place] = torch.where(member.labels != IGNORE, member.labels, labels[place])
         weights[place] += loss_weights(member, kind)
@@ -130,11 +132,11 @@ def merge(members: Sequence[Member], kind: str = "token") -> Merged:
         weights,
     )
     numbers = torch.arange(1, len(members) + 1, dtype=torch.int32)
-    segments = [(num, place) for num, place in zip(own, places, strict=True) if num]
-    return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(own)), segments)
+    segments = [(num, place) for num, place in zip(num_own, places, strict=True) if num]
+    return Merged(row, index, end, torch.repeat_interleave(numbers, torch.tensor(num_own)), segments)
 
 
-def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
+def neat_trees(rows: Sequence[Sequence[Member]], form: RowForm) -> Batch:
     """Lay packs of trees out as `neat` lays out packs.
 
     Returns:
@@ -151,7 +153,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
     text_row = positions[0] if form.rope else positions  # the pad tail starts again already
     ends = torch.full((len(rows), width), width)
     batch["doc_ids"] = torch.zeros(len(rows), width, dtype=torch.int32)
-    own: list[int] = []
+    num_own: list[int] = []
     keys: list[Tensor] = []
     for number, one in enumerate(merged):
         length = len(one.row)
@@ -159,7 +161,7 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
         ends[number, :length] = one.end
         batch["doc_ids"][number, :length] = one.doc_ids
         segments = [*one.segments, *([(width - length, torch.arange(length, width))] if length < width else [])]
-        own += [num for num, _ in segments]
+        num_own += [num for num, _ in segments]
         keys += [place + number * width for _, place in segments]
     whole = [len(places) for places in keys]
     if form.shifted:
@@ -167,39 +169,9 @@ def neat_trees(rows: Sequence[Sequence[Member]], form: Form) -> Batch:
     return batch | {
         "tree_index": text_row.clone(),
         "tree_end": ends,
-        "cu_seq_lens_q": boundaries_of(torch.tensor(own)),
+        "cu_seq_lens_q": boundaries_of(torch.tensor(num_own)),
         "cu_seq_lens_k": boundaries_of(torch.tensor(whole)),
         "k_index": torch.cat(keys),
-        "max_length_q": max(own),
+        "max_length_q": max(num_own),
         "max_length_k": max(whole),
-    }
-
-
-def magi_ranges(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, k_index: Tensor) -> dict[str, Tensor]:
-    """Return the ranges of MagiAttention for a batch of trees: each pair of tokens that sees another lies in just one.
-
-    Args:
-        cu_seq_lens_q, cu_seq_lens_k, k_index: of the batch.
-
-    Returns:
-        q_ranges, k_ranges int32 [n, 2] over the flattened B·S; attn_type_map int32 [n]: 0 full, 1 causal, aligned at
-        the last query and the last key. Ranges of queries overlap: `disable_fwd_atomic_reduction` must stay False.
-    """
-    queries: list[tuple[int, int]] = []
-    keys: list[tuple[int, int]] = []
-    kinds: list[int] = []
-    for (first, last), (start, end) in zip(
-        pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True
-    ):
-        places = k_index[start:end]
-        cuts = (places.diff() != 1).nonzero().flatten() + 1
-        runs = [(int(run[0]), int(run[-1]) + 1) for run in torch.tensor_split(places, cuts.cpu())]
-        queries += [(first, last)] * len(runs)
-        keys += runs
-        kinds += [0] * (len(runs) - 1) + [1]
-    int32 = torch.int32
-    return {
-        "q_ranges": torch.tensor(queries, dtype=int32),
-        "k_ranges": torch.tensor(keys, dtype=int32),
-        "attn_type_map": torch.tensor(kinds, dtype=int32),
     }

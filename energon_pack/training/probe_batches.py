@@ -12,11 +12,11 @@ from torch import Tensor
 
 from energon_pack.training.batch import PackedBatch
 from energon_pack.training.encoded import HEARD, Encoded, are_heard
-from energon_pack.training.inputs import has_rope_rows
+from energon_pack.training.forward_inputs import has_rope_rows
 from energon_pack.training.joining import join
-from energon_pack.training.layout import IGNORE, Form, neat
+from energon_pack.training.layout import IGNORE, RowForm, neat
 from energon_pack.training.masks import is_answer, reads_prefix_whole
-from energon_pack.training.trial_inputs import Placed, Probe, is_content, leaves_of
+from energon_pack.training.trial_inputs import PlacedSample, Probe, is_content, leaves_of
 
 #: tokens behind the last member
 PAD_TAIL = 3
@@ -44,7 +44,7 @@ def probe_of(
     rows: Sequence[Sequence[Encoded]],
     mask: str,
     compared: Sequence[Encoded] | None = None,
-    form: Form | None = None,
+    form: RowForm | None = None,
     device: torch.device | None = None,
 ) -> Probe:
     """Lay samples out in rows. The loss is of every second one that is compared, from the last on, but the first.
@@ -54,7 +54,7 @@ def probe_of(
         compared: the samples that are compared; None: all.
         form: width, and whether labels are shifted; None: as wide as the longest row and a pad tail.
     """
-    form = form or Form(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
+    form = form or RowForm(width=PAD_TAIL + max(sum(len(member.tokens) for member in row) for row in rows))
     batch = PackedBatch(neat([[one.tokens for one in row] for row in rows], replace(form, rope=has_rope_rows(model))))
     placed = [replace(one, leaves=leaves_of(one.sample.media)) for one in _places(rows)]
     add_media(batch, [one.sample for one in placed], ({**one.sample.media, **one.leaves} for one in placed))
@@ -64,16 +64,16 @@ def probe_of(
     placed = [one for one in placed if compared is None or any(one.sample is other for other in compared)]
     number = len(placed)
     is_trained = [bool((one.sample.tokens.labels != IGNORE).any()) for one in placed]
-    in_loss = [i > 0 and (number - i) % 2 == 1 and own for i, own in enumerate(is_trained)]
+    in_loss = [i > 0 and (number - i) % 2 == 1 and counts for i, counts in enumerate(is_trained)]
     return made_probe(
-        model, batch, [replace(one, in_loss=own) for one, own in zip(placed, in_loss, strict=True)], device
+        model, batch, [replace(one, in_loss=counts) for one, counts in zip(placed, in_loss, strict=True)], device
     )
 
 
 def made_probe(
     model: Any,
     batch: PackedBatch,
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedSample],
     device: torch.device | None = None,
     weights: str = "token",
 ) -> Probe:
@@ -89,13 +89,13 @@ def add_media(batch: PackedBatch, samples: Sequence[Encoded], media: Iterable[Ma
     batch["media_keys"] = sorted({name for one in samples for name in (*one.media, *one.tokens.rows)})
 
 
-def _places(rows: Sequence[Sequence[Encoded]]) -> list[Placed]:
-    found = []
+def _places(rows: Sequence[Sequence[Encoded]]) -> list[PlacedSample]:
+    placed = []
     for number, row in enumerate(rows):
         start = 0
         for sample in row:
-            found.append(Placed(sample, number, torch.arange(start, start := start + len(sample.tokens))))
-    return found
+            placed.append(PlacedSample(sample, number, torch.arange(start, start := start + len(sample.tokens))))
+    return placed
 
 
 def plain_logits(model: Any, member: Encoded) -> Tensor:
@@ -151,28 +151,24 @@ def probe_tree(members: Sequence[Encoded], joined: Callable[[Sequence[Encoded]],
     """Make trees of some members: media in the root and in a branch, a fork in a fork, a fork right before an answer.
 
     Two samples are equal, one ends inside others, and their weights differ.
-
-    Args:
-        members: at least two of text; the first with an image or video begins all.
-        joined: makes one sample of several members.
     """
     texts = [member for member in members if not member.media]
-    first, *others = [member for member in members if member.media] or texts[:1]
-    some, text = texts[0], texts[-1]
+    first, *later = [member for member in members if member.media] or texts[:1]
+    short, text = texts[0], texts[-1]
     answer = max(1, int((text.tokens.labels != IGNORE).nonzero()[0])) - 1  # the last token before the answer
     asked = [_part(text, 0, answer)] if answer else []
-    said, other = _part(text, answer), _turned(_part(text, answer))
+    answered, other = _part(text, answer), _turned(_part(text, answer))
     listed: list[tuple[list[Encoded], float]] = [
         ([first], 1.0),
-        ([first, *asked, said], 0.5),
+        ([first, *asked, answered], 0.5),
         ([first, *asked, other], 1.0),
-        ([first, some], 1.0),
-        ([first, some, (others or [first])[0]], 2.0),
-        ([first, some, *asked, other], 3.0),
-        ([first, some, *asked, other], 1.0),
+        ([first, short], 1.0),
+        ([first, short, (later or [first])[0]], 2.0),
+        ([first, short, *asked, other], 3.0),
+        ([first, short, *asked, other], 1.0),
     ]
-    for one in others:
-        listed += [([one, *asked, said], 1.0), ([one, *asked, other], 1.0)]
+    for one in later:
+        listed += [([one, *asked, answered], 1.0), ([one, *asked, other], 1.0)]
     before: list[Encoded] = []
     samples: list[Encoded] = []
     added: list[Mapping[str, Tensor]] = []
@@ -203,12 +199,12 @@ def _turned(member: Encoded) -> Encoded:
 
 def tree_batch(model: Any, tree: ProbeTree, device: torch.device | None = None) -> Probe:
     """Lay the trees out in one row."""
-    from energon_pack.training.trees import neat_trees, paths
+    from energon_pack.training.tree_rows import neat_trees, paths
 
     tokens = [sample.tokens for sample in tree.samples]
     width = sum(len(member) - member.shared_len for member in tokens) + PAD_TAIL
-    batch = PackedBatch(neat_trees([tokens], Form(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
+    batch = PackedBatch(neat_trees([tokens], RowForm(rope=has_rope_rows(model), width=width, weights=_WEIGHTS)))
     add_media(batch, tree.samples, tree.added)
     places = paths([len(member) for member in tokens], [member.shared_len for member in tokens])
-    placed = [Placed(*pair) for pair in zip(tree.samples, repeat(0), places)]
+    placed = [PlacedSample(*pair) for pair in zip(tree.samples, repeat(0), places)]
     return made_probe(model, batch, placed, device, _WEIGHTS)

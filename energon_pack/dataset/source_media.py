@@ -69,11 +69,7 @@ class DatasetMedia:
 
 
 class LoadedMedia:
-    """Reads media for Energon, whose loader passes the dataset of each pack. It can be pickled for workers.
-
-    Args:
-        root: the place of the source; None: see `source_root`.
-    """
+    """Reads media for Energon, whose loader passes the dataset of each pack. It can be pickled for workers."""
 
     def __init__(self, root: str | None = None):
         self._root = root

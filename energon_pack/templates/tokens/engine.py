@@ -1,10 +1,9 @@
-"""Make the tokens of a text, or only count them.
+"""Make the tokens of a text.
 
 A byte-level BPE tokenizer first cuts a text at its added tokens, then by a regular expression into words, and a word
-becomes the same tokens wherever it stands. So words are counted once and looked up afterwards, and a run of one added
-token (an image's) is counted by its length. The reference is `tokenizers`: it counts each new word, and the whole text
-if this module is not sure: for characters on which Unicode tables of different age may differ, for text that
-is not in NFC, and for spans that begin within a word.
+becomes the same tokens wherever it stands. So words are tokenized once and looked up afterwards. The reference is
+`tokenizers`: it is given each new word, and the whole text if this module is not sure: for characters on which Unicode
+tables of different age may differ, for text that is not in NFC, and for spans that begin within a word.
 
 If gigatoken is installed, it takes a text's parts at once; it is compared with the reference on `HOSTILE` before
 it is used. Setting it up takes as long as counting some million characters without it, so few texts never need it.
@@ -19,18 +18,17 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate, pairwise
-from operator import add
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, models
 
-from energon_pack.templates.tokens.added import AddedTokens, Ids, Ranges
-from energon_pack.templates.tokens.words import HOSTILE, Pieces, WordTokens, word_pattern
+from energon_pack.templates.tokens.added import AddedTokens, Ids
+from energon_pack.templates.tokens.words import HOSTILE, WordTokens, word_pattern
 
-Spans = Sequence[tuple[int, int]]
-Count = Callable[[list[str]], list[int]]
+#: a text, and ascending positions in it
+Text = tuple[str, Sequence[int]]
 #: makes the ids of several texts, one behind the other, and counts those of each
 Encode = Callable[[list[str]], tuple[npt.NDArray[np.uint32], list[int]]]
 
@@ -43,118 +41,71 @@ _CJK = range(0x20000, 0x2A6D7)  # letters of Extension B, which old tables have,
 _LOWER_CASE_OF_OTHERS = "\u017f\u212a"  # some tokenizers match these in contractions
 
 
-class CountingError(ValueError):
+class EngineError(ValueError):
     """An engine that is set by name can't be used."""
 
 
-class TokenCounter:
-    """Counts tokens, in whole texts and in given spans, for one tokenizer."""
+class TokenEngine:
+    """Makes the tokens of texts for one tokenizer, faster than it does."""
 
     def __init__(self, tokenizer: Tokenizer, engine: str = "auto"):
         """Read the tokenizer and choose an engine.
 
         Args:
             engine: `auto` (after many texts gigatoken, if it is installed), `words`, `gigatoken`, or `tokenizers`:
-                then nothing is counted here.
+                then it makes nothing.
         """
         settings = _settings_of(tokenizer)
         pattern = word_pattern(settings)
         self.engine = "tokenizers"
         if pattern is None or engine == "tokenizers" or tokenizer.get_vocab_size() > sys.maxunicode:
             if engine == "gigatoken":
-                raise CountingError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
+                raise EngineError(f"measure.engine={engine} is for byte-level BPE, which this tokenizer is not")
             return
         self._pattern = pattern
         self._added = AddedTokens(token["content"] for token in settings["added_tokens"])
-        self._pieces = Pieces(tokenizer, self._added)
         self._normalizes = settings["normalizer"] is not None
         self._headers: dict[str, list[int]] = {}  # texts before spans → lengths of their words
         self.engine, self._characters_to_engine = "words", math.inf
         if engine == "gigatoken":
             self._use_gigatoken(tokenizer)
             return
-        words = WordTokens(tokenizer, pattern, self._added)
-        self._counts: Count = words.count
-        self._encode: Encode = words.encode
+        self._encode: Encode = WordTokens(tokenizer, pattern, self._added).encode
         if engine == "auto":
             self._tokenizer, self._characters_to_engine = tokenizer, _WORTH_AN_ENGINE
 
-    def count(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[int, int] | None]:
-        """Count the tokens of each text, and those that begin in its spans, except a text's first; None: ask the
-        reference.
-        """
-        pieces, more, bounds = self._cut(texts)
-        counts = self._counts(pieces) if pieces else []
-        ends = [0, *accumulate(map(add, counts, more))]
-        results: list[tuple[int, int] | None] = []
-        for bound, (text, spans) in zip(bounds, texts, strict=True):
-            if bound is None:
-                results.append(None if self.engine == "tokenizers" else self._pieces.count(text, [*spans]))
-                continue
-            start, *edges, end = [ends[piece] for piece in bound]
-            is_first = len(edges) > 1 and edges[0] == start < edges[1]
-            results.append((end - start, sum(edges[1::2]) - sum(edges[::2]) - is_first))
-        return results
-
-    def tokens(self, texts: Sequence[tuple[str, Spans]]) -> list[tuple[Ids, Ranges] | None]:
-        """Return the ids of each text, and the range of tokens that begin in each span; None: ask the reference."""
-        pieces, more, bounds = self._cut(texts)
-        if not pieces:
-            return [None] * len(texts)
-        ids, lens = self._encode(pieces)
-        if len(repeated := np.flatnonzero(more)):
-            times = np.ones(len(ids), np.int64)
-            times[np.cumsum(lens)[repeated] - 1] += np.take(more, repeated)
-            ids = np.repeat(ids, times)
-        ends, each = [0, *accumulate(map(add, lens, more))], ids.astype(np.int64)
-        results: list[tuple[Ids, Ranges] | None] = []
-        for bound in bounds:
-            if bound is None:
-                results.append(None)
-                continue
-            start, *edges, end = [ends[piece] for piece in bound]
-            ranges = [(first - start, last - start) for first, last in zip(edges[::2], edges[1::2], strict=True)]
-            results.append((each[start:end], ranges))
-        return results
-
-    def _cut(self, texts: Sequence[tuple[str, Spans]]) -> tuple[list[str], list[int], list[list[int] | None]]:
-        """Cut texts at their spans and behind the first token of each run of one token (say, an image's).
-
-        Returns:
-            The pieces; how many more times the last token of each comes; and for each text the numbers of the pieces
-            where its spans begin and end, between those of its own first piece and of the next text's: None: ask the
-            reference.
-        """
+    def tokens(self, texts: Sequence[Text]) -> list[tuple[Ids, list[int]] | None]:
+        """Return the ids of each text, and the number of tokens before each position; None: ask the reference."""
         if self.engine == "tokenizers":
-            return [], [], [None] * len(texts)
+            return [None] * len(texts)
         pieces: list[str] = []
-        more: list[int] = []
-        bounds: list[list[int] | None] = []
+        nums: list[int] = []  # pieces of each text; 0: the reference is asked
         unsure = self._unsure([text for text, _ in texts])
-        for number, (text, spans) in enumerate(texts):
-            cuts = None if number in unsure else self._cuts(text, spans)
-            bound = [len(pieces)]
-            has_runs = "><" in text or "][" in text
-            for start, end in pairwise(cuts or ()):
-                for piece, _, num_more in self._added.runs(text[start:end]) if has_runs else [(text[start:end], "", 0)]:
-                    pieces.append(piece)
-                    more.append(num_more)
-                bound.append(len(pieces))
-            bounds.append(None if cuts is None else bound)
+        for number, (text, positions) in enumerate(texts):
+            before = len(pieces)
+            if number not in unsure and all(self._is_between_words(text, position) for position in positions):
+                pieces += [text[start:end] for start, end in pairwise((0, *positions, len(text)))]
+            nums.append(len(pieces) - before)
         self._characters_to_engine -= sum(map(len, pieces))
         if self._characters_to_engine < 0:
             self._try_gigatoken()
-        return pieces, more, bounds
+        new, lens = self._encode(pieces) if pieces else (np.zeros(0, np.uint32), [])
+        ids, ends, last = new.astype(np.int64), [0, *accumulate(lens)], 0
+        results: list[tuple[Ids, list[int]] | None] = []
+        for num in nums:
+            first, last = last, last + num
+            numbers = [end - ends[first] for end in ends[first + 1 : last]]
+            results.append((ids[ends[first] : ends[last]], numbers) if num else None)
+        return results
 
     def _try_gigatoken(self) -> None:
         """Go on with gigatoken if it is installed and right for this tokenizer, else by words."""
         self._characters_to_engine = math.inf
-        with suppress(CountingError):
+        with suppress(EngineError):
             self._use_gigatoken(self._tokenizer)
 
     def _use_gigatoken(self, tokenizer: Tokenizer) -> None:
-        self._encode = encode = _checked_gigatoken(tokenizer)
-        self._counts, self.engine = lambda texts: encode(texts)[1], "gigatoken"
+        self._encode, self.engine = _checked_gigatoken(tokenizer), "gigatoken"
 
     def _unsure(self, texts: Sequence[str]) -> set[int]:
         """Return the indices of texts that only the reference can count."""
@@ -163,17 +114,6 @@ class TokenCounter:
         if self._normalizes:
             unsure.update(i for i in wide if i not in unsure and not unicodedata.is_normalized("NFC", texts[i]))
         return unsure
-
-    def _cuts(self, text: str, spans: Spans) -> list[int] | None:
-        """Return where to cut a text so that every second part is a span."""
-        cuts = [0]
-        for span in spans:
-            for position in span:
-                if not self._is_between_words(text, position):
-                    return None
-            cuts += span
-        cuts.append(len(text))
-        return cuts
 
     def _is_between_words(self, text: str, position: int) -> bool:
         """Say whether a tokenizer always cuts a text there: at an added token, or where a word ends."""
@@ -191,9 +131,9 @@ class TokenCounter:
         limit = next_added.start() if next_added else len(text)
         word = position - sum(words)
         for length in words:
-            found = self._pattern.match(text, word, limit)
+            match = self._pattern.match(text, word, limit)
             word += length
-            if found is None or found.end() != word:
+            if match is None or match.end() != word:
                 return False  # the following text decides how many of the spaces are a word
         return True
 
@@ -212,11 +152,11 @@ class TokenCounter:
         token, plain = text[header:word], text[word:position]
         words = []
         while word < position:
-            found = self._pattern.match(text, word, position)
-            if found is None:
+            word_match = self._pattern.match(text, word, position)
+            if word_match is None:
                 return None
-            words.append(found.end() - word)
-            word = found.end()
+            words.append(word_match.end() - word)
+            word = word_match.end()
         if len(self._headers) < _MOST_HEADERS and self._added.stands_alone(token) and not self._added.may_go_on(plain):
             self._headers[token + plain] = words
         return words
@@ -251,7 +191,7 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
     """Return what makes tokens with gigatoken, after it has made those of the hostile texts like the reference.
 
     Raises:
-        CountingError: it is not installed, or not right for this tokenizer.
+        EngineError: it is not installed, or not right for this tokenizer.
     """
     try:
         encode = _gigatoken(tokenizer)
@@ -261,16 +201,16 @@ def _checked_gigatoken(tokenizer: Tokenizer) -> Encode:
     except Exception as error:  # it raises errors of its own for tokenizers that it does not support
         wrong = str(error)
     if wrong is not None:
-        raise CountingError(f"measure.engine=gigatoken: {wrong}")
+        raise EngineError(f"measure.engine=gigatoken: {wrong}")
     return encode
 
 
 def _first_wrong(tokenizer: Tokenizer, encode: Encode) -> str | None:
     left_out = doubtful(HOSTILE)
     for text in (text for i, text in enumerate(HOSTILE) if i not in left_out):
-        made, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
-        if made != expected:
-            return f"it makes {len(made)} tokens of {text!r}: {made[:8]}; the reference {len(expected)}: {expected[:8]}"
+        ids, expected = encode([text])[0].tolist(), tokenizer.encode(text, add_special_tokens=False).ids
+        if ids != expected:
+            return f"it makes {len(ids)} tokens of {text!r}: {ids[:8]}; the reference {len(expected)}: {expected[:8]}"
     return None
 
 

@@ -20,20 +20,15 @@ _NUMBERS = (
     "rows of packs are numbers, there is nothing to tokenise, truncate or pack in them: {knob}"
     " (TRL: dataset_kwargs={{'skip_prepare_dataset': True}}; axolotl: load_datasets of a plugin)"
 )
-Rows = TypeVar("Rows", bound="PackRows")
+Rows = TypeVar("Rows", bound="NumberedRows")
 
 
-class PackRows(datasets.Dataset):
+class NumberedRows(datasets.Dataset):
     """Rows `{pack, epoch, length, lengths}`, in the order in which all ranks read them."""
 
     @classmethod
     def of(cls: type[Rows], packs: Sequence[tuple[int, int]], lens: Ints) -> Rows:
-        """Make the rows.
-
-        Args:
-            packs: (epoch, number) of each pack.
-            lens: int64[len(packs)], the tokens of each pack.
-        """
+        """Make the rows."""
         epochs, numbers = zip(*packs, strict=True)
         columns = {PACK: [*numbers], EPOCH: [*epochs], **dict.fromkeys(LENGTHS, lens.tolist())}
         rows: Rows = cls.from_dict(columns)
