@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ from energon_pack.webdataset import packs
 from support.marks import slow
 from support.packed import demo_config
 from support.packed import packed as pack_of
+from support.ports import free_ports
 from support.running import ROOT
 from support.samples import chat, video, write_tar
 from support.shards import Group
@@ -69,7 +69,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
     def run(module: ModuleType, *arguments: str | Path) -> str:
         environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        for name, value in (environment | {"MASTER_PORT": str(free_port())}).items():
+        for name, value in (environment | {"MASTER_PORT": str(free_ports(1)[0])}).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", [str(module.__file__), *map(str, arguments)])
         module.main()
@@ -78,12 +78,6 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def ids(batches: Iterator[Any], number: int) -> list[Any]:
@@ -230,7 +224,7 @@ def torchrun(
     folder: Path, *arguments: str | Path, ranks: int = 2, recipe: str = "train_ddp.py"
 ) -> "subprocess.Popen[bytes]":
     """A recipe in several processes."""
-    run = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
+    run = ["torch.distributed.run", "--nproc-per-node", ranks, "--master-port", *free_ports(1)]
     command = [sys.executable, "-m", *run, ROOT / "recipes" / recipe, *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with open(folder / "output", "a") as output:
