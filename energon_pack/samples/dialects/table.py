@@ -177,7 +177,7 @@ def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[W
     first = next(ways, None)
     if first is None or (first.name == "text" and not text_alone(value)):
         return None
-    columns, others = settings.columns, _SPOKEN.intersection(value).difference(first.keys)
+    columns, others = settings.columns, {*_SPOKEN.intersection(value).difference(first.keys)}
     is_decided = settings.messages_key or columns.messages or (columns.prompt and columns.response)
     if is_decided or not others or settings.sample_type is SampleType.document:
         return first, {}
