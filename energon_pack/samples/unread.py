@@ -70,6 +70,8 @@ def _fields(record: Record, has_media: bool) -> Iterator[_Field]:
         return
     is_raw, has_places = is_document(record.messages), num_placeholders(record.messages) > 0
     for key, value in record.unknown.items():
+        if is_known(key):  # another text of the conversation
+            continue
         is_near = is_of_media(meant(key) or key)
         if is_near or not has_media:
             yield _Field(key, value, is_near, is_near or has_places or not is_raw)
