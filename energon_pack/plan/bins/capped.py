@@ -54,10 +54,10 @@ def pack_capped(costs: Ints, caps: Ints, seed: int, needs: npt.NDArray[np.bool_]
                     f"at least {fewest} bins, but only {np.count_nonzero(needs)} items that each one needs"
                 )
             packing = _Packing(costs, caps, size, fewest)
-            homeless = _pack(packing, order, light_share, match, seed, first=0 if needs is None else fewest)
+            left = _pack(packing, order, light_share, match, seed, first=0 if needs is None else fewest)
             if needs is None:
-                packing.open_bins(homeless)
-            elif len(homeless):
+                packing.open_bins(left)
+            elif len(left):
                 continue
             if best is None or packing.num_bins < best.num_bins:
                 best = packing
@@ -83,13 +83,13 @@ def _pack(packing: "_Packing", order: AnyInts, light_share: float, match: bool, 
 
     heavy = order[~is_light[order]]
     packing.spread(heavy, rows, match)
-    homeless = packing.squeeze(heavy[packing.is_out(heavy)])
+    left = packing.squeeze(heavy[packing.is_out(heavy)])
     middle = light[num_tail:num_light][::-1]
     packing.spread(middle, common, match)
-    homeless = packing.squeeze(np.concatenate((homeless, middle[packing.is_out(middle)])))
+    left = packing.squeeze(np.concatenate((left, middle[packing.is_out(middle)])))
     tail = light[:num_tail]
     packing.fill_up(tail, seed)
-    return packing.squeeze(np.concatenate((homeless, tail[packing.is_out(tail)])))
+    return packing.squeeze(np.concatenate((left, tail[packing.is_out(tail)])))
 
 
 class _Packing:
@@ -120,18 +120,18 @@ class _Packing:
                 gets the largest item.
         """
         load = _share(self._fill, self.caps, rows)
-        place = 0
-        while place < len(items):
-            bins = np.flatnonzero(load <= int(load.min()) + int(self._size[items[place]]))
-            copies = max(1, (len(items) - place) // (self.num_bins * _MOST_ROUNDS))
-            bins = bins[np.argsort(load[bins], kind="stable")][: len(items) - place]
-            dealt = items[place : place + copies * len(bins)]
+        at = 0
+        while at < len(items):
+            bins = np.flatnonzero(load <= int(load.min()) + int(self._size[items[at]]))
+            copies = max(1, (len(items) - at) // (self.num_bins * _MOST_ROUNDS))
+            bins = bins[np.argsort(load[bins], kind="stable")][: len(items) - at]
+            dealt = items[at : at + copies * len(bins)]
             if match and copies == 1 and len(self.caps) > 1:
                 bins = bins[np.argsort(self._richness(self._fill[:, bins]), kind="stable")]
                 dealt = dealt[np.argsort(-self._richness(self.costs[:, dealt]), kind="stable")]
             self._place(dealt.reshape(copies, -1), bins)
             load[bins] = _share(self._fill[:, bins], self.caps, rows)
-            place += len(dealt)
+            at += len(dealt)
 
     def squeeze(self, items: AnyInts) -> AnyInts:
         """Put items wherever there is room; return the items that found none."""
@@ -152,7 +152,6 @@ class _Packing:
         """Fill bins to the last token; a bin that would break another cap stays unchanged."""
         items = items[np.argsort(self.costs[0, items], kind="stable")]
         gaps = fill_gaps(np.bincount(self.costs[0, items]), self.caps[0] - self._fill[0], int(self.caps[0]), seed)
-        assert gaps is not None, "any number of bins may be used"
         bins = gaps.bins_of()
         items, bins = items[bins < self.num_bins], bins[bins < self.num_bins]
         added = [np.bincount(bins, cost[items], self.num_bins) for cost in self.costs]

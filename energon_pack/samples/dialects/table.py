@@ -183,7 +183,7 @@ def conversation_of(value: Mapping[str, Any], settings: ReadSettings) -> tuple[W
         return first, {}
     said = _texts([value[key] for key in first.keys])
     texts = {key: _texts(value[key]) for key in others}
-    others = frozenset(key for key, own in texts.items() if not _are_in(own, said) and not _are_in(said, own))
+    others = {key for key, own in texts.items() if not _are_in(own, said) and not _are_in(said, own)}
     lists = [key for key in sorted(others & _FIELDS) if isinstance(value[key], list) and key != "answers"]
     rest = [*((way.name, way.keys) for way in ways), *((key, (key,)) for key in lists)] if others else []
     for name, keys in rest:
