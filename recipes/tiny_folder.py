@@ -68,7 +68,9 @@ def _config(source: Path, loaded: Any) -> Any:
 
     if (source / "config.json").is_file() and "model_type" in json.loads((source / "config.json").read_text()):
         return tf.AutoConfig.from_pretrained(source)
-    kinds = [kind for kind, name in vars(processing_auto)["PROCESSOR_MAPPING_NAMES"].items() if name == type(loaded).__name__]
+    kinds = [
+        kind for kind, name in vars(processing_auto)["PROCESSOR_MAPPING_NAMES"].items() if name == type(loaded).__name__
+    ]
     return tf.AutoConfig.for_model(kinds[0] if kinds else "llama")
 
 
